@@ -1,0 +1,63 @@
+"""Tokenwright runs a language model one token at a time, and shows every step of it.
+
+    from tokenwright import LLM, SamplingParams
+
+    with LLM("stories") as llm:
+        for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8)):
+            print(piece.text, end="", flush=True)
+
+The public names are loaded on first use, so that importing a part of the package (the engine, which knows no
+torch, or the command line's help) does not load the whole of it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenwright.completion import Completion, Piece, Usage
+    from tokenwright.engine.sequence import SamplingParams
+    from tokenwright.errors import (
+        CapacityError,
+        CheckpointError,
+        ContextError,
+        EngineError,
+        RequestError,
+        TokenwrightError,
+    )
+    from tokenwright.llm import LLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CheckpointError",
+    "Completion",
+    "ContextError",
+    "EngineError",
+    "Piece",
+    "RequestError",
+    "SamplingParams",
+    "TokenwrightError",
+    "Usage",
+]
+
+_HOMES = {
+    "LLM": "tokenwright.llm",
+    "Completion": "tokenwright.completion",
+    "Piece": "tokenwright.completion",
+    "Usage": "tokenwright.completion",
+    "SamplingParams": "tokenwright.engine.sequence",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES.get(name, "tokenwright.errors")), name)
+    globals()[name] = value  # found at once from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

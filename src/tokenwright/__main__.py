@@ -1,0 +1,6 @@
+"""`python -m tokenwright` is the command `tokenwright`."""
+
+from tokenwright.cli import main
+
+if __name__ == "__main__":
+    main()

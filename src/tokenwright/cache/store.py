@@ -1,0 +1,61 @@
+"""The KV memory: one tensor, cut into pages, and a view of it for each layer that kernels read and write.
+
+The store owns memory and knows neither sequences nor kernels. Slot `s` is token slot `s % page_size` of page
+`s // page_size`, the same in every layer.
+
+    memory [layers, 2, pages, page_size, G, D]
+                    |
+    view(i).k  [pages, page_size, G, D]      view(i).v  the same
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tokenwright.cache.spec import LayerSpec
+from tokenwright.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True)
+class KVView:
+    """One layer's K and V: [pages, page_size, G, D] each."""
+
+    spec: LayerSpec
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class KVStore:
+    """Memory for `pages` pages of `page_size` tokens in every layer. Raises CapacityError if it cannot be had."""
+
+    def __init__(self, specs: Sequence[LayerSpec], pages: int, page_size: int, device: torch.device) -> None:
+        layout = specs[0].layout
+        assert all(spec.layout == layout and spec.dtype == specs[0].dtype for spec in specs), (
+            "one format for all layers"
+        )
+        self.specs = tuple(specs)
+        self.pages = pages
+        self.page_size = page_size
+        shape = (len(specs), 2, pages, page_size, layout.kv_heads, layout.head_size)
+        try:
+            self.memory = torch.empty(shape, dtype=getattr(torch, specs[0].dtype), device=device)
+        except RuntimeError as error:  # torch has no narrower class for it on the CPU
+            raise CapacityError(
+                f"the KV cache of {pages} pages needs {self.nbytes} bytes, which {device} does not have; "
+                "grant it less (kv_memory) or free some memory"
+            ) from error
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in all layers together."""
+        return sum(spec.bytes_per_token for spec in self.specs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole memory."""
+        return self.pages * self.page_size * self.bytes_per_token
+
+    def view(self, layer: int) -> KVView:
+        """The K and V of one layer, not copied."""
+        return KVView(self.specs[layer], self.memory[layer, 0], self.memory[layer, 1])

@@ -1,0 +1,107 @@
+"""A picture of a race as SVG: milliseconds of each step over the step, one line a lane.
+
+Written by hand so that no plotting library is needed. The colours are Okabe and Ito's; text and grid follow
+the reader's light or dark scheme, and the background is left to the page.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from statistics import median
+
+WIDTH, HEIGHT = 760, 420
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 84, 56  # margins around the plot; the right one holds the lines' names
+
+STYLE = """
+  text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a }
+  .title { font-size: 17px; font-weight: 600; fill: #1f2328 }
+  .grid { stroke: #8c959f; stroke-opacity: .25 }
+  .axis { stroke: #8c959f }
+  .line { fill: none; stroke-width: 2.5; stroke-linejoin: round }
+  .dots { stroke-width: 3; stroke-linecap: round; stroke-opacity: .35 }
+  .name { font-weight: 600 }
+  @media (prefers-color-scheme: dark) { text { fill: #9198a1 } .title { fill: #f0f6fc } }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One lane: its name, what is said under the name, its colour, and the milliseconds of each step."""
+
+    name: str
+    note: str
+    colour: str
+    values: Sequence[float]
+
+
+def smooth(values: Sequence[float], reach: int = 4) -> list[float]:
+    """The running median over 2 x reach + 1 steps, fewer at the ends: it drops a busy machine's hiccups."""
+    return [median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+
+
+def ticks(most: float, about: int = 5) -> list[float]:
+    """Round numbers from 0 to at least `most`: steps of 1, 2 or 5 times a power of ten."""
+    rough = max(most, 1e-9) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * size for size in (1, 2, 5, 10) if power * size >= rough * 0.999)
+    return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
+    """The SVG text. Dots: the steps as measured (none beyond the plot); lines: their running median."""
+    steps = max(len(line.values) for line in lines)
+    y_ticks = ticks(max(max(smooth(line.values)) for line in lines) * 1.08)
+    x_ticks = [tick for tick in ticks(steps, 6) if tick <= steps and tick == int(tick)]
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def x(step: float) -> float:
+        return LEFT + (right - LEFT) * step / max(steps, 1)
+
+    def y(ms: float) -> float:
+        return bottom - (bottom - TOP) * ms / y_ticks[-1]
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
+        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
+    ]
+    for tick in y_ticks:
+        parts.append(f'<path class="grid" d="M{LEFT} {y(tick):.1f}H{right}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    parts += [f'<text x="{x(at):.1f}" y="{bottom + 20}" text-anchor="middle">{at:g}</text>' for at in x_ticks]
+    parts += [
+        f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>',
+        f'<text x="{LEFT - 44}" y="{TOP - 12}">ms per step</text>',
+        f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">tokens written</text>',
+    ]
+    names = _apart([y(smooth(line.values)[-1]) for line in lines], 40)
+    for line, at in zip(lines, names, strict=True):
+        parts += _drawn(line, [(x(i + 1), y(value)) for i, value in enumerate(line.values)], at, right)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right: int) -> list[str]:
+    """The dots, the running median and the name of one lane; `points` are where its steps lie."""
+    dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in points if py >= TOP)
+    median_y = smooth([py for _, py in points])
+    path = "L".join(f"{px:.1f} {py:.1f}" for (px, _), py in zip(points, median_y, strict=True))
+    fill, stroke = f'style="fill:{line.colour}"', f'stroke="{line.colour}"'
+    return [
+        f'<path class="dots" {stroke} d="{dots}"/>',
+        f'<path class="line" {stroke} d="M{path}"/>',
+        f'<text class="name" x="{right + 10}" y="{label_y:.1f}" {fill}>{escape(line.name)}</text>',
+        f'<text x="{right + 10}" y="{label_y + 17:.1f}">{escape(line.note)}</text>',
+    ]
+
+
+def _apart(places: list[float], gap: float) -> list[float]:
+    """The places, those that are nearer than `gap` moved up so that the labels do not overlap."""
+    moved = list(places)
+    order = sorted(range(len(places)), key=lambda i: -places[i])
+    for below, above in pairwise(order):
+        moved[above] = min(moved[above], moved[below] - gap)
+    return moved

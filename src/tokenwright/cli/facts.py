@@ -1,0 +1,65 @@
+"""What a run cost, as one quiet line and as JSON. Every number is the engine's; none is worked out here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenwright.completion import Completion
+    from tokenwright.llm import LLM
+
+
+def binary(count: int) -> str:
+    """A number of bytes in B, KiB, MiB or GiB (2^n).
+
+    >>> binary(73728)
+    '72.0 KiB'
+    """
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def seconds(value: float) -> str:
+    """A time in ms or s, three digits of it."""
+    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
+    """What the engine counted and measured for one completion: times in seconds, sizes in bytes."""
+    usage = completion.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "generated_tokens": len(completion.token_ids),
+        "ttft_s": usage.ttft_s,
+        "total_s": usage.total_s,
+        "tokens_per_second": usage.tokens_per_second,
+        "kv_bytes": usage.kv_bytes,
+        "forward_tokens": usage.forward_tokens,
+        "layer_tokens": usage.layer_tokens,
+        "preemptions": usage.preemptions,
+        "seed": usage.seed,
+        "dtype": llm.dtype,
+        "device": llm.device,
+    }
+
+
+def facts_line(llm: LLM, completion: Completion) -> str:
+    """The same in one line for a person."""
+    usage = completion.usage
+    parts = [f"{usage.prompt_tokens:,} prompt + {len(completion.token_ids):,} generated tokens"]
+    if usage.ttft_s is not None:
+        parts.append(f"TTFT {seconds(usage.ttft_s)}")
+    if usage.tokens_per_second:
+        parts.append(f"{usage.tokens_per_second:,.3g} tok/s")
+    parts += [
+        f"KV cache {binary(usage.kv_bytes)}",
+        f"{usage.layer_tokens:,} layer-tokens",
+        f"{llm.dtype} on {llm.device}",
+    ]
+    if usage.seed is not None:
+        parts.append(f"seed {usage.seed}")
+    return " · ".join([*parts, str(completion.finish_reason)])

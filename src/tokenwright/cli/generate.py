@@ -1,0 +1,123 @@
+"""`tokenwright generate`: continue a prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.facts import facts, facts_line
+from tokenwright.cli.output import remark, show_anything, write
+
+if TYPE_CHECKING:
+    from tokenwright.completion import Completion
+    from tokenwright.engine.sequence import SamplingParams
+    from tokenwright.llm import LLM
+
+
+def generate(
+    prompt: opt.Prompt = None,
+    file: opt.PromptFile = None,
+    new_tokens: opt.NewTokens = 128,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    seed: opt.Seed = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    model: opt.Model = "stories",
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    no_cache: opt.NoCache = False,
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+    json_: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Continue PROMPT: the text as it comes, then one line of facts about it.
+
+    Sampling options that are not given are the model's own (its generation_config.json).
+    """
+    from tokenwright.engine.sequence import SamplingParams
+
+    text = opt.read_prompt(prompt, file)
+    chosen = opt.given(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=new_tokens,
+        stop=tuple(stop) if stop else None,
+        ignore_eos=ignore_eos or None,
+    )
+    SamplingParams(**chosen)  # refuses what it must before a model is loaded
+    with opt.opened(
+        model,
+        quiet=quiet or json_,
+        revision=revision,
+        device=device,
+        dtype=dtype,
+        page_size=page_size,
+        token_budget=token_budget,
+    ) as llm:
+        run = Run(llm, text, llm.sampling(**chosen), cache=not no_cache)
+        if json_:
+            run.go(lambda _: True)
+            write(json.dumps(run.as_json(), ensure_ascii=False) + "\n")
+        else:
+            run.to_stdout(echo=not quiet)
+            if not (quiet or run.unread):
+                remark(facts_line(llm, run.completion))
+    if run.interrupted:
+        raise typer.Exit(130)
+
+
+class Run:
+    """One prompt being continued. `interrupted`: by Ctrl-C. `unread`: whoever read the text has gone."""
+
+    def __init__(self, llm: LLM, prompt: str, params: SamplingParams, *, cache: bool) -> None:
+        self.llm = llm
+        self.prompt = prompt
+        self.interrupted = self.unread = False
+        self._stream = llm.stream(prompt, params, cache=cache)
+
+    @property
+    def completion(self) -> Completion:
+        """What has been written so far."""
+        return self._stream.completion
+
+    def go(self, write: Callable[[str], bool]) -> None:
+        """Hands the text to `write` as it comes, to the end or until one of the two ways to end it early."""
+        with self._stream:
+            try:
+                self.unread = not all(write(piece.text) for piece in self._stream)
+            except KeyboardInterrupt:
+                self.interrupted = True
+
+    def to_stdout(self, *, echo: bool) -> None:
+        """The text as it comes, a final newline after it; a terminal sees the prompt first, dimly."""
+        from rich.console import Console
+        from rich.text import Text
+
+        show_anything()
+        if echo and sys.stdout.isatty():
+            Console().print(Text(self.prompt, style="dim"), end="", soft_wrap=True)
+        try:
+            self.go(write)
+        finally:
+            write("\n")
+
+    def as_json(self) -> dict[str, Any]:
+        done = self.completion
+        return {
+            "prompt": self.prompt,
+            "text": done.text,
+            "token_ids": list(done.token_ids),
+            "finish_reason": str(done.finish_reason),
+            "facts": facts(self.llm, done),
+        }

@@ -1,0 +1,127 @@
+"""`tokenwright inspect`: what a model is, read from its configuration and the headers of its files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.facts import binary
+from tokenwright.cli.output import show_anything, write
+from tokenwright.config import Learned, ModelConfig, NoScaling, RopeScaling
+
+
+def inspect(
+    model: opt.ModelName = "stories",
+    revision: opt.Revision = None,
+    json_: opt.Json = False,
+) -> None:
+    """Show what MODEL is: its shape, its size, what its cache costs, its chat template. Loads no weights."""
+    from tokenwright.cache.spec import layer_specs
+    from tokenwright.models.checkpoint import Checkpoint
+    from tokenwright.text.tokenizer import Tokenizer
+
+    checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
+    config = checkpoint.config
+    tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
+    facts = {
+        **_shape(config),
+        "parameters": config.parameters,
+        "dtype": config.dtype,
+        "weight_bytes": checkpoint.nbytes,
+        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(config, config.dtype)),
+        "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
+        "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
+        "chat_template": tokenizer.chat_template,
+    }
+    page = (
+        json.dumps({"model": model, **facts}, ensure_ascii=False, indent=2) if json_ else _page(model, facts)
+    )
+    show_anything()
+    write(page + "\n")
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """The arithmetic of the model, as plain values for JSON."""
+    return {
+        "architecture": config.architecture,
+        "layers": config.layers,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_size": config.head_size,
+        "width": config.width,
+        "mlp_width": config.mlp_width,
+        "gated_mlp": config.gated,
+        "activation": config.activation,
+        "norm": config.norm,
+        "vocab_size": config.vocab_size,
+        "context": config.context,
+        "positions": _positions(config),
+        "windows": list(config.windows),
+        "tied_head": config.tied_head,
+    }
+
+
+def _positions(config: ModelConfig) -> str:
+    if isinstance(config.positions, Learned):
+        return "learned"
+    scaling = config.positions.scaling
+    scaled = "" if isinstance(scaling, NoScaling) else f", {_scaling(scaling)}"
+    bare = config.rotary.count(False)
+    without = f", none in {bare} of {config.layers} layers" if bare else ""
+    return f"rotary, base {config.positions.theta:,.0f}{scaled}{without}"
+
+
+def _scaling(scaling: RopeScaling) -> str:
+    """The kind of a scaling and its numbers, e.g. "Llama 3 scaling (factor 8, ...)"."""
+    kind = type(scaling).__name__.removesuffix("Scaling")
+    numbers = ", ".join(f"{field.name} {getattr(scaling, field.name):g}" for field in fields(scaling))
+    return f"{kind} scaling ({numbers})"
+
+
+def _reach(windows: Sequence[int | None]) -> str:
+    """How far the layers look back, in words."""
+    counts = Counter(windows)
+    if counts.keys() == {None}:
+        return "full attention in every layer"
+    words = {window: f"a window of {window:,} tokens" if window else "full" for window in counts}
+    return ", ".join(
+        f"{words[window]} in {count} of {len(windows)} layers" for window, count in counts.items()
+    )
+
+
+def _page(model: str, facts: dict[str, Any]) -> str:
+    """The facts for a person, one a line."""
+    heads, kv_heads = facts["heads"], facts["kv_heads"]
+    tied = ", head tied to the embedding" if facts["tied_head"] else ""
+    context, per_token = facts["context"], facts["kv_bytes_per_token"]
+    mlp = f"{facts['mlp_width']:,} wide, {facts['activation']}{', gated' if facts['gated_mlp'] else ''}"
+    rows = {
+        "model": f"{model} ({facts['architecture']})",
+        "layers": f"{facts['layers']}",
+        "heads": f"{heads} of {facts['head_size']}, over {kv_heads} KV heads ({heads // kv_heads} to one)",
+        "width": f"{facts['width']:,}",
+        "MLP": mlp,
+        "norm": {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]],
+        "positions": facts["positions"],
+        "attention": _reach(facts["windows"]),
+        "context": f"{context:,} tokens",
+        "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
+        "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",
+        "parameters": f"{facts['parameters']:,}",
+        "weights": f"{binary(facts['weight_bytes'])} ({facts['dtype']})",
+        "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({facts['dtype']})",
+        "chat template": "none" if facts["chat_template"] is None else "",
+    }
+    lines = [f"{name:<14} {value}".rstrip() for name, value in rows.items()]
+    if facts["chat_template"] is not None:
+        lines += ["", facts["chat_template"]]
+    return "\n".join(lines)
+
+
+def _ids(ids: Sequence[int | None]) -> str:
+    return " or ".join(str(at) for at in ids if at is not None) or "none"

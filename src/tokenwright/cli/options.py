@@ -1,0 +1,131 @@
+"""Options that several commands share, and how a prompt is read and a model is opened on their behalf."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.llm import LLM
+
+MODEL, SAMPLING, ENGINE, OUTPUT = "Model", "Sampling", "Engine", "Output"
+
+Prompt = Annotated[str | None, Argument(help="The text to continue; - reads it from standard input.")]
+PromptFile = Annotated[
+    Path | None, Option("--file", "-f", help="Read the prompt from a file (a final newline is dropped).")
+]
+ModelName = Annotated[str, Argument(help="A Hugging Face name, a folder, or the model inside.")]
+
+NewTokens = Annotated[
+    int, Option("-n", "--new-tokens", help="The most tokens to write.", rich_help_panel=SAMPLING)
+]
+Temperature = Annotated[
+    float | None,
+    Option(help="0 takes the likeliest token; higher is more adventurous.", rich_help_panel=SAMPLING),
+]
+TopK = Annotated[
+    int | None, Option(help="Draw among the k likeliest tokens; 0 is all of them.", rich_help_panel=SAMPLING)
+]
+TopP = Annotated[
+    float | None,
+    Option(help="Draw among the likeliest tokens that hold this much probability.", rich_help_panel=SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    Option(help="Fixes the draws; without it a fresh one is taken and told.", rich_help_panel=SAMPLING),
+]
+Stop = Annotated[
+    list[str] | None,
+    Option(help="End where this string appears; may be repeated.", rich_help_panel=SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool, Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=SAMPLING)
+]
+
+Model = Annotated[
+    str,
+    Option(
+        "--model", "-m", help="A Hugging Face name, a folder, or the model inside.", rich_help_panel=MODEL
+    ),
+]
+Revision = Annotated[
+    str | None, Option(help="A branch, tag or commit of a Hugging Face model.", rich_help_panel=MODEL)
+]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)]
+DType = Annotated[
+    str,
+    Option(
+        "--dtype", help="auto (the checkpoint's own), float32, bfloat16 or float16.", rich_help_panel=MODEL
+    ),
+]
+
+NoCache = Annotated[
+    bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)
+]
+PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
+TokenBudget = Annotated[
+    int, Option(help="Most tokens computed in one step: a longer prompt is cut.", rich_help_panel=ENGINE)
+]
+
+Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text alone.", rich_help_panel=OUTPUT)]
+Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG).", rich_help_panel=OUTPUT)]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given: those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, standard input (`-`) or a file; the latter two lose one final newline.
+
+    Raises RequestError where there is none or two, or where it cannot be read.
+    """
+    if (prompt is None) == (file is None):
+        raise RequestError("give one prompt: as an argument, as - for standard input, or with --file PATH")
+    if file is None and prompt != "-":
+        return prompt or ""
+    try:
+        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    except OSError as error:
+        raise RequestError(f"the prompt cannot be read from {file}: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = "standard input" if file is None else str(file)
+        raise RequestError(
+            f"the prompt in {where} is not UTF-8 text (byte {error.start} is wrong)"
+        ) from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+@contextmanager
+def opened(model: str, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
+    """The model as an LLM; while it loads, a bar on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("[dim]loading {task.description}", markup=True),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(model, total=None)
+        from tokenwright.llm import LLM  # brings in torch, which takes a second or two
+
+        llm = LLM(model, report=lambda done, total: bar.update(task, completed=done, total=total), **options)
+    with llm:
+        yield llm

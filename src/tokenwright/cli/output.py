@@ -1,0 +1,32 @@
+"""Where the commands write: text to stdout as it comes, remarks about it to stderr."""
+
+import io
+import os
+import sys
+
+
+def write(text: str) -> bool:
+    """Text to stdout, at once. False if its reader has gone (a closed pipe); a command then ends quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # nothing complains when Python closes it
+        return False
+    return True
+
+
+def show_anything() -> None:
+    """Let stdout replace the characters that its encoding lacks, rather than fail on them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def remark(text: str) -> None:
+    """One quiet line on stderr; dim where that is a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)

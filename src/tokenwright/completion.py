@@ -1,0 +1,71 @@
+"""What a client gets back: pieces while the text is written, and a completion with its usage at the end."""
+
+from dataclasses import dataclass
+
+from tokenwright.engine import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost. Tokens and bytes are counted by the engine; seconds are of the monotonic clock.
+
+    forward_tokens: tokens sent through the layers, recomputation included; with the cache prompt + new - 1.
+    layer_tokens: the same, times the layers of the model.
+    kv_bytes: K and V held for this text at its end; 0 without the cache, which keeps nothing between steps.
+    token_s: seconds from the request to each token. queue_s: until its first step began.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    forward_tokens: int
+    layer_tokens: int
+    kv_bytes: int
+    preemptions: int
+    seed: int | None
+    queue_s: float
+    token_s: tuple[float, ...]
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token in seconds; None if there was none."""
+        return self.token_s[0] if self.token_s else None
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the request to the last token."""
+        return self.token_s[-1] if self.token_s else 0.0
+
+    @property
+    def step_s(self) -> tuple[float, ...]:
+        """Seconds of each token: the first is the time to first token, the others since the one before."""
+        return tuple(now - before for now, before in zip(self.token_s, (0.0, *self.token_s), strict=False))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decode speed, 1 / TPOT: tokens after the first over the time since the first; None below two tokens."""
+        if len(self.token_s) < 2 or self.token_s[-1] <= self.token_s[0]:
+            return None
+        return (len(self.token_s) - 1) / (self.token_s[-1] - self.token_s[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token as it is written. `text` may be empty while a character or a stop string is undecided.
+
+    `logprob` is the model's, natural logarithm, over the whole vocabulary at temperature 1.
+    """
+
+    text: str
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A text that was continued: `text` and `token_ids` are what was added, an end token included in the ids."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None  # None while it is being written
+    usage: Usage

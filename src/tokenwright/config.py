@@ -1,0 +1,205 @@
+"""What a model is and how it is run, as frozen dataclasses; and the only reader of the environment.
+
+A `ModelConfig` holds the arithmetic of a checkpoint in our own words. The families translate a checkpoint's
+`config.json` into it, the decoder is built from it, and memory and work are counted from it. It holds no tensor.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from tokenwright.errors import RequestError
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class NoScaling:
+    """Plain rotary frequencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (position interpolation, arXiv 2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware base that grows with the length beyond `original_context`; fixed per request at admission."""
+
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's rule: long wavelengths divided by `factor`, short ones kept, a smooth step between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): frequencies blended by a ramp; cos and sin multiplied by `attention_factor`."""
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+
+RopeScaling = NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A table of learned absolute positions, added to the embeddings (GPT-2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions (arXiv 2104.09864), applied to all `head_size` dimensions in the rotate-half order."""
+
+    theta: float = 10000.0
+    scaling: RopeScaling = NoScaling()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The arithmetic of one decoder-only model.
+
+    `windows[i]` is the reach of layer i in tokens, the token itself included, or None for full attention.
+    `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions.
+    """
+
+    family: Literal["gpt2", "llama"]
+    architecture: str  # the checkpoint's own name, e.g. "Qwen2ForCausalLM"
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp_width: int
+    vocab_size: int
+    context: int
+    positions: Learned | Rope
+    windows: tuple[int | None, ...]
+    rotary: tuple[bool, ...]
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"]
+    gated: bool  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before the rotation
+    tied_head: bool = False
+    dtype: DType = "float32"  # as stored in the checkpoint
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the model under our names, linear weights as [out, in]."""
+        d, m = self.width, self.mlp_width
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab_size, d)}
+        if isinstance(self.positions, Learned):
+            shapes["positions.weight"] = (self.context, d)
+
+        def norm(name: str) -> None:
+            shapes[f"{name}.weight"] = (d,)
+            if self.norm == "layer":
+                shapes[f"{name}.bias"] = (d,)
+
+        def linear(name: str, out: int, inner: int, bias: bool) -> None:
+            shapes[f"{name}.weight"] = (out, inner)
+            if bias:
+                shapes[f"{name}.bias"] = (out,)
+
+        for i in range(self.layers):
+            at = f"layers.{i}"
+            norm(f"{at}.attention_norm")
+            linear(f"{at}.attention.q", q, d, self.qkv_bias)
+            linear(f"{at}.attention.k", kv, d, self.qkv_bias)
+            linear(f"{at}.attention.v", kv, d, self.qkv_bias)
+            linear(f"{at}.attention.o", d, q, self.out_bias)
+            if self.qk_norm:
+                shapes[f"{at}.attention.q_norm.weight"] = (self.head_size,)
+                shapes[f"{at}.attention.k_norm.weight"] = (self.head_size,)
+            norm(f"{at}.mlp_norm")
+            if self.gated:
+                linear(f"{at}.mlp.gate", m, d, self.mlp_bias)
+            linear(f"{at}.mlp.up", m, d, self.mlp_bias)
+            linear(f"{at}.mlp.down", d, m, self.mlp_bias)
+        norm("norm")
+        if not self.tied_head:
+            shapes["head.weight"] = (self.vocab_size, d)
+        return shapes
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters, a tied head counted once."""
+        total = 0
+        for shape in self.shapes.values():
+            count = 1
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine schedules: sizes in tokens, pages and sequences."""
+
+    page_size: int = 16  # token slots of a page
+    pages: int | None = None  # pages of the pool; None: sized by `kv_memory`
+    kv_memory: int | None = None  # bytes for the KV cache; None: an eighth of the free memory, at most 4 GiB
+    token_budget: int = 512  # tokens computed in one step, over all sequences
+    max_sequences: int = 64  # sequences running at once
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "pages", "kv_memory", "token_budget", "max_sequences"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise RequestError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The environment variables that Tokenwright reads (huggingface_hub reads its own, HF_TOKEN among them)."""
+
+    debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+        value = variables.get("TOKENWRIGHT_DEBUG", "0")
+        if value not in ("0", "1"):
+            raise RequestError(f"TOKENWRIGHT_DEBUG must be 0 or 1, not {value!r}")
+        return cls(debug=value == "1")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a checkpoint's generation_config.json suggests; the sampler's fields are None where it is silent."""
+
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    unsupported: tuple[str, ...] = field(default=())  # sampler keys it names that we do not have

@@ -1,0 +1,88 @@
+"""Choosing a token from logits: pure functions, applied in this order.
+
+    logits / temperature  ->  top-k  ->  top-p  ->  inverse CDF of one uniform number
+
+Greedy (temperature 0) is the exact argmax, the lowest id on ties. A draw depends on the row of logits, the seed
+and the position alone: never on the batch, the step or what was drawn before.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from tokenwright.engine import Fault, Output, Pick, Result, SamplingParams, Score, Step, Wants
+from tokenwright.errors import EngineError
+
+
+def uniform(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) of a seed (64 bits) and a position: Philox 4x64, counter-based (Salmon 2011)."""
+    bits = np.random.Philox(key=seed, counter=position).random_raw()
+    return (int(bits) >> 11) * 2.0**-53
+
+
+def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Keep the k highest of logits [V] and those tied with the k-th; the others become -inf. 0 keeps all."""
+    if not 0 < k < len(logits):
+        return logits
+    return logits.masked_fill(logits < logits.topk(k).values[-1], -math.inf)
+
+
+def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """Keep the smallest set of most probable ids whose mass reaches p, at least one (arXiv 1904.09751).
+
+    On ties the lower id comes first. The others become -inf.
+    """
+    if p >= 1.0:
+        return logits
+    ordered, ids = logits.sort(descending=True, stable=True)
+    mass = ordered.double().softmax(-1).cumsum(-1)
+    kept = int((mass < p).sum()) + 1
+    return logits.index_fill(0, ids[kept:], -math.inf)
+
+
+def filtered(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The sampler's logits [V]: tempered, with -inf at every id that cannot be drawn."""
+    # Shifted by the highest first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
+    tempered = (logits.double() - logits.max()) / params.temperature
+    return top_p(top_k(tempered, params.top_k), params.top_p)
+
+
+def choose(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
+    """The id chosen from logits [V] for the token at `position`. `params.seed` must be set unless greedy."""
+    if params.greedy:
+        return int(logits.argmax())
+    assert params.seed is not None, "the seed is resolved before a request reaches the engine"
+    mass = filtered(logits, params).softmax(-1).cumsum(-1)  # in id order
+    drawn = int(torch.searchsorted(mass, uniform(params.seed, position) * float(mass[-1]), right=True))
+    return min(drawn, int(torch.searchsorted(mass, mass[-1])))  # rounding must not step past the last kept id
+
+
+def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The model's log-probability [n] of one token in each row of logits [n, V], over all ids at temperature 1."""
+    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).cpu()
+
+
+class TorchSampler:
+    """Answers the chunks of a step, each row on its own. A row with a NaN fails its sequence, not its neighbours."""
+
+    @torch.inference_mode()
+    def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
+        results: list[Result] = []
+        for chunk, rows in zip(step.chunks, output.rows, strict=True):
+            logits = output.logits[rows.start : rows.stop]
+            if not bool(logits.isfinite().all()):
+                fault = EngineError(
+                    "the model's logits are not finite; its weights or its dtype cannot carry this text"
+                )
+                results.append(Fault(chunk.sequence, fault))
+                continue
+            if chunk.wants is Wants.ALL:
+                known = torch.tensor(chunk.following, dtype=torch.int64, device=logits.device)
+                scores = logprobs(logits[: len(known)], known)
+                results.append(Score(chunk.sequence, chunk.start + 1, tuple(scores.tolist())))
+            if chunk.picks:
+                token = choose(logits[-1], chunk.request.params, chunk.stop)
+                score = logprobs(logits[-1:], torch.tensor([token], device=logits.device))
+                results.append(Pick(chunk.sequence, token, float(score)))
+        return results

@@ -1,0 +1,170 @@
+"""One engine shared by many threads: whoever waits for a token does the work for all.
+
+There is no thread of its own. A waiting client takes the lock, turns the engine once, and hands every event to the
+job it belongs to; so requests from several threads are batched, and nothing runs when nobody waits.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tokenwright.completion import Completion, Piece, Usage
+from tokenwright.decode import TextGuard
+from tokenwright.engine import Engine, Event, Failed, Finished, FinishReason, Request, Scored, Sequence, Token
+from tokenwright.errors import EngineError
+
+
+class Job:
+    """A request as its client sees it. Written by whichever thread turns the engine, read by its client.
+
+    `pieces` are published before `ended` turns true: a client that reads `ended` first misses none.
+    """
+
+    def __init__(self, sequence: Sequence, guard: TextGuard, submitted: float) -> None:
+        self.sequence = sequence
+        self.guard = guard
+        self.submitted = submitted
+        self.started: float | None = None  # when the step began that first computed something for it
+        self.pieces: deque[Piece] = deque()  # published, not yet fetched
+        self.written: list[Piece] = []  # all that were published
+        self.scores: list[float] = []
+        self.times: list[float] = []  # seconds from `submitted` to each token
+        self.reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.ended = False
+
+    def take(self, events: list[Event], now: float) -> None:
+        """Note what one step tells of this job, then publish it."""
+        fresh: list[Piece] = []
+        for event in events:
+            match event:
+                case Token(token=token, logprob=logprob):
+                    fresh.append(Piece(self.guard.take(), token, logprob))
+                    self.times.append(now - self.submitted)
+                case Scored(logprobs=logprobs):
+                    self.scores += logprobs
+                case Finished(reason=reason):
+                    self.reason = reason
+                    if fresh:  # what was held back belongs to the last token
+                        fresh[-1] = Piece(
+                            fresh[-1].text + self.guard.finish(), fresh[-1].token_id, fresh[-1].logprob
+                        )
+                case Failed(error=error):
+                    self.error = error
+        self.written += fresh
+        self.pieces += fresh
+        self.ended = self.reason is not None or self.error is not None
+
+
+class Driver:
+    """Thread-safe access to an engine."""
+
+    def __init__(
+        self,
+        engine: Engine[Any],
+        layers: int,
+        bytes_per_token: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine = engine
+        self.layers = layers  # of the model, for the usage
+        self.bytes_per_token = bytes_per_token  # of the KV cache
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[int, Job] = {}
+        self._aborts: deque[int] = deque()
+
+    def submit(self, request: Request, guard: TextGuard) -> Job:
+        """Queue a request. Raises what `Engine.submit` raises."""
+        with self._lock:
+            sequence = self.engine.submit(request)
+            job = self._jobs[sequence.id] = Job(sequence, guard, self._clock())
+        return job
+
+    def fetch(self, job: Job) -> Piece | None:
+        """The job's next piece, turning the engine as long as there is none; None once it has ended.
+
+        Raises EngineError if it failed.
+        """
+        while True:
+            ended = job.ended  # read before `pieces`: what was published before the end is not missed
+            if job.pieces:
+                return job.pieces.popleft()
+            if job.error is not None:
+                raise EngineError(str(job.error)) from job.error
+            if ended:
+                return None
+            self._turn(job)
+
+    def finish(self, job: Job) -> None:
+        """Turn the engine until the job has ended, well or not."""
+        while not job.ended:
+            self._turn(job)
+
+    def completion(self, job: Job) -> Completion:
+        """What has been written so far, and what it cost."""
+        sequence, request, written = job.sequence, job.sequence.request, tuple(job.written)
+        return Completion(
+            text="".join(piece.text for piece in written),
+            token_ids=tuple(piece.token_id for piece in written),
+            logprobs=tuple(piece.logprob for piece in written),
+            finish_reason=job.reason,
+            usage=Usage(
+                prompt_tokens=len(request.prompt),
+                completion_tokens=len(written),
+                forward_tokens=sequence.forwarded,
+                layer_tokens=sequence.forwarded * self.layers,
+                kv_bytes=sequence.computed * self.bytes_per_token if request.cache else 0,
+                preemptions=sequence.preemptions,
+                seed=request.params.seed,
+                queue_s=0.0 if job.started is None else job.started - job.submitted,
+                token_s=tuple(job.times),
+            ),
+        )
+
+    def abort(self, job: Job) -> None:
+        """End a job in any state and free its pages. It never waits, so that a finaliser may call it.
+
+        If another turn of the engine is under way, that turn's thread does it right after.
+        """
+        if not job.ended:
+            self._aborts.append(job.sequence.id)
+            self._sweep()
+
+    def _turn(self, job: Job) -> None:
+        """Turn the engine once, unless another thread has meanwhile brought something for `job`."""
+        seen = len(job.written)
+        self._lock.acquire()
+        try:
+            if not job.ended and len(job.written) == seen:
+                began = self._clock()
+                events = self.engine.step()
+                for other in self._jobs.values():
+                    if other.started is None and other.sequence.forwarded:
+                        other.started = began
+                self._route(events)
+        finally:
+            self._lock.release()
+            self._sweep()
+
+    def _route(self, events: list[Event]) -> None:
+        now = self._clock()
+        told: dict[int, list[Event]] = {}
+        for event in events:
+            told.setdefault(event.sequence, []).append(event)
+        for identity, its_events in told.items():
+            job = self._jobs[identity]
+            job.take(its_events, now)
+            if job.ended:
+                del self._jobs[identity]
+
+    def _sweep(self) -> None:
+        """Carry out what is to be aborted, unless the lock is held: then its holder will, on release."""
+        while self._aborts and self._lock.acquire(blocking=False):
+            try:
+                while self._aborts:
+                    self._route(self.engine.abort(self._aborts.popleft()))
+            finally:
+                self._lock.release()

@@ -1,0 +1,92 @@
+"""The engine: the loop, and the promise that every request ends.
+
+It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch; `scripted.py` runs it by
+hand. It is not thread-safe: its owner calls it from one thread at a time.
+"""
+
+from itertools import count
+from typing import Generic, Protocol, TypeVar
+
+from tokenwright.engine.pages import PagePool
+from tokenwright.engine.scheduler import Scheduler
+from tokenwright.engine.sequence import Request, Sequence
+from tokenwright.engine.step import Event, Finished, Output, Result, Step
+from tokenwright.errors import CapacityError, ContextError, RequestError
+
+T = TypeVar("T")
+
+
+class Runner(Protocol[T]):
+    """Computes a step: the K and V of its tokens land in the cache, the wanted rows of logits come back."""
+
+    def forward(self, step: Step) -> Output[T]: ...
+
+
+class Sampler(Protocol[T]):
+    """Answers every chunk that picks or scores, in the step's order, with Picks, Scores or Faults."""
+
+    def pick(self, output: Output[T], step: Step) -> list[Result]: ...
+
+
+class Engine(Generic[T]):
+    """Runs requests over one page pool. `context`: the most tokens that one sequence may hold."""
+
+    def __init__(self, runner: Runner[T], sampler: Sampler[T], scheduler: Scheduler, context: int) -> None:
+        self.runner = runner
+        self.sampler = sampler
+        self.scheduler = scheduler
+        self.context = context
+        self._ids = count()
+        self._ended: list[Event] = []  # of requests that ended without a step
+
+    @property
+    def pool(self) -> PagePool:
+        return self.scheduler.pool
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would tell or compute anything."""
+        return bool(self._ended or self.scheduler.sequences)
+
+    def submit(self, request: Request) -> Sequence:
+        """Queue a request and return its sequence, whose counts may be read at any time.
+
+        Raises RequestError for an empty prompt, ContextError for one beyond the context, CapacityError for a
+        request that the whole pool could not hold. Whatever is accepted ends in a Finished or a Failed event.
+        """
+        if not request.prompt:
+            raise RequestError(
+                "the prompt has no tokens, and the model needs one to go on from; give it some text"
+            )
+        if len(request.prompt) > self.context:
+            raise ContextError(len(request.prompt), self.context)
+        sequence = Sequence(next(self._ids), request, request.limit(self.context), list(request.prompt))
+        needed = self.pool.needed(sequence.limit)
+        if needed > self.pool.pages:
+            raise CapacityError(
+                f"the request may come to {sequence.limit} tokens, which need {needed} pages of the KV cache, but it has "
+                f"{self.pool.pages}; lower max_tokens, shorten the prompt, or grant the cache more memory"
+            )
+        reason = sequence.ended()
+        if reason is None or request.prompt_logprobs:
+            self.scheduler.add(sequence)
+        else:
+            self._ended.append(Finished(sequence.id, reason))
+        return sequence
+
+    def step(self) -> list[Event]:
+        """One turn of the loop. A fault of the model ends the requests of this step, never the engine."""
+        ended, self._ended = self._ended, []
+        step = self.scheduler.schedule()
+        if not step.chunks:
+            return ended
+        try:
+            output = self.runner.forward(step)
+            picks = self.sampler.pick(output, step)
+        except Exception as error:
+            return ended + self.scheduler.fail(step, error)
+        return ended + self.scheduler.commit(step, picks)
+
+    def abort(self, sequence: int) -> list[Event]:
+        """End a request in any state, and tell of it. One that has ended already is left as it is."""
+        return self.scheduler.abort(sequence)

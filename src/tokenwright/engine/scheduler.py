@@ -1,0 +1,196 @@
+"""The scheduler: which tokens of which sequences to compute now, and what follows from what was computed.
+
+There is no prefill and no decode here. Every running sequence, the oldest first, is given as much of its pending
+tokens as the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. What is left of
+the budget admits waiting sequences, first come first served. When pages run out, the youngest running sequence
+gives its pages back and will be recomputed (its tokens are kept): so the oldest always advances, and since no
+request is admitted that the whole pool could not hold, every request ends.
+"""
+
+from collections import deque
+from collections.abc import Sequence as ListLike
+
+from tokenwright.engine.pages import PagePool
+from tokenwright.engine.sequence import FinishReason, Sequence, State
+from tokenwright.engine.step import (
+    Chunk,
+    Event,
+    Failed,
+    Fault,
+    Finished,
+    Pick,
+    Result,
+    Score,
+    Scored,
+    Step,
+    Token,
+    Wants,
+)
+
+
+class Scheduler:
+    """Owns the sequences and the page pool.
+
+    token_budget: tokens computed in one step, over all sequences. max_sequences: sequences running at once.
+    """
+
+    def __init__(self, pool: PagePool, token_budget: int, max_sequences: int) -> None:
+        assert token_budget > 0 and max_sequences > 0, "a step computes something"
+        self.pool = pool
+        self.token_budget = token_budget
+        self.max_sequences = max_sequences
+        self.sequences: dict[int, Sequence] = {}  # all that have not ended
+        self.running: list[Sequence] = []  # oldest first
+        self.waiting: deque[Sequence] = deque()
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. It must fit the pool when alone: pool.needed(limit) <= pool.pages."""
+        assert self.pool.needed(sequence.limit) <= self.pool.pages, "the engine refuses what can never fit"
+        self.sequences[sequence.id] = sequence
+        self.waiting.append(sequence)
+
+    def schedule(self) -> Step:
+        """Name the chunks of the next step, with pages reserved for them. Nothing else changes until commit."""
+        chunks: list[Chunk] = []
+        budget = self.token_budget
+        while budget and len(chunks) < len(self.running):
+            sequence = self.running[len(chunks)]
+            length = min(sequence.pending, budget)
+            if not self._reserve(sequence, sequence.computed + length):
+                return Step(tuple(chunks))  # it gave its own pages back: the pool is tight, admit nobody
+            chunks.append(self._chunk(sequence, length))
+            budget -= length
+        while budget and self._admit():
+            sequence = self.running[-1]
+            length = min(sequence.pending, budget)
+            chunks.append(self._chunk(sequence, length))
+            budget -= length
+        return Step(tuple(chunks))
+
+    def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
+        """Advance what was computed, append what was chosen, end what has ended; tell it in order."""
+        for chunk in step.chunks:
+            sequence = self.sequences[chunk.sequence]
+            sequence.computed = chunk.stop
+            sequence.forwarded += len(chunk.tokens)
+        events: list[Event] = []
+        for result in results:
+            if result.parent in self.sequences:  # a fault may have ended it earlier in this very list
+                self._apply(self.sequences[result.parent], result, events)
+        for chunk in step.chunks:
+            if chunk.sequence in self.sequences and self.sequences[chunk.sequence].pending == 0:
+                self._exhaust(self.sequences[chunk.sequence], events)
+        return events
+
+    def fail(self, step: Step, error: Exception) -> list[Event]:
+        """End every sequence of a step that could not be computed; the others go on."""
+        events: list[Event] = []
+        for chunk in step.chunks:
+            if chunk.sequence in self.sequences:
+                self._end(self.sequences[chunk.sequence], Failed(chunk.sequence, error), events)
+        return events
+
+    def abort(self, identity: int) -> list[Event]:
+        """End a sequence in whatever state it is. Unknown or ended ones are left as they are."""
+        events: list[Event] = []
+        if identity in self.sequences:
+            self._end(self.sequences[identity], Finished(identity, FinishReason.ABORTED), events)
+        return events
+
+    def check(self) -> None:
+        """Prove the invariants: for tests, and at idle."""
+        self.pool.check([sequence.pages for sequence in self.sequences.values()])
+        assert len(self.running) + len(self.waiting) == len(self.sequences), (
+            "a sequence is in two places or in none"
+        )
+        for sequence in self.waiting:
+            assert not sequence.pages and not sequence.computed, "who waits holds nothing"
+        for sequence in self.running:
+            assert sequence.computed <= len(sequence.tokens) <= sequence.limit, (
+                "nothing is computed or kept too much"
+            )
+            assert sequence.computed <= len(sequence.pages) * self.pool.page_size, (
+                "what is computed has a place"
+            )
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Make place for `tokens` tokens, at the cost of the youngest. False: `sequence` was itself the youngest."""
+        while not self.pool.extend(sequence.pages, tokens):
+            victim = self.running.pop()
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.pages)
+        sequence.computed = 0
+        sequence.preemptions += 1
+        sequence.state = State.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _admit(self) -> bool:
+        """Let the first in the queue run, if there is place for all it has and for a page to write on."""
+        if not self.waiting or len(self.running) >= self.max_sequences:
+            return False
+        sequence = self.waiting[0]
+        if self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.limit)) > self.pool.free:
+            return False
+        self.pool.extend(sequence.pages, len(sequence.tokens))
+        self.running.append(self.waiting.popleft())
+        sequence.state = State.RUNNING
+        return True
+
+    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
+        request, start = sequence.request, sequence.computed
+        stop = start + length
+        scores = request.prompt_logprobs and sequence.scored + 1 < len(request.prompt)
+        wants = Wants.ALL if scores else Wants.LAST if stop == len(sequence.tokens) else Wants.NONE
+        return Chunk(
+            sequence=sequence.id,
+            request=request,
+            start=start,
+            tokens=tuple(sequence.tokens[start:stop]),
+            pages=tuple(sequence.pages),
+            limit=sequence.limit,
+            wants=wants,
+            following=tuple(sequence.tokens[start + 1 : stop + 1]),
+        )
+
+    def _apply(self, sequence: Sequence, result: Result, events: list[Event]) -> None:
+        match result:
+            case Fault(error=error):
+                self._end(sequence, Failed(sequence.id, error), events)
+            case Score(start=start, logprobs=logprobs):
+                fresh = logprobs[max(0, sequence.scored + 1 - start) :]  # a preempted one is scored once
+                if fresh:
+                    events.append(Scored(sequence.id, sequence.scored + 1, fresh))
+                    sequence.scored += len(fresh)
+            case Pick(token=token, logprob=logprob):
+                self._write(sequence, token, logprob, events)
+
+    def _write(self, sequence: Sequence, token: int, logprob: float, events: list[Event]) -> None:
+        sequence.tokens.append(token)
+        events.append(Token(sequence.id, token, logprob))
+        try:
+            reason = sequence.request.guard.advance(token) or sequence.ended()
+        except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+            self._end(sequence, Failed(sequence.id, error), events)
+            return
+        if reason is not None:
+            self._end(sequence, Finished(sequence.id, reason), events)
+        elif not sequence.request.cache:
+            sequence.computed = 0  # the naive loop: forget, and compute everything again
+
+    def _exhaust(self, sequence: Sequence, events: list[Event]) -> None:
+        """All is computed and nothing was to be chosen: the request only wanted its prompt scored."""
+        reason = sequence.ended()
+        assert reason is not None, "the sampler must answer every chunk that picks"
+        self._end(sequence, Finished(sequence.id, reason), events)
+
+    def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
+        self.pool.release(sequence.pages)
+        (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
+        sequence.state = State.FINISHED
+        del self.sequences[sequence.id]
+        events.append(event)

@@ -1,0 +1,62 @@
+"""The errors a user can meet. Each says what is wrong and what to do about it.
+
+TokenwrightError
+  RequestError        the prompt or a parameter cannot be served (a ValueError)
+    ContextError      the prompt does not fit the model's context
+  CheckpointError     a model folder or file is missing, damaged or not understood
+  CapacityError       the memory that was granted cannot hold what was asked for
+  EngineError         the engine itself failed on a request; its message is safe to show
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenwright.completion import Completion
+
+__all__ = [
+    "CapacityError",
+    "CheckpointError",
+    "ContextError",
+    "EngineError",
+    "RequestError",
+    "TokenwrightError",
+]
+
+
+class TokenwrightError(Exception):
+    """Base of every error that Tokenwright raises on purpose."""
+
+
+class RequestError(TokenwrightError, ValueError):
+    """A prompt or a parameter that cannot be served as given."""
+
+
+class ContextError(RequestError):
+    """A prompt longer than the model's context, told by how much."""
+
+    def __init__(self, tokens: int, context: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens, {tokens - context} more than the model's context of {context}; "
+            f"shorten it by {tokens - context} tokens"
+        )
+        self.tokens, self.context = tokens, context
+
+
+class CheckpointError(TokenwrightError):
+    """A model folder or file that is missing, damaged, or asks for arithmetic that we do not have."""
+
+
+class CapacityError(TokenwrightError):
+    """More memory is needed than was granted."""
+
+
+class EngineError(TokenwrightError):
+    """The engine failed on a request; other requests go on.
+
+    From `LLM.generate`, `completions` holds what the other prompts came to, in order, None for those that failed.
+    """
+
+    def __init__(self, message: str, completions: "Sequence[Completion | None]" = ()) -> None:
+        super().__init__(message)
+        self.completions = completions

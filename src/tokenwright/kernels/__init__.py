@@ -1,0 +1,6 @@
+"""The arithmetic of a step behind one protocol. The reference in torch is always there and is every test's oracle."""
+
+from tokenwright.kernels.protocol import Kernels, Linear, Rotation, Span
+from tokenwright.kernels.reference import ReferenceKernels
+
+__all__ = ["Kernels", "Linear", "ReferenceKernels", "Rotation", "Span"]

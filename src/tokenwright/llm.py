@@ -1,0 +1,261 @@
+"""LLM: the front door in Python. It loads a model, and turns prompts into text."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tokenwright.cache import KVStore, layer_specs
+from tokenwright.completion import Completion, Piece
+from tokenwright.config import DTYPE_BYTES, DType, EngineConfig
+from tokenwright.decode import TextGuard, TorchSampler
+from tokenwright.driver import Driver, Job
+from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
+from tokenwright.errors import CapacityError, EngineError, RequestError
+from tokenwright.kernels import ReferenceKernels
+from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.models.decoder import Decoder
+from tokenwright.models.device import free_memory, resolve_device, resolve_dtype
+from tokenwright.models.runner import Model, TorchRunner
+from tokenwright.text import TextStream, Tokenizer
+
+Prompt = str | Sequence[int]  # text, or token ids
+
+_MOST_KV_MEMORY = 4 * 2**30
+
+
+class Stream:
+    """The pieces of one text as they are written. Dropping or closing it early frees its pages.
+
+    `completion` is what has been written so far; it is final once the iteration has ended.
+    """
+
+    def __init__(self, driver: Driver, job: Job) -> None:
+        self._driver = driver
+        self._job = job
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        piece = self._driver.fetch(self._job)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    @property
+    def completion(self) -> Completion:
+        return self._driver.completion(self._job)
+
+    def close(self) -> None:
+        """End the text here. Pieces that were written already can still be fetched."""
+        self._driver.abort(self._job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LLM:
+    """A model with its tokenizer and its KV cache, ready to write. Thread-safe; requests of all threads are batched.
+
+    model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` picks a branch, tag or commit), or "stories",
+        the small model that ships inside.
+    device: auto, cpu, cuda, cuda:N or mps. dtype: auto, float32, bfloat16 or float16.
+    page_size: tokens of a KV page. pages or kv_memory (bytes): the size of the cache; by default an eighth of
+        the free memory, 4 GiB at most, and no more than `max_sequences` full contexts.
+    token_budget: tokens computed in one step. max_sequences: texts written at once.
+    report: called with (bytes done, bytes in all) while the weights are read.
+
+    Raises CheckpointError for a model that cannot be read as it is, CapacityError where memory does not suffice,
+    RequestError for an option out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "stories",
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        page_size: int = 16,
+        pages: int | None = None,
+        kv_memory: int | None = None,
+        token_budget: int = 512,
+        max_sequences: int = 64,
+        report: Callable[[int, int], None] | None = None,
+    ) -> None:
+        options = EngineConfig(page_size, pages, kv_memory, token_budget, max_sequences)
+        place = resolve_device(device)
+        checkpoint = Checkpoint.open(model, revision)
+        self.config = checkpoint.config
+        self.generation = checkpoint.generation
+        self.device = str(place)
+        self.dtype: DType = resolve_dtype(dtype, self.config.dtype, place)
+        self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
+        self._eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
+        _refuse_if_too_large(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
+        weights = checkpoint.tensors(getattr(torch, self.dtype), place, report)
+        decoder = Decoder(self.config, ReferenceKernels(), weights)
+        self.model = Model(self.config, decoder, self.dtype, place)
+        engine = self._engine(decoder, options, place)
+        self._driver: Driver | None = Driver(engine, self.config.layers, self._bytes_per_token)
+
+    def _engine(self, decoder: Decoder, options: EngineConfig, place: torch.device) -> Engine[torch.Tensor]:
+        specs = layer_specs(self.config, self.dtype)
+        self._bytes_per_token = sum(spec.bytes_per_token for spec in specs)
+        pages = options.pages or self._default_pages(options, place)
+        runner = TorchRunner(self.config, decoder, KVStore(specs, pages, options.page_size, place), place)
+        scheduler = Scheduler(PagePool(pages, options.page_size), options.token_budget, options.max_sequences)
+        return Engine(runner, TorchSampler(), scheduler, self.config.context)
+
+    def _default_pages(self, options: EngineConfig, place: torch.device) -> int:
+        page_bytes = options.page_size * self._bytes_per_token
+        memory = options.kv_memory or min((free_memory(place) or _MOST_KV_MEMORY) // 8, _MOST_KV_MEMORY)
+        most = options.max_sequences * -(-self.config.context // options.page_size)
+        pages = min(memory // page_bytes, most)
+        if pages < 1:
+            raise CapacityError(
+                f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
+            )
+        return pages
+
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override."""
+        suggested = {name: getattr(self.generation, name) for name in ("temperature", "top_k", "top_p")}
+        chosen = {name: value for name, value in (suggested | overrides).items() if value is not None}
+        unknown = chosen.keys() - {field.name for field in fields(SamplingParams)}
+        if unknown:
+            raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
+        return SamplingParams(**chosen)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> Stream:
+        """Write one text, piece by piece. `cache=False` is the naive loop: everything anew for every token.
+
+        Raises RequestError (ContextError, CapacityError) at once for what cannot be served.
+        """
+        job = self._submit(prompt, params or self.sampling(), cache)
+        return Stream(self._open_driver(), job)
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True
+    ) -> AsyncIterator[Piece]:
+        """`stream` for asyncio: the engine turns in a thread, the event loop stays free."""
+        with self.stream(prompt, params, cache=cache) as stream:
+            while (piece := await asyncio.to_thread(next, stream, None)) is not None:
+                yield piece
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache: bool = True,
+    ) -> list[Completion]:
+        """Continue every prompt, in one batch; the completions come in the prompts' order.
+
+        `params` is one for all or one for each. Raises EngineError if some prompt failed in the engine, with the
+        others' completions in it.
+        """
+        texts = _prompts(prompts)
+        each = [params] * len(texts) if isinstance(params, SamplingParams | None) else list(params)
+        if len(each) != len(texts):
+            raise RequestError(
+                f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
+            )
+        driver = self._open_driver()
+        jobs: list[Job] = []
+        try:
+            for text, its_params in zip(texts, each, strict=True):
+                jobs.append(self._submit(text, its_params or self.sampling(), cache))
+            for job in jobs:
+                driver.finish(job)
+        finally:
+            for job in jobs:
+                driver.abort(job)
+        completions = [None if job.error else driver.completion(job) for job in jobs]
+        for job in jobs:
+            if job.error is not None:
+                raise EngineError(f"a prompt failed: {job.error}", completions) from job.error
+        return [completion for completion in completions if completion is not None]
+
+    def score(self, prompt: Prompt) -> list[float]:
+        """The log-probability (natural) that the model gives each token of the prompt after the first."""
+        driver = self._open_driver()
+        params = SamplingParams(temperature=0.0, max_tokens=0)
+        job = self._submit(prompt, params, cache=True, prompt_logprobs=True)
+        try:
+            driver.finish(job)
+        finally:
+            driver.abort(job)
+        if job.error is not None:
+            raise EngineError(f"the prompt could not be scored: {job.error}") from job.error
+        return job.scores
+
+    def close(self) -> None:
+        """Give the memory back. Texts that are being written end; the object cannot be used afterwards."""
+        self._driver = None
+        del self.model
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, cache: bool, prompt_logprobs: bool = False
+    ) -> Job:
+        ids = self._ids(prompt)
+        if params.seed is None and not params.greedy:
+            params = replace(params, seed=secrets.randbits(63))
+        stream = TextStream(self.tokenizer, params.stop, ids)
+        guard = TextGuard(stream, () if params.ignore_eos else self._eos_ids)
+        return self._open_driver().submit(Request(tuple(ids), params, guard, cache, prompt_logprobs), guard)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        for token in ids:
+            if type(token) is not int or not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"a prompt's token ids must be from 0 to {self.config.vocab_size - 1}, not {token!r}"
+                )
+        return ids
+
+    def _open_driver(self) -> Driver:
+        if self._driver is None:
+            raise RequestError("this LLM is closed; open a new one")
+        return self._driver
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text, or token ids) or several, as a list of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [[item for item in listed if isinstance(item, int)]]
+    return [item for item in listed if not isinstance(item, int)]
+
+
+def _refuse_if_too_large(needed: int, device: torch.device, dtype: DType) -> None:
+    free = free_memory(device)
+    if free is not None and needed > free:
+        hint = "" if dtype != "float32" else "; --dtype bfloat16 halves it"
+        raise CapacityError(
+            f"the weights need {needed / 2**30:.1f} GiB in {dtype}, and {device} has {free / 2**30:.1f} GiB free{hint}"
+        )

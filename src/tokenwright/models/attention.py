@@ -1,0 +1,52 @@
+"""Attention over the paged cache: project, norm, rotate, store, attend, project back."""
+
+from collections.abc import Callable
+
+import torch
+
+from tokenwright.cache import KVView
+from tokenwright.config import Learned, ModelConfig
+from tokenwright.kernels import Kernels, Rotation
+from tokenwright.models.batch import Batch
+from tokenwright.models.parts import Weights, linear
+
+HeadPart = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _keep(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class Attention:
+    """One layer's attention. Its K and V go to the view that is passed in, never into itself."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, layer: int) -> None:
+        name = f"layers.{layer}.attention"
+        self.kernels = kernels
+        self.head_size = config.head_size
+        self.heads = [config.heads, config.kv_heads, config.kv_heads]
+        self.scale = config.head_size**-0.5
+        self.qkv = linear(weights, f"{name}.q", f"{name}.k", f"{name}.v")
+        self.out = linear(weights, f"{name}.o")
+        self.q_norm = self._head_norm(config, weights, f"{name}.q_norm")
+        self.k_norm = self._head_norm(config, weights, f"{name}.k_norm")
+        rotates = config.rotary[layer] and not isinstance(config.positions, Learned)
+        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = (
+            kernels.rotate if rotates else lambda x, rotation: x
+        )
+
+    def _head_norm(self, config: ModelConfig, weights: Weights, name: str) -> HeadPart:
+        if not config.qk_norm:
+            return _keep
+        weight, eps = weights[f"{name}.weight"], config.norm_eps
+        return lambda x: self.kernels.rms_norm(x, weight, eps)
+
+    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView) -> torch.Tensor:
+        """[T, width] -> [T, width]."""
+        projected = self.kernels.linear(x, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
+        q = self.rotate(self.q_norm(q), batch.rotation)
+        k = self.rotate(self.k_norm(k), batch.rotation)
+        self.kernels.store(view, batch.slots, k, v)
+        mixed = self.kernels.attention(q, view, batch.spans, self.scale)  # [T, H, D]
+        return self.kernels.linear(mixed.flatten(1), self.out)  # [T, width]

@@ -1,0 +1,57 @@
+"""One decoder for every family: embed, then layers of attention and MLP on a residual stream, then the head.
+
+What differs between families is chosen when it is built; `forward` is the same few lines for all of them.
+"""
+
+import torch
+
+from tokenwright.cache import KVStore, KVView
+from tokenwright.config import Learned, ModelConfig
+from tokenwright.kernels import Kernels
+from tokenwright.models.attention import Attention
+from tokenwright.models.batch import Batch
+from tokenwright.models.parts import Weights, linear, mlp, norm
+
+
+class Layer:
+    """A transformer block in the pre-norm order."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, index: int) -> None:
+        self.attention_norm = norm(config, kernels, weights, f"layers.{index}.attention_norm")
+        self.attention = Attention(config, kernels, weights, index)
+        self.mlp_norm = norm(config, kernels, weights, f"layers.{index}.mlp_norm")
+        self.mlp = mlp(config, kernels, weights, f"layers.{index}.mlp")
+
+    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), batch, view)
+        return x + self.mlp(self.mlp_norm(x))  # [T, width]
+
+
+class Decoder:
+    """A model's arithmetic over weights under our names (`ModelConfig.shapes`). It keeps no state between calls.
+
+    `layer_tokens` counts, at the call itself, every token that went through a layer.
+    """
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.embedding = weights["embed.weight"]
+        self.positions = weights["positions.weight"] if isinstance(config.positions, Learned) else None
+        self.layers = [Layer(config, kernels, weights, index) for index in range(config.layers)]
+        self.norm = norm(config, kernels, weights, "norm")
+        self.head = linear(weights, "embed" if config.tied_head else "head")
+        self.layer_tokens = 0
+
+    def forward(self, batch: Batch, store: KVStore) -> torch.Tensor:
+        """The residual stream after the last layer, [T, width]; the step's K and V land in the store."""
+        x = self.embedding[batch.tokens]  # [T, width]
+        if self.positions is not None:
+            x = x + self.positions[batch.positions]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, batch, store.view(index))
+            self.layer_tokens += len(x)
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
+        return self.kernels.linear(self.norm(x), self.head).float()

@@ -1,0 +1,99 @@
+"""Two ways to run a decoder: as the engine's Runner over pages, and as a plain function over a cache of its own."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenwright.cache import KVStore, layer_specs
+from tokenwright.config import DType, DynamicScaling, ModelConfig, Rope
+from tokenwright.engine import Chunk, Output, Step, Wants
+from tokenwright.errors import ContextError, RequestError
+from tokenwright.models.batch import Batcher, Piece
+from tokenwright.models.decoder import Decoder
+
+
+class TorchRunner:
+    """Computes the engine's steps with one decoder over one KV store."""
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore, device: torch.device) -> None:
+        self.decoder = decoder
+        self.store = store
+        self.batcher = Batcher(config, store.page_size, device)
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> Output[torch.Tensor]:
+        batch = self.batcher([Piece(c.tokens, c.start, c.pages, c.limit) for c in step.chunks])
+        x = self.decoder.forward(batch, self.store)  # [T, width]
+        wanted: list[int] = []
+        rows: list[range] = []
+        for chunk, span in zip(step.chunks, batch.spans, strict=True):
+            kept = _wanted(chunk, span.rows)
+            rows.append(range(len(wanted), len(wanted) + len(kept)))
+            wanted += kept
+        return Output(tuple(rows), self.decoder.logits(x[wanted]))
+
+
+def _wanted(chunk: Chunk, rows: range) -> range:
+    match chunk.wants:
+        case Wants.NONE:
+            return rows[:0]
+        case Wants.LAST:
+            return rows[-1:]
+        case Wants.ALL:
+            return rows
+
+
+class Cache:
+    """The K and V of one text for `Model`: it grows as needed and knows its `length` in tokens."""
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V of the tokens it holds."""
+        return self.length * self.store.bytes_per_token
+
+
+class Model:
+    """The decoder as a function: `logits, cache = model(tokens, cache)`.
+
+    It computes the K and V of `tokens` (ids), which follow what `cache` holds (None: nothing), appends them to the
+    cache in place, and returns the logits [len(tokens), vocabulary] in fp32 on the CPU, with the cache.
+    Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
+    """
+
+    PAGE_SIZE = 64
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, dtype: DType, device: torch.device) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.dtype = dtype
+        self.device = device
+        self.batcher = Batcher(config, self.PAGE_SIZE, device)
+        self.context = config.context
+        if isinstance(config.positions, Rope) and isinstance(config.positions.scaling, DynamicScaling):
+            # Its angles depend on a length fixed in advance, which a plain function is not told.
+            self.context = config.positions.scaling.original_context
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[torch.Tensor, Cache]:
+        cache = cache or Cache(self._store(len(tokens)))
+        length = cache.length + len(tokens)
+        if not tokens or not all(0 <= token < self.config.vocab_size for token in tokens):
+            raise RequestError(f"tokens must be ids from 0 to {self.config.vocab_size - 1}, at least one")
+        if length > self.context:
+            raise ContextError(length, self.context)
+        if length > cache.store.pages * self.PAGE_SIZE:
+            grown = self._store(2 * length)
+            grown.memory[:, :, : cache.store.pages] = cache.store.memory
+            cache.store = grown
+        batch = self.batcher([Piece(tokens, cache.length, range(-(-length // self.PAGE_SIZE)), length)])
+        logits = self.decoder.logits(self.decoder.forward(batch, cache.store))
+        cache.length = length
+        return logits.cpu(), cache
+
+    def _store(self, tokens: int) -> KVStore:
+        pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
+        return KVStore(layer_specs(self.config, self.dtype), pages, self.PAGE_SIZE, self.device)

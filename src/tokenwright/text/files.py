@@ -1,0 +1,163 @@
+"""What a checkpoint's folder says about its tokenizer, read and checked; no tokenising here.
+
+Read are tokenizer.json (or GPT-2's vocab.json and merges.txt), tokenizer_config.json, special_tokens_map.json
+and chat_template.jinja. The first file is needed, the others only add to it; a damaged one is always an
+error.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from tokenwright.errors import CheckpointError, TokenwrightError
+
+_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, which its config does not name
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word")  # of an added token
+_GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The contents of a folder: the library's tokenizer, and what the configs say beside it."""
+
+    library: tokenizers.Tokenizer
+    bos: str | None
+    eos: tuple[str, ...]
+    add_bos: bool | None  # None: as the post-processor does
+    chat_template: str | None
+
+
+def read_folder(folder: Path) -> TokenizerFiles:
+    """Read the tokenizer of a checkpoint. Raises CheckpointError."""
+    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    with library_errors(f"the tokenizer in {folder} cannot be used", CheckpointError):
+        library = _read_library(folder, config)
+        library.no_truncation()
+        library.no_padding()
+        _add_tokens(library, config, folder)
+        bos, eos = _names(config, "bos_token"), _names(config, "eos_token")
+        if not bos and not eos and library.token_to_id(_END_OF_TEXT) is not None:
+            bos = eos = (_END_OF_TEXT,)
+        known = [name for name in (*bos[:1], *eos) if library.token_to_id(name) is not None]
+        library.add_special_tokens(known)
+        template = _chat_template(folder, config)
+    add_bos = config.get("add_bos_token")
+    return TokenizerFiles(
+        library=library,
+        bos=next((name for name in bos[:1] if name in known), None),
+        eos=tuple(name for name in eos if name in known),
+        add_bos=add_bos if isinstance(add_bos, bool) else None,
+        chat_template=template,
+    )
+
+
+@contextmanager
+def library_errors(what: str, kind: type[TokenwrightError]) -> Iterator[None]:
+    """Turn what the tokenizers library raises, bare Exceptions and Rust panics, into an error of `kind`."""
+    try:
+        yield
+    except TokenwrightError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {error}") from error
+
+
+def _read_library(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    if whole.is_file():
+        return tokenizers.Tokenizer.from_str(_read_text(whole))
+    if not (vocab.is_file() and merges.is_file()):
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, nor GPT-2's vocab.json and merges.txt; "
+            "copy the tokenizer's files into the model's folder"
+        )
+    if config.get("tokenizer_class") not in _GPT2_CLASSES:
+        raise CheckpointError(
+            f"{folder} has vocab.json and merges.txt of a {config['tokenizer_class']}, "
+            "which GPT-2's rules would cut wrongly; add its tokenizer.json"
+        )
+    return _gpt2(_read_json(vocab), _read_text(merges), add_prefix_space=bool(config.get("add_prefix_space")))
+
+
+def _gpt2(vocab: Mapping[str, int], merges: str, *, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE from its two files."""
+    lines = [line for line in merges.split("\n") if line.strip() and not line.startswith("#version")]
+    pairs = [tuple(line.rstrip("\r").split(" ")) for line in lines]
+    for number, pair in enumerate(pairs, 1):
+        if len(pair) != 2:
+            raise CheckpointError(f"merge {number} of merges.txt is not two tokens: {lines[number - 1]!r}")
+    library = tokenizers.Tokenizer(models.BPE(vocab=dict(vocab), merges=pairs))  # type: ignore[arg-type]
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    library.decoder = decoders.ByteLevel()
+    if _END_OF_TEXT in vocab:
+        library.add_special_tokens([_END_OF_TEXT])
+    return library
+
+
+def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
+    """Tokens that only tokenizer_config.json or added_tokens.json lists, at the ids they give."""
+    tokens = {int(at): spec for at, spec in config.get("added_tokens_decoder", {}).items()}
+    for text, at in _read_json(folder / "added_tokens.json").items():
+        tokens.setdefault(int(at), {"content": text, "normalized": False})
+    for at, spec in sorted(tokens.items()):
+        text = spec["content"]
+        if library.token_to_id(text) is None:
+            flags = {name: spec[name] for name in _FLAGS if name in spec}
+            token = AddedToken(text, special=bool(spec.get("special")), **flags)
+            (library.add_special_tokens if token.special else library.add_tokens)([token])
+        if library.token_to_id(text) != at:
+            raise CheckpointError(
+                f"the added token {text!r} has id {at} in {folder}, but {library.token_to_id(text)} by the "
+                "vocabulary: the tokenizer's files do not belong together"
+            )
+
+
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The token strings under `key`: a string, an AddedToken's dict, or a list of such."""
+    value = config.get(key)
+    values = value if isinstance(value, list) else [value]
+    names = [item.get("content") if isinstance(item, dict) else item for item in values]
+    return tuple(name for name in names if isinstance(name, str) and name)
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The template in chat_template.jinja, or the config's; of several named ones "default", or the first."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return _read_text(file)
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = {item["name"]: item["template"] for item in value}
+        value = named.get("default", next(iter(named.values()), None))
+    return value if isinstance(value, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
+    if text.startswith("version https://git-lfs"):
+        raise CheckpointError(f"{path} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
+    return text
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON (truncated?): {error}; download it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object; download it again")
+    return value

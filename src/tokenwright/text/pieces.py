@@ -1,0 +1,110 @@
+"""The bytes of each token, by which text is put together.
+
+A decoder of the `tokenizers` library maps a list of tokens to a string, which loses the bytes of characters
+that are cut by a token border, and treats the first token apart (Llama 2 drops its leading space). Here that
+map is taken apart into one byte string per token, *middle* (after other text) or *first* (at the start of a
+text), so that
+
+    text = utf8(first(t0) + middle(t1) + middle(t2) + ...)
+
+Concatenation is then exact for every way of cutting, and costs O(1) per token. Only decoders of this shape
+are accepted; others (CTC, GPT-1's BPEDecoder) are refused by name. Bytes differ from the library on one
+input: a run of byte tokens that is not UTF-8. The library then replaces the whole run, good characters too;
+we replace the bad bytes.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenwright.errors import CheckpointError
+
+_ANCHOR = "a"  # stands before a token when its text in the middle is asked for
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: visible Latin-1 is itself, the rest U+0100 and on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    alphabet = {chr(byte): byte for byte in visible}
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
+    return alphabet
+
+
+BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
+
+
+class Pieces:
+    """Maps the string of a token to its bytes, as the decoder of one tokenizer would.
+
+    `decoder` is the library's, or None where tokens are joined by spaces. `byte_level`: token strings are
+    written in GPT-2's byte alphabet. Raises CheckpointError for a decoder that is no map token by token.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        kinds = set() if decoder is None else _kinds(json.loads(decoder.__getstate__()))
+        self._decoder = decoder
+        self._anchor = b"" if decoder is None else self._decode([_ANCHOR])
+        self.byte_level = "ByteLevel" in kinds
+        self._byte_fallback = "ByteFallback" in kinds
+
+    def first(self, token: str) -> bytes:
+        """The bytes of a token that opens a text."""
+        raw = self._raw(token)
+        if raw is not None:
+            return raw
+        return token.encode() if self._decoder is None else self._decode([token])
+
+    def middle(self, token: str) -> bytes:
+        """The bytes of a token that follows another."""
+        raw = self._raw(token)
+        if raw is not None:
+            return raw
+        if self._decoder is None:  # the library joins by spaces where no decoder is given
+            return b" " + token.encode()
+        return self._decode([_ANCHOR, token]).removeprefix(self._anchor)
+
+    def _raw(self, token: str) -> bytes | None:
+        """The bytes, where a token stands for bytes rather than for a string."""
+        if self.byte_level:
+            if all(char in BYTE_ALPHABET for char in token):
+                return bytes(BYTE_ALPHABET[char] for char in token)
+            return token.encode()
+        match = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
+        if match is not None and int(match[1], 16) >= 0x80:
+            return bytes([int(match[1], 16)])
+        return None  # ASCII byte tokens are whole characters: the library's decoder does them
+
+    def _decode(self, tokens: list[str]) -> bytes:
+        text: str = self._decoder.decode(tokens)
+        return text.encode()
+
+
+def _kinds(spec: Mapping[str, Any]) -> set[str]:
+    """The kinds of decoder in `spec` (as in tokenizer.json), checked to work token by token."""
+    chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
+    kinds = {str(step["type"]) for step in chain}
+    fused = False
+    for step in chain:
+        if not _by_token(step, fused) or ("ByteLevel" in kinds and step["type"] not in ("ByteLevel", "Fuse")):
+            raise CheckpointError(
+                f"tokenizer.json has the decoder {step}, which cannot be applied token by token, as streams "
+                "need; supported are ByteLevel, Metaspace, WordPiece, and sequences of Replace, "
+                "ByteFallback, Fuse and Strip"
+            )
+        fused = fused or step["type"] == "Fuse"
+    return kinds
+
+
+def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
+    """Whether one step maps token by token, the first apart; `fused`: it works on the joined text."""
+    kind = step["type"]
+    if kind == "Replace":
+        return not fused or len(step["pattern"].get("String", "")) == 1
+    if kind == "Strip":
+        return not fused or (step["start"] <= 1 and step["stop"] == 0)
+    if kind in ("Metaspace", "WordPiece"):
+        return not fused
+    return kind in ("ByteLevel", "ByteFallback", "Fuse")

@@ -1,0 +1,176 @@
+"""A checkpoint's tokenizer: text to ids, ids to text.
+
+The `tokenizers` library cuts text into tokens. Putting text together is ours (`pieces`): a token is a byte
+string, a text is their concatenation as UTF-8. So `decode` and the stream agree by construction. An instance
+may be used from many threads: what it computes late is computed whole before it is seen, and no flag is
+flipped per call.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import tokenizers
+
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
+from tokenwright.text.pieces import Pieces
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
+
+    `vocab_size` counts ids, the model's if it was given: a model may have more rows than the tokenizer has
+    tokens, and those ids are valid and have no text.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
+        self._library = files.library
+        self._added = files.library.get_added_tokens_decoder()
+        self._add_bos = files.add_bos
+        self._lock = Lock()
+        self._bytes: dict[tuple[int, bool], bytes] = {}
+        self._pieces = Pieces(files.library.decoder)
+        top = max(files.library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if vocab_size is not None and top >= vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has the id {top} ({files.library.id_to_token(top)!r}), but the model has "
+                f"only {vocab_size} rows: the tokenizer and the weights do not belong together"
+            )
+        self.vocab_size = top + 1 if vocab_size is None else vocab_size
+        self.special_ids = frozenset(at for at, token in self._added.items() if token.special)
+        self.bos_id = None if files.bos is None else files.library.token_to_id(files.bos)
+        self.eos_ids = tuple(at for name in files.eos if (at := files.library.token_to_id(name)) is not None)
+        self.chat_template = files.chat_template
+
+    @classmethod
+    def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":
+        """Read the tokenizer of a checkpoint's folder; `vocab_size`: rows of the model's embedding.
+
+        Raises CheckpointError where files are missing, damaged, or name ids that the model does not have.
+        """
+        return cls(read_folder(folder), vocab_size)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of `text`.
+
+        `add_special`: with what the checkpoint puts around a prompt, as its post-processor or `add_bos_token`
+        says; a text that begins with the BOS token gets no second one. `parse_special=False`: special tokens
+        that are written in the text are text, so it yields none (the unknown token excepted). Raises
+        RequestError.
+        """
+        _check_text(text)
+        library = self._library if parse_special else self._plain
+        with library_errors("the tokenizer failed on this text", RequestError):
+            encoding = library.encode(text, add_special_tokens=False)
+            if not add_special:
+                return encoding.ids
+            return self._with_bos(encoding.ids, library.post_process(encoding).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. Raises RequestError."""
+        pieces: list[bytes] = []
+        for token in ids:
+            piece = self.token_bytes(token, first=not pieces, skip_special=skip_special)
+            if piece is not None:
+                pieces.append(piece)
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int, *, first: bool = False, skip_special: bool = True) -> bytes | None:
+        """The bytes that a token adds to a text, `first` where it opens the text; None: it is skipped.
+
+        Skipped are ids without a token, and special ones if `skip_special`. Raises RequestError.
+        """
+        self._check_id(token)
+        if skip_special and token in self.special_ids:
+            return None
+        piece = self._bytes.get((token, first))
+        if piece is None:
+            text = self._library.id_to_token(token)
+            if text is None:
+                return None
+            piece = self._bytes[token, first] = self._compute(token, text, first)
+        return piece
+
+    def token_text(self, token: int) -> str:
+        """A token for displays: its text, bytes of a cut character as <0xE2>, special ones by name."""
+        piece = self.token_bytes(token, skip_special=False)
+        if piece is None:
+            return f"<unused {token}>"
+        if token in self.special_ids:
+            return self._added[token].content
+        escaped = piece.decode("utf-8", errors="surrogateescape")
+        return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if "\udc80" <= c <= "\udcff" else c for c in escaped)
+
+    def _compute(self, token: int, text: str, first: bool) -> bytes:
+        if token in self._added and self._pieces.byte_level:
+            return text.encode()  # an added token is its own text; "é" is not the byte 0xE9
+        return self._pieces.first(text) if first else self._pieces.middle(text)
+
+    def _with_bos(self, ids: list[int], processed: list[int]) -> list[int]:
+        """`processed`, with one BOS before `ids` or none, as the config wants it."""
+        if self.bos_id is None:
+            return processed
+        added = processed[: len(ids) + 1] == [self.bos_id, *ids]
+        wanted = (added if self._add_bos is None else self._add_bos) and ids[:1] != [self.bos_id]
+        if added and not wanted:
+            return processed[1:]
+        return [self.bos_id, *processed] if wanted and not added else processed
+
+    @property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The tokenizer that knows no special tokens; made when first needed, since it doubles the memory."""
+        with self._lock:
+            return self._made_plain
+
+    @cached_property
+    def _made_plain(self) -> tokenizers.Tokenizer:
+        with library_errors("a tokenizer without special tokens cannot be made", CheckpointError):
+            plain = _without_specials(json.loads(self._library.to_str()))
+        others = {at: token.content for at, token in self._added.items() if not token.special}
+        assert all(plain.token_to_id(text) == at for at, text in others.items()), "renaming moved an id"
+        return plain
+
+    def _check_id(self, token: int) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
+
+
+def _without_specials(state: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The same tokenizer with its special tokens renamed to what no text contains, so that ids stay as they
+    are.
+
+    The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model
+    finds a special token in its vocabulary all the same.
+    """
+    secret = secrets.token_hex(16)
+    names = {t["content"]: f"<{secret}:{t['id']}>" for t in state["added_tokens"] if t["special"]}
+    for token in state["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = state["model"]
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): at for token, at in vocab.items()}
+    else:  # Unigram: a list of (token, score)
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
+    if "merges" in model:
+        model["merges"] = [(a, b) for a, b in model["merges"] if names.keys().isdisjoint((a, b, a + b))]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"a prompt must be text, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"character {error.start} of the text is half of a surrogate pair ({text[error.start]!r}); "
+            "remove it, or decode the input as UTF-16 where it came from"
+        ) from None

@@ -1,0 +1,139 @@
+"""What cannot be served is refused: exit code 2, a message that says why, no traceback, nothing on stdout."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.models.fixtures import make_checkpoint
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def damaged(model: Path, tmp_path: Path) -> Path:
+    """A copy of the model, to be damaged."""
+    return Path(shutil.copytree(model, tmp_path / "model"))
+
+
+def change(folder: Path, file: str = "config.json", **changes: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("-n", "-1"), "max_tokens must be a whole number from 0"),
+        (("--temperature", "-1"), "temperature must be a number from 0"),
+        (("--temperature", "nan"), "not nan"),
+        (("--temperature", "inf"), "not inf"),
+        (("--top-p", "0"), "top_p must be above 0"),
+        (("--top-p", "2"), "top_p must be a number from 0 to 1, not 2.0"),
+        (("--top-k", "-1"), "top_k must be a whole number from 0"),
+        (("--seed", "-1"), "seed must be a whole number from 0"),
+        (("--stop", ""), "that are not empty"),
+    ],
+)
+def test_sampling(refused: Refused, options: tuple[str, ...], told: str) -> None:
+    assert told in refused("generate", "x", "--model", "/is/not/looked/at", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--page-size", "0"), "page_size must be a whole number of at least 1, not 0"),
+        (("--token-budget", "0"), "token_budget must be a whole number of at least 1, not 0"),
+        (("--device", "toaster"), "toaster"),
+        (("--dtype", "int3"), "int3"),
+    ],
+)
+def test_engine(refused: Refused, model: Path, options: tuple[str, ...], told: str) -> None:
+    assert told in refused("generate", "x", "--model", model, *options)
+
+
+def test_a_prompt_over_the_context_is_told_by_how_much(refused: Refused, model: Path) -> None:
+    message = refused("generate", "q" * 600, "--model", model)
+    assert (
+        "the prompt has 600 tokens, 88 more than the model's context of 512; shorten it by 88 tokens"
+        in message
+    )
+
+
+def test_lone_surrogates(refused: Refused, model: Path) -> None:
+    assert "surrogate" in refused("generate", "a \udcff b", "--model", model)
+
+
+def test_an_empty_prompt_without_bos(refused: Refused, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "gpt2", "gpt2").path
+    assert "the prompt has no tokens" in refused("generate", "", "--model", folder)
+
+
+def test_two_prompts_or_none(refused: Refused, tmp_path: Path) -> None:
+    assert "give one prompt" in refused("generate")
+    assert "give one prompt" in refused("generate", "text", "--file", tmp_path)
+
+
+@pytest.mark.parametrize("command", [("generate", "x", "--model"), ("inspect",), ("race", "x", "--model")])
+def test_a_folder_that_is_not_there(refused: Refused, tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert f"there is no folder {tmp_path / 'nothing'}" in refused(*command, tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("command", [("generate", "x", "--model"), ("inspect",)])
+class TestDamagedModels:
+    """A damaged model is refused by whatever opens it."""
+
+    def test_lfs_pointer(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 570000\n"
+        (damaged / "model.safetensors").write_text(pointer)
+        assert "is a git-lfs pointer, not the weights" in refused(*command, damaged)
+
+    def test_truncated(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
+        weights = damaged / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        message = refused(*command, damaged)
+        assert "model.safetensors" in message
+        assert "download it again" in message
+
+    def test_wrong_shape(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
+        change(damaged, intermediate_size=128)
+        assert "of another shape" in refused(*command, damaged)
+
+    def test_unknown_architecture(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
+        change(damaged, architectures=["MambaForCausalLM"], model_type="mamba")
+        assert "mamba" in refused(*command, damaged).lower()
+
+    def test_heads_that_do_not_divide(
+        self, refused: Refused, damaged: Path, command: tuple[str, ...]
+    ) -> None:
+        change(damaged, num_key_value_heads=3)
+        assert "3" in refused(*command, damaged)
+
+    def test_no_weights(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
+        (damaged / "model.safetensors").unlink()
+        assert "model.safetensors" in refused(*command, damaged)
+
+    def test_config_that_is_not_json(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
+        (damaged / "config.json").write_text("{")
+        assert "config.json" in refused(*command, damaged)
+
+
+@pytest.mark.parametrize(
+    "options", [("generate", "--new-tokens", "many", "x"), ("generate", "--wings", "x"), ("sing",)]
+)
+def test_a_command_line_that_makes_no_sense(run: Run, options: tuple[str, ...]) -> None:
+    result = run(*options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_race_refuses_what_it_cannot_do(refused: Refused, model: Path, tmp_path: Path) -> None:
+    assert "at least one new token" in refused("race", "x", "--model", model, "-n", 0)
+    assert "there is no folder" in refused(
+        "race", "x", "--model", model, "--out", tmp_path / "no" / "race.svg"
+    )

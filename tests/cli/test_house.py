@@ -1,0 +1,136 @@
+"""What holds for every command: help without torch, versions, errors as messages."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tokenwright
+from tests.cli.conftest import Run
+from tokenwright.cli import Commands, main
+from tokenwright.cli.version import version_text
+from tokenwright.errors import CapacityError, EngineError, RequestError
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["inspect"], ["race"]])
+def test_help_does_not_load_torch(command: list[str], record_property: Callable[[str, object], None]) -> None:
+    code = (
+        "import atexit, sys; from tokenwright.cli import main; sys.argv[0] = 'tokenwright'; "
+        "atexit.register(lambda: print('TORCH' if 'torch' in sys.modules else 'NO TORCH')); main()"
+    )
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=True
+    )
+    record_property("seconds", time.perf_counter() - start)  # in the report; never a limit
+    assert "Usage: tokenwright" in done.stdout
+    assert done.stdout.endswith("NO TORCH\n")
+
+
+def test_no_command_shows_the_commands(run: Run) -> None:
+    shown = run().output
+    assert all(command in shown for command in ("generate", "inspect", "race"))
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"tokenwright {tokenwright.__version__}\nPython 3.")
+    assert ", torch 2." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("build", "told", "untold"),
+    [
+        ({"cxx": "GNU 12.2.0", "node": "v20.1.0"}, ["built with GNU 12.2.0 and Node v20.1.0"], ["without"]),
+        (
+            {"cxx": "", "node": "v20.1.0"},
+            ["built with Node v20.1.0", "without a C++ compiler: "],
+            ["without Node"],
+        ),
+        ({"cxx": "GNU 12.2.0", "node": ""}, ["built with GNU 12.2.0\n", "without Node: "], ["C++"]),
+        ({"cxx": "", "node": ""}, ["without a C++ compiler: ", "without Node: "], ["built with "]),
+    ],
+)
+def test_version_says_what_the_build_lacked(
+    tmp_path: Path, build: dict[str, str], told: list[str], untold: list[str]
+) -> None:
+    (tmp_path / "_build.json").write_text(json.dumps(build))
+    text = version_text([str(tmp_path / "nothing"), str(tmp_path)])
+    assert all(words in text for words in told)
+    assert not any(words in text for words in untold)
+
+
+def test_version_without_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise tokenwright.cli.version.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    text = version_text([str(tmp_path)])
+    assert "torch is not installed; run: pip install torch" in text
+    assert "running from a folder of sources" in text
+
+
+def failing(error: BaseException) -> typer.Typer:
+    app = typer.Typer(cls=Commands)
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    @app.command()
+    def other() -> None: ...
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (RequestError("the prompt is odd"), 2, "tokenwright: the prompt is odd\n"),
+        (CapacityError("no memory"), 2, "tokenwright: no memory\n"),
+        (EngineError("a step failed"), 1, "tokenwright: a step failed\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_messages(error: BaseException, code: int, message: str) -> None:
+    result = CliRunner().invoke(failing(error), ["fail"])
+    assert result.exit_code == code
+    assert result.stderr == message
+    assert result.stdout == ""
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENWRIGHT_DEBUG", "1")
+    error = RequestError("the prompt is odd")
+    assert CliRunner().invoke(failing(error), ["fail"]).exception is error
+
+
+def test_a_malformed_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(
+        "tokenwright.config.Environment.read.__func__.__defaults__", ({"TOKENWRIGHT_DEBUG": "yes"},)
+    )
+    assert "TOKENWRIGHT_DEBUG must be 0 or 1, not 'yes'" in refused("inspect", "nowhere")
+
+
+def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["tokenwright", "--version"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert "tokenwright" in capsys.readouterr().out
+
+
+def test_module_runs() -> None:
+    command = [sys.executable, "-m", "tokenwright", "generate", "--temperature", "nan", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tokenwright: temperature must be a number from 0 to 1e+06, not nan")

@@ -1,0 +1,68 @@
+"""`inspect`: what a model is, without its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.models.fixtures import CHAT, make_checkpoint
+from tokenwright.models.checkpoint import Checkpoint
+
+
+def test_page(run: Run, model: Path) -> None:
+    result = run("inspect", model)
+    assert result.exit_code == 0, result.output
+    lines = dict(line.split(None, 1) for line in result.stdout.splitlines()[:7])
+    assert lines["layers"] == "3"
+    assert lines["heads"] == "4 of 16, over 4 KV heads (1 to one)"
+    assert lines["positions"] == "rotary, base 10,000"
+    assert "KV cache       1.5 KiB a token, 768.0 KiB a context (float32)\n" in result.stdout
+    assert result.stdout.endswith(f"chat template\n\n{CHAT}\n")
+
+
+def test_weights_are_not_read(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tensors(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(Checkpoint, "tensors", tensors)
+    assert run("inspect", model).exit_code == 0
+
+
+def test_json(run: Run, model: Path) -> None:
+    found = json.loads(run("inspect", model, "--json").stdout)
+    assert (found["layers"], found["heads"], found["kv_heads"], found["head_size"]) == (3, 4, 4, 16)
+    assert (
+        found["kv_bytes_per_token"] == 3 * 2 * 4 * 16 * 4
+    )  # layers, K and V, heads, size, bytes of a float32
+    assert found["weight_bytes"] == 4 * found["parameters"]
+    assert (found["bos_id"], found["eos_ids"], found["chat_template"]) == (1, [2], CHAT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("gpt2", None, ["positions      learned\n", "LayerNorm", "head tied to the embedding"]),
+        ("llama3", None, ["rotary, base 500,000, Llama3 scaling (factor 8, low_freq_factor 1,"]),
+        ("mistral", None, ["a window of 48 tokens in 3 of 3 layers"]),
+        ("smollm3", None, ["none in 1 of 4 layers", "4 of 16, over 2 KV heads (2 to one)"]),
+        ("llama2", {"bos_token_id": None}, ["BOS, EOS"]),
+    ],
+)
+def test_families(
+    run: Run, tmp_path: Path, kind: str, changes: dict[str, Any] | None, told: list[str]
+) -> None:
+    result = run("inspect", make_checkpoint(tmp_path / kind, kind, changes=changes).path)
+    assert result.exit_code == 0, result.output
+    assert all(words in result.stdout for words in told), result.stdout
+
+
+def test_no_chat_template(run: Run, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "gpt2", "gpt2").path
+    settings = folder / "tokenizer_config.json"
+    content = {
+        key: value for key, value in json.loads(settings.read_text()).items() if key != "chat_template"
+    }
+    settings.write_text(json.dumps(content))
+    assert run("inspect", folder).stdout.endswith("chat template  none\n")

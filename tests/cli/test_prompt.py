@@ -1,0 +1,84 @@
+"""Where a prompt comes from, and how numbers are told."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tokenwright.cli.facts import binary, seconds
+from tokenwright.cli.options import given, read_prompt
+from tokenwright.errors import RequestError
+
+
+def test_the_argument_is_taken_as_it_is() -> None:
+    assert read_prompt(" two\nlines\n", None) == " two\nlines\n"
+    assert read_prompt("", None) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        (b"a line\n", "a line"),
+        (b"a line\r\n", "a line"),
+        (b"two\n\n", "two\n"),
+        (b"none", "none"),
+        (b"", ""),
+        (b"NUL \0 is text", "NUL \0 is text"),
+        ("é 🙂".encode(), "é 🙂"),
+    ],
+)
+def test_a_file_loses_one_final_newline(tmp_path: Path, content: bytes, prompt: str) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(content)
+    assert read_prompt(None, file) == prompt
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"abc\xff")
+    with pytest.raises(RequestError, match=r"prompt\.txt is not UTF-8 text \(byte 3 is wrong\)"):
+        read_prompt(None, file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"cannot be read from .*nothing: No such file"):
+        read_prompt(None, tmp_path / "nothing")
+    with pytest.raises(RequestError, match="Is a directory"):
+        read_prompt(None, tmp_path)
+
+
+@pytest.mark.parametrize(("prompt", "file"), [(None, None), ("text", Path("file"))])
+def test_one_prompt_is_wanted(prompt: str | None, file: Path | None) -> None:
+    with pytest.raises(RequestError, match="give one prompt"):
+        read_prompt(prompt, file)
+
+
+def test_standard_input(refused: Callable[..., str]) -> None:
+    assert "the prompt in standard input is not UTF-8" in refused("generate", "-", input=b"\xff")
+
+
+def test_given_leaves_out_none_alone() -> None:
+    assert given(a=0, b=None, c=False, d="") == {"a": 0, "c": False, "d": ""}
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (73728, "72.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (2**31, "2.0 GiB"),
+    ],
+)
+def test_bytes(count: int, told: str) -> None:
+    assert binary(count) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0, "0 ms"), (0.01234, "12.3 ms"), (0.9994, "999 ms"), (0.9999, "1 s"), (12.3, "12.3 s")],
+)
+def test_times(value: float, told: str) -> None:
+    assert seconds(value) == told

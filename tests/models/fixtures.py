@@ -1,0 +1,258 @@
+"""Small random checkpoints whose files look like the originals on the hub, each with its oracle.
+
+    path, model = make_checkpoint(tmp_path / "q", "qwen2")           # a folder, and transformers' model
+    path, model = make_checkpoint(folder, "llama3", spelling="new")  # rope_parameters, dtype: as of today
+    path, model = make_checkpoint(folder, "mistral", shards=3)       # three files and an index
+    path, model = make_checkpoint(folder, "gpt2", dtype="bfloat16")  # the oracle: rounded weights in fp32
+    path, model = make_checkpoint(folder, "llama2", changes={"head_dim": 32, "num_key_value_heads": 1})
+
+`KINDS` names them all. `changes` are merged into config.json before the model is made (None removes a key).
+The oracle (fp32, eager attention) is built by transformers from the very dictionary that is written, so it
+reads the same spellings as we do. Vocabulary 320; context 512 (linear, dynamic and YaRN: 4 times 128).
+
+Default random initialisation hides bugs: attention is flat and logits are small. Here q and k are scaled so
+that attention is peaked (median entropy at most half of log t) and logits have a standard deviation of at
+least 1; norm weights and biases are away from 1 and 0. `test_fixtures.py` holds these figures.
+
+Old spelling: GPT-2 without the `transformer.` prefix and with its `attn.bias` mask buffers; Llama with
+`rotary_emb.inv_freq`; tied heads absent; `rope_theta`, `rope_scaling`, `torch_dtype`. The tokenizer is a
+byte-level BPE of the special tokens, 256 bytes and a few merges; ids 0 to 2 are <unk>, <s> and </s>.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 320
+MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d", "Ġ and", "o n", "Ġ s", "e r", "r e", "Ġ o"]
+SPECIALS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_GPT2: dict[str, Any] = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 2, "embd_pdrop": 0.1, "eos_token_id": 2, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 512, "n_embd": 64, "n_head": 4,
+    "n_layer": 3, "n_positions": 512, "resid_pdrop": 0.1, "summary_activation": None,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+    "summary_use_proj": True, "task_specific_params": {"text-generation": {"do_sample": True,
+    "max_length": 50}}, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_LLAMA: dict[str, Any] = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 4,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.31.0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_QWEN2: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 512, "max_window_layers": 2,
+    "model_type": "qwen2", "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.37.2", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_SMOLLM3: dict[str, Any] = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "layer_types": ["full_attention"] * 4,
+    "max_position_embeddings": 512, "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
+    "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 0, 1], "num_attention_heads": 4,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+    "torch_dtype": "float32", "transformers_version": "4.54.0.dev0", "use_cache": False,
+    "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_LLAMA3_SCALING = {
+    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 64, "rope_type": "llama3",
+}  # fmt: skip
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT2,
+    "llama2": _LLAMA,
+    "llama3": _LLAMA
+    | {"num_key_value_heads": 2, "rope_theta": 500000.0, "rope_scaling": _LLAMA3_SCALING, "mlp_bias": False}
+    | {"attention_bias": False, "head_dim": 16, "tie_word_embeddings": True, "eos_token_id": [2, 4]},
+    "linear": _LLAMA | {"max_position_embeddings": 128, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic": _LLAMA | {"max_position_embeddings": 128, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "yarn": _QWEN2
+    | {"max_position_embeddings": 128}
+    | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
+    "mistral": {key: value for key, value in _LLAMA.items() if key not in ("pretraining_tp", "rope_scaling")}
+    | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2}
+    | {"rope_theta": 10000.0, "sliding_window": 48},
+    "qwen2": _QWEN2,
+    "qwen2-window": _QWEN2 | {"use_sliding_window": True},
+    "qwen2.5": _QWEN2 | {"tie_word_embeddings": True, "use_mrope": False, "rope_scaling": None},
+    "qwen3": _QWEN2
+    | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 32}
+    | {"rope_scaling": None, "sliding_window": None, "tie_word_embeddings": True},
+    "smollm2": _LLAMA
+    | {"is_llama_config": True, "rope_interleaved": False, "rope_theta": 100000, "tie_word_embeddings": True}
+    | {"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}},
+    "smollm3": _SMOLLM3,
+    "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
+}
+
+
+class Made(NamedTuple):
+    path: Path  # the folder
+    model: PreTrainedModel  # the oracle: fp32, eager attention, eval mode
+
+
+def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """config.json as a dictionary. Spelling "new" is what transformers 5 writes."""
+    config: dict[str, Any] = copy.deepcopy(KINDS[kind])
+    for key, value in (changes or {}).items():
+        config.pop(key, None)
+        if value is not None:
+            config[key] = value
+    if spelling == "new" and config["model_type"] != "gpt2":
+        rope = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
+        if "type" in rope:
+            rope["rope_type"] = rope.pop("type")
+        config["rope_parameters"] = rope | {"rope_theta": float(config.pop("rope_theta", 10000.0))}
+        config["dtype"] = config.pop("torch_dtype")
+    return config
+
+
+def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    """transformers' model for a config.json, its attention peaked and its logits wide."""
+    made = AutoConfig.for_model(**json.loads(json.dumps(config)))
+    made._attn_implementation = "eager"
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=random)
+            weight.copy_(_shaped(name, noise, conv=config["model_type"] == "gpt2"))
+    return model.eval()
+
+
+def _shaped(name: str, noise: torch.Tensor, conv: bool) -> torch.Tensor:
+    """Unit noise turned into a weight: the gain depends on the tensor's part in the block."""
+    if name.endswith("bias"):
+        return 0.2 * noise
+    if noise.dim() == 1:
+        if "q_norm" in name or "k_norm" in name:
+            return 1.85 + 0.1 * noise
+        return 1.0 + 0.1 * noise
+    if any(part in name for part in ("embed_tokens", "wte", "lm_head")):
+        return 0.16 * noise
+    if "wpe" in name:
+        return 0.1 * noise
+    weight = noise / noise.shape[0 if conv else 1] ** 0.5
+    if "c_attn" in name:  # [in, 3 x width]: q and k are the first two thirds
+        weight[:, : 2 * weight.shape[1] // 3] *= 2.4
+    elif "q_proj" in name or "k_proj" in name:
+        weight = 1.8 * weight
+    elif "o_proj" in name or "down_proj" in name or "c_proj" in name:
+        weight = 0.15 * weight
+    return weight
+
+
+def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str) -> dict[str, torch.Tensor]:
+    """The tensors under the names, and with the buffers, that the original files have."""
+    tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    if spelling == "new":
+        return tensors
+    if config["model_type"] == "gpt2":
+        mask = torch.ones(config["n_positions"], config["n_positions"]).tril()[None, None]
+        tensors = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+        tensors |= {f"h.{i}.attn.bias": mask.clone() for i in range(config["n_layer"])}
+        tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    else:
+        size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        inverse = 10000.0 ** -(torch.arange(0, size, 2) / size)
+        for i in range(config["num_hidden_layers"]):
+            tensors[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = inverse.clone()
+    return tensors
+
+
+def write_weights(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> None:
+    """One model.safetensors, or several with their index."""
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    where: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = {name: tensors[name] for name in names[shard::shards]}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, file)
+    total = sum(value.numel() * value.element_size() for value in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def write_tokenizer(folder: Path, bare: bool = False) -> None:
+    """A byte-level BPE tokenizer; `bare` writes vocab.json and merges.txt, not tokenizer.json."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = SPECIALS + alphabet + [merge.replace(" ", "") for merge in MERGES]
+    vocab = {word: i for i, word in enumerate(words)}
+    if bare:
+        (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES) + "\n", encoding="utf-8")
+    else:
+        pairs = [(left, right) for left, right in (merge.split(" ") for merge in MERGES)]
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in SPECIALS])
+        tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def write_json(file: Path, content: object) -> None:
+    file.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def make_checkpoint(
+    folder: Path,
+    kind: str,
+    *,
+    spelling: str = "old",
+    dtype: str = "float32",
+    shards: int = 1,
+    changes: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> Made:
+    """Write the folder of a small model of this kind; see the module's docstring. The folder is created."""
+    config = make_config(kind, spelling, changes)
+    model = make_model(config, seed)
+    stored: torch.dtype = getattr(torch, dtype)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.to(stored).float())
+    tensors = {name: value.to(stored) for name, value in stored_tensors(model, config, spelling).items()}
+    if "torch_dtype" in config or "dtype" in config:
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": 1, "eos_token_id": 2, "transformers_version": "4.31.0"},
+    )
+    write_weights(folder, tensors, shards)
+    write_tokenizer(folder)
+    return Made(folder, model)

@@ -1,0 +1,145 @@
+"""Imports go one way, downwards: the order of docs/structure.md, held by reading every import."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tokenwright
+
+PACKAGE = Path(tokenwright.__file__).parent
+
+# From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
+ROWS = (
+    ("errors",),
+    ("config", "text"),
+    ("engine",),
+    ("cache", "decode", "completion"),
+    ("kernels",),
+    ("trace",),
+    ("models", "driver"),
+    ("llm", "planner"),
+    ("serve",),
+    ("cli",),
+)
+HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
+TORCHLESS = ("errors", "config", "text", "engine", "cli")  # cli: so that --help is quick
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """Every module a source imports, with its line: at the top, in functions and for type checking alike."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative imports hide where they lead"
+            if node.module == "tokenwright":
+                yield from ((node.lineno, f"tokenwright.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module or ""
+
+
+def violations(room: str, source: str) -> list[str]:
+    """What a file of `room` imports and must not."""
+    found = []
+    for line, name in imports(source):
+        parts = name.split(".")
+        if parts[0] == "torch" and room in TORCHLESS:
+            found.append(f"line {line}: {room} imports torch")
+        if parts[0] != "tokenwright" or len(parts) == 1:
+            continue
+        other = parts[1]
+        if other in ("__version__", "__main__"):
+            continue
+        if other not in HEIGHT:
+            found.append(f"line {line}: {room} imports {name}; name the room itself")
+        elif other != room and HEIGHT[other] >= HEIGHT[room]:
+            found.append(f"line {line}: {room} imports {other}")
+        elif room == "text" and other not in ("text", "errors"):
+            found.append(f"line {line}: text stands on errors alone and imports {other}")
+    return found
+
+
+def files() -> list[tuple[str, Path]]:
+    """The package's files by room; the two files at its very top are the door and belong to no room."""
+    door = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
+    return [
+        (path.relative_to(PACKAGE).parts[0].removesuffix(".py"), path)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path not in door
+    ]
+
+
+def test_imports_go_downwards() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {violation}"
+        for room, path in files()
+        for violation in violations(room, path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_room_has_its_row() -> None:
+    assert {room for room, _ in files()} <= HEIGHT.keys()
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "told"),
+    [
+        ("engine", "from tokenwright.models.decoder import Decoder", "engine imports models"),
+        ("engine", "import tokenwright.kernels", "engine imports kernels"),
+        ("engine", "def late():\n    import torch", "line 2: engine imports torch"),
+        ("engine", "from torch import Tensor", "engine imports torch"),
+        ("engine", "from tokenwright import LLM", "name the room itself"),
+        ("cache", "from tokenwright.decode.sample import pick", "cache imports decode"),
+        ("cache", "from tokenwright import kernels", "cache imports kernels"),
+        ("text", "from tokenwright.config import Environment", "text imports config"),
+        ("models", "from tokenwright.llm import LLM", "models imports llm"),
+        (
+            "config",
+            "if TYPE_CHECKING:\n    from tokenwright.text import stream",
+            "line 2: config imports text",
+        ),
+    ],
+)
+def test_a_planted_violation_is_found(room: str, source: str, told: str) -> None:
+    [violation] = violations(room, source)
+    assert told in violation
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        (
+            "engine",
+            "from tokenwright.config import EngineConfig\nfrom tokenwright.engine.pages import PagePool",
+        ),
+        ("llm", "import torch\nfrom tokenwright.text.stream import TextStream"),
+        ("cli", "from tokenwright import __version__\nimport tokenwright"),
+        ("cache", "import torch, torchvision"),
+    ],
+)
+def test_what_is_allowed_is_let_through(room: str, source: str) -> None:
+    assert violations(room, source) == []
+
+
+@pytest.mark.parametrize("room", ["engine", "config", "errors", "cli"])
+def test_torch_is_not_loaded(room: str) -> None:
+    code = f"import sys, tokenwright.{room}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "tokenwright" in loaded
+    assert "torch" not in loaded
+
+
+def test_public_names_are_there_and_few() -> None:
+    assert len(tokenwright.__all__) <= 12
+    assert set(tokenwright.__all__) <= set(dir(tokenwright))
+    for name in tokenwright.__all__:
+        assert getattr(tokenwright, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tokenwright.nothing  # noqa: B018

@@ -1,0 +1,457 @@
+"""The tokenizer of a checkpoint: its files, its ids, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Library
+
+from tests.text import kinds
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text import Tokenizer
+
+END = "<|endoftext|>"
+
+
+def gpt2_files(folder: Path) -> Path:
+    """vocab.json and merges.txt as GPT-2 has them: bytes in its order, merges, the special token."""
+    letters = [kinds.LETTER[byte] for byte in [*range(33, 127), *range(161, 173), *range(174, 256)]]
+    letters += [kinds.LETTER[byte] for byte in [*range(33), *range(127, 161), 173]]
+    merges = ["Ġ t", "h e", "Ġt he", "b r"]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), END]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    return folder
+
+
+def llama(*, bos: bool = True) -> Library:
+    """Llama 2's kind: BPE with byte tokens, a space before the text, <s> by the post-processor."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab/<>s", "▁a"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    library = Library(
+        models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    library.decoder = kinds.byte_fallback()
+    library.add_special_tokens(["<unk>", "<s>", "</s>"])
+    if bos:
+        library.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return library
+
+
+def unigram() -> Library:
+    """T5's kind; its vocabulary holds the special token as a plain entry too."""
+    vocab = [("<unk>", 0.0), ("</s>", 0.0), *((c, -3.0) for c in "▁ab</s>"), ("▁a", -2.0)]
+    library = Library(models.Unigram(vocab, unk_id=0, byte_fallback=False))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    library.add_special_tokens(["</s>"])
+    return library
+
+
+def save(folder: Path, library: Library, **config: Any) -> Path:
+    """A folder with tokenizer.json and tokenizer_config.json."""
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_gpt2_is_built_from_its_two_files(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(gpt2_files(tmp_path), vocab_size=261)
+    ids = tokenizer.encode(f"the the bright{END}")
+    assert [tokenizer.token_text(token) for token in ids] == [
+        *("t", "he", " the", " ", "br", "i", "g", "h", "t"),
+        END,
+    ]
+    assert ids[-1] == 260 == tokenizer.bos_id
+    assert tokenizer.eos_ids == (260,)
+    assert tokenizer.special_ids == {260}
+    assert tokenizer.vocab_size == 261
+    assert tokenizer.chat_template is None
+    assert tokenizer.decode(ids) == "the the bright"
+    assert tokenizer.decode(ids, skip_special=False) == f"the the bright{END}"
+    assert tokenizer.encode("") == []
+
+
+def test_gpt2_files_without_the_special_token(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.encode("aa"), tokenizer.bos_id, tokenizer.eos_ids) == ([0, 0], None, ())
+
+
+def test_gpt2_with_a_prefix_space(tmp_path: Path) -> None:
+    gpt2_files(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"add_prefix_space": True, "tokenizer_class": "GPT2Tokenizer"})
+    )
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("the")) == " the"
+
+
+@settings(max_examples=150, deadline=None)
+@given(kinds.texts)
+def test_any_text_comes_back(text: str) -> None:
+    tokenizer = kinds.wrap(kinds.letters())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text, parse_special=False), skip_special=False) == text
+
+
+def test_bos_comes_from_the_post_processor(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(
+        save(tmp_path, llama(), bos_token="<s>", eos_token={"content": "</s>", "special": True})
+    )
+    plain = tokenizer.encode("a b", add_special=False)
+    assert tokenizer.encode("a b") == [1, *plain]
+    assert tokenizer.encode("") == [1]
+    assert tokenizer.encode("<s>a b") == [1, *tokenizer.encode("a b", add_special=False)]
+    assert tokenizer.encode("<s><s>a")[:3] == [1, 1, tokenizer.encode("a")[1]]
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+
+
+@pytest.mark.parametrize("by_processor", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_add_bos_token_decides_where_it_is_given(tmp_path: Path, by_processor: bool, wanted: bool) -> None:
+    folder = save(tmp_path, llama(bos=by_processor), bos_token="<s>", eos_token="</s>", add_bos_token=wanted)
+    tokenizer = Tokenizer.load(folder)
+    plain = tokenizer.encode("a b", add_special=False)
+    assert tokenizer.encode("a b") == [1] * wanted + plain
+    assert tokenizer.encode("<s>a b") == tokenizer.encode("<s>a b", add_special=False)
+    assert tokenizer.encode("<s>a", parse_special=False).count(1) == wanted
+
+
+def test_an_eos_of_the_post_processor_is_no_bos(tmp_path: Path) -> None:
+    library = llama(bos=False)
+    library.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer = Tokenizer.load(save(tmp_path, library, bos_token="<s>", eos_token="</s>"))
+    assert tokenizer.encode("<s><s>") == [1, 1, 2]
+
+
+@pytest.mark.parametrize("make", [kinds.letters, llama, unigram])
+def test_special_tokens_in_text_stay_text_unless_parsed(make: Callable[[], Library]) -> None:
+    tokenizer = kinds.wrap(make())
+    special = {"letters": END, "llama": "</s>", "unigram": "</s>"}[make.__name__]
+    at = tokenizer._library.token_to_id(special)
+    assert at in tokenizer.encode(f"a{special}b", add_special=False)
+    ids = tokenizer.encode(f"a{special}b", add_special=False, parse_special=False)
+    assert tokenizer.special_ids.isdisjoint(ids)
+    assert tokenizer.decode(ids, skip_special=False) == f"a{special}b"
+
+
+def test_merges_do_not_make_special_tokens_of_text() -> None:
+    vocab = {token: i for i, token in enumerate(["<", "s", ">", "<s", "<s>"])}
+    library = Library(models.BPE(vocab=vocab, merges=[("<", "s"), ("<s", ">")]))
+    library.decoder = decoders.Fuse()
+    library.add_special_tokens(["<s>"])
+    tokenizer = kinds.wrap(library)
+    assert tokenizer.encode("<s>") == [4]
+    assert tokenizer.encode("<s>", parse_special=False) == [3, 2]
+
+
+def test_unknown_characters_are_unknown_with_and_without_specials() -> None:
+    library = Library(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    library.add_special_tokens(["<unk>"])
+    tokenizer = kinds.wrap(library)
+    assert tokenizer.encode("b") == tokenizer.encode("b", parse_special=False) == [0]
+
+
+def test_added_tokens_keep_their_ids_without_specials() -> None:
+    library = kinds.letters()
+    library.add_tokens([AddedToken("<think>", special=False), AddedToken("éà", normalized=False)])
+    library.add_special_tokens(["<|im_end|>"])
+    tokenizer = kinds.wrap(library)
+    assert tokenizer.encode("<think>éà", parse_special=False) == [257, 258] == tokenizer.encode("<think>éà")
+    assert tokenizer.decode([257, 258]) == "<think>éà"
+    assert 259 not in tokenizer.encode("<|im_end|>", parse_special=False)
+
+
+def test_configs_add_tokens_that_tokenizer_json_lacks(tmp_path: Path) -> None:
+    extra = {
+        "257": {"content": "<|im_end|>", "special": True},
+        "258": {"content": "<tool>", "special": False},
+    }
+    save(
+        tmp_path,
+        kinds.letters(),
+        added_tokens_decoder=extra,
+        eos_token=["<|im_end|>", {"content": END}, "<gone>"],
+    )
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<more>": 259}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("<|im_end|><tool><more>") == [257, 258, 259]
+    assert tokenizer.special_ids == {256, 257}
+    assert tokenizer.eos_ids == (257, 256)
+    assert tokenizer.bos_id is None
+
+
+def test_added_tokens_that_both_files_list_are_one(tmp_path: Path) -> None:
+    extra = {"256": {"content": END, "special": True}}
+    assert Tokenizer.load(save(tmp_path, kinds.letters(), added_tokens_decoder=extra)).special_ids == {256}
+
+
+def test_a_byte_level_entry_outside_the_alphabet_is_itself() -> None:
+    tokenizer, ids = kinds.of_tokens(["日", kinds.byte_token(b"a b")], kinds.byte_level())
+    assert tokenizer.decode(ids) == "日a b" == tokenizer._library.decode(ids)
+
+
+def test_special_tokens_map_stands_behind_the_config(tmp_path: Path) -> None:
+    save(tmp_path, llama(), eos_token="</s>")
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "<unk>"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+
+
+def test_an_eos_that_is_a_plain_entry_becomes_special(tmp_path: Path) -> None:
+    library = Library(models.WordLevel({"a": 0, "<end>": 1, "?": 2}, unk_token="?"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer.load(save(tmp_path, library, eos_token="<end>"))
+    assert tokenizer.encode("a<end>") == [0, 1]
+    assert tokenizer.decode([0, 1]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("one", "one"),
+        ([{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+        ([{"name": "tool", "template": "t"}], "t"),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_chat_template(tmp_path: Path, value: Any, expected: str | None) -> None:
+    save(tmp_path, kinds.letters(), chat_template=value)
+    assert Tokenizer.load(tmp_path).chat_template == expected
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Tokenizer.load(tmp_path).chat_template == "file"
+
+
+def test_truncation_and_padding_of_the_file_are_not_followed(tmp_path: Path) -> None:
+    library = kinds.letters()
+    library.enable_truncation(4)
+    library.enable_padding(length=8)
+    assert len(Tokenizer.load(save(tmp_path, library)).encode("123456")) == 6
+
+
+def test_token_text_shows_the_bytes_of_cut_characters() -> None:
+    library = kinds.letters()
+    tokenizer = kinds.wrap(library)
+    assert [tokenizer.token_text(token) for token in [*"€ ".encode(), 256]] == [
+        "<0xE2>",
+        "<0x82>",
+        "<0xAC>",
+        " ",
+        END,
+    ]
+    both, ids = kinds.of_tokens([kinds.byte_token("é€".encode()[:-1])], kinds.byte_level())
+    assert both.token_text(ids[0]) == "é<0xE2><0x82>"
+    spaced, ids = kinds.of_tokens(["▁the"], kinds.byte_fallback())
+    assert spaced.token_text(ids[0]) == " the"
+
+
+def test_ids_beyond_the_tokenizer_but_not_the_model_have_no_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(save(tmp_path, kinds.letters()), vocab_size=300)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.decode([97, 299, 98]) == "ab"
+    assert tokenizer.token_text(299) == "<unused 299>"
+
+
+@pytest.mark.parametrize("token", [-1, 257, 1 << 70])
+def test_ids_out_of_range_are_refused(token: int) -> None:
+    tokenizer = kinds.wrap(kinds.letters())
+    for call in (lambda: tokenizer.decode([token]), lambda: tokenizer.token_text(token)):
+        with pytest.raises(RequestError, match="ids are 0 to 256"):
+            call()
+
+
+def test_nul_is_text_and_surrogates_are_not() -> None:
+    tokenizer = kinds.wrap(kinds.letters())
+    assert tokenizer.encode("a\0b") == [97, 0, 98]
+    with pytest.raises(RequestError, match="character 2 "):
+        tokenizer.encode("ab\ud83d")
+    with pytest.raises(RequestError, match="must be text, not bytes"):
+        tokenizer.encode(b"ab")  # type: ignore[arg-type]
+
+
+def test_a_pattern_that_backtracks_for_ever_is_an_error_not_a_crash(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The regex engine gives up, and panics; the request fails, the tokenizer lives."""
+    library = kinds.letters()
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("(a+)+$"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer = kinds.wrap(library)
+    with pytest.raises(RequestError, match="failed on this text"):
+        tokenizer.encode("a" * 40 + "b")
+    assert tokenizer.encode("b") == [98]
+    capfd.readouterr()
+
+
+def test_threads_share_a_tokenizer() -> None:
+    tokenizer = kinds.wrap(kinds.letters())
+    text = f"the € {END} 日本"
+    parsed, plain = tokenizer.encode(text), kinds.wrap(kinds.letters()).encode(text, parse_special=False)
+
+    def work(i: int) -> list[int]:
+        return tokenizer.encode(text, parse_special=i % 2 == 0)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(work, range(400)))
+    assert all(ids == (plain if i % 2 else parsed) for i, ids in enumerate(results))
+    assert tokenizer.decode(plain, skip_special=False) == text
+
+
+def test_no_warning_after_a_fork(tmp_path: Path) -> None:
+    save(tmp_path, kinds.letters())
+    script = (
+        "import os, sys; from pathlib import Path; from tokenwright.text import Tokenizer\n"
+        "t = Tokenizer.load(Path(sys.argv[1])); t.encode('a b'); t.encode('a', parse_special=False)\n"
+        "pid = os.fork(); t.encode('a b'); t.decode([1]); pid and os.waitpid(pid, 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+
+
+def damage_nothing_there(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    return "no tokenizer.json"
+
+
+def damage_truncated(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text()[:-40])
+    return "cannot be used"
+
+
+def damage_not_utf8(folder: Path) -> str:
+    (folder / "tokenizer.json").write_bytes(b"\xff\xfe{}")
+    return "cannot be read"
+
+
+def damage_pointer(folder: Path) -> str:
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    return "git lfs pull"
+
+
+def damage_config_truncated(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text('{"bos_token": ')
+    return "tokenizer_config.json is not JSON"
+
+
+def damage_config_nested(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    return "tokenizer_config.json is not JSON"
+
+
+def damage_config_a_list(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text("[]")
+    return "holds a list"
+
+
+def damage_config_misshapen(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": 1}}')
+    return "cannot be used"
+
+
+def damage_ids_disagree(folder: Path) -> str:
+    config = {"added_tokens_decoder": {"300": {"content": "<x>", "special": True}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return "do not belong together"
+
+
+def damage_template(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text('{"chat_template": [{"name": "default"}]}')
+    return "cannot be used"
+
+
+def damage_decoder(folder: Path) -> str:
+    library = kinds.letters()
+    library.decoder = decoders.CTC()
+    library.save(str(folder / "tokenizer.json"))
+    return "CTC"
+
+
+def damage_merges(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    gpt2_files(folder)
+    (folder / "merges.txt").write_text("#version: 0.2\nh e\nt h e\n")
+    return "merge 2 of merges.txt"
+
+
+def damage_unknown_merge(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    gpt2_files(folder)
+    (folder / "merges.txt").write_text("q q\n")
+    return "cannot be used"
+
+
+def damage_vocab(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    gpt2_files(folder)
+    (folder / "vocab.json").write_text((folder / "vocab.json").read_text()[:-9])
+    return "vocab.json is not JSON"
+
+
+def damage_class(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    gpt2_files(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    return "add its tokenizer.json"
+
+
+def damage_vocab_size(folder: Path) -> str:
+    library = kinds.letters()
+    library.add_special_tokens([f"<{i}>" for i in range(100)])
+    library.save(str(folder / "tokenizer.json"))
+    return "only 300 rows"
+
+
+DAMAGES = [value for name, value in sorted(globals().items()) if name.startswith("damage_")]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_folders_are_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], str]) -> None:
+    save(tmp_path, kinds.letters())
+    reason = damage(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.load(tmp_path, vocab_size=300)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.BPEDecoder(),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Sequence([decoders.ByteLevel(), decoders.Replace("a", "b")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Metaspace()]),
+    ],
+)
+def test_decoders_that_look_beyond_a_token_are_refused(decoder: Any) -> None:
+    with pytest.raises(CheckpointError, match="token by token"):
+        kinds.of_tokens(["a"], decoder)
+
+
+def test_an_interrupt_is_not_taken_for_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenwright.text.files._read_library", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.load(tmp_path)
