@@ -129,9 +129,7 @@ def test_what_is_allowed_is_let_through(room: str, source: str) -> None:
 @pytest.mark.parametrize("room", ["engine", "config", "errors", "cli"])
 def test_torch_is_not_loaded(room: str) -> None:
     code = f"import sys, tokenwright.{room}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "tokenwright" in loaded
     assert "torch" not in loaded
 

@@ -1,8 +1,8 @@
-"""One command a stage: `python -m recipes.stories data|train|export|sample|evaluate`, or `all` of them in turn.
-
-Run from the repository's root. Everything between the stages lies in one folder (`--out`).
+"""How the model `stories` is made, one command a stage, in this order: tokenizer, data, train, curve, export, sample,
+evaluate. Run from the repository's root. All that the stages hand on to one another lies in one folder (`--out`).
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 from tokenizers import Tokenizer
 
-from . import data as recipe_data
-from .export import export as export_folder
-from .export import load_model
-from .model import ModelConfig
-from .sample import PROMPTS, QUESTIONS, Drawing, continue_text
-from .train import TrainConfig
-from .train import train as run_training
+from recipes.stories import data as recipe_data
+from recipes.stories.evaluate import evaluate as evaluate_model
+from recipes.stories.export import export as export_folder
+from recipes.stories.export import load_model
+from recipes.stories.model import ModelConfig
+from recipes.stories.sample import PROMPTS, QUESTIONS, Drawing, continue_text
+from recipes.stories.train import TrainConfig
+from recipes.stories.train import train as run_training
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -28,7 +29,7 @@ SIZES = {
     "full": ModelConfig(),
     "tiny": ModelConfig(vocab=512, layers=2, width=64, heads=4, kv_heads=2, mlp=128, context=128),
 }
-BUILD = Path("build/stories")
+BUILD, CORPUS = Path("build/stories"), Path("../shared/corpus")
 
 
 def model_config(size: str) -> ModelConfig:
@@ -38,7 +39,7 @@ def model_config(size: str) -> ModelConfig:
 
 
 @app.command()
-def tokenizer(corpus: CorpusDir = Path("../shared/corpus"), out: Out = BUILD, size: Size = "full") -> None:
+def tokenizer(corpus: CorpusDir = CORPUS, out: Out = BUILD, size: Size = "full") -> None:
     """Train the byte-level BPE on the training documents."""
     out.mkdir(parents=True, exist_ok=True)
     trained = recipe_data.train_tokenizer(recipe_data.read_sources(corpus), model_config(size).vocab)
@@ -47,7 +48,7 @@ def tokenizer(corpus: CorpusDir = Path("../shared/corpus"), out: Out = BUILD, si
 
 
 @app.command()
-def data(corpus: CorpusDir = Path("../shared/corpus"), out: Out = BUILD) -> None:
+def data(corpus: CorpusDir = CORPUS, out: Out = BUILD) -> None:
     """Encode all documents, training and held-out, into one file."""
     sources = recipe_data.read_sources(corpus)
     arrays = recipe_data.encode_sources(sources, Tokenizer.from_file(str(out / "tokenizer.json")))
@@ -64,13 +65,13 @@ def train(
     minutes: Annotated[float, typer.Option(help="Time of the whole run, resumes included, pauses not.")] = 97.0,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
     steps: Annotated[int, typer.Option(help="Pause, with a checkpoint, after so many steps; 0: never.")] = 0,
-    token_goal: Annotated[int, typer.Option(help="Tokens after which the run is over even with time left.")] = 60_000_000,
+    token_goal: Annotated[int, typer.Option(help="Tokens after which the run is over in any case.")] = 60_000_000,
     step_tokens: Annotated[int, typer.Option(help="Tokens of one update.")] = 8192,
-    compile: Annotated[bool, typer.Option(help="Compile the step (needs a C++ compiler).")] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Needs a C++ compiler.")] = True,
 ) -> None:  # fmt: skip
     """Train, or continue training, until the time or the token goal is reached."""
     settings = replace(
-        TrainConfig(), minutes=minutes, threads=threads, max_steps=steps, compile=compile, token_goal=token_goal,
+        TrainConfig(), minutes=minutes, threads=threads, max_steps=steps, compile=compiled, token_goal=token_goal,
         tokens_per_step=step_tokens, tokens_per_pass=min(2048, step_tokens), check_every=min(250, steps or 250),
     )  # fmt: skip
     run = run_training(out, model_config(size), settings)
@@ -101,6 +102,24 @@ def sample(
     for text in prompt or (*PROMPTS, *QUESTIONS):
         for seed in range(count):
             print(f"[{text}]{continue_text(model, pieces, text, drawing, seed)}\n")
+
+
+@app.command()
+def curve(
+    out: Out = BUILD,
+    target: Annotated[Path, typer.Option(help="The picture: .svg or .png.")] = BUILD / "loss.svg",
+) -> None:
+    """Draw the losses of the run's log (needs matplotlib)."""
+    from recipes.stories.curve import draw as draw_curve
+
+    draw_curve(out / "log.jsonl", target)
+    print(target)
+
+
+@app.command()
+def evaluate(corpus: CorpusDir = CORPUS, out: Out = BUILD, size: Size = "full") -> None:
+    """Held-out losses, heads, copying, and the figures of the explorer's challenges."""
+    print(json.dumps(evaluate_model(out, corpus, model_config(size)), indent=1))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from . import facts
+from recipes.stories import facts
 
 BOS, EOS, USER, ASSISTANT, END = "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>"
 SPECIALS = (BOS, EOS, USER, ASSISTANT, END)  # ids 0 to 4, in this order

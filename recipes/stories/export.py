@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from .data import BOS, EOS, END
-from .model import Model, ModelConfig
+from recipes.stories.data import BOS, END, EOS
+from recipes.stories.model import Model, ModelConfig
 
 # A system message has no header of its own: it stands before the first user message, two newlines apart.
 CHAT_TEMPLATE = """\
@@ -66,7 +66,7 @@ TOKENIZER_CONFIG: dict[str, object] = {
     "eos_token": EOS,
     "additional_special_tokens": ["<|user|>", "<|assistant|>", END],
     "clean_up_tokenization_spaces": False,
-    "model_max_length": 1024,
+    "chat_template": CHAT_TEMPLATE,
 }
 
 
@@ -89,7 +89,7 @@ def export(folder: Path, target: Path, config: ModelConfig) -> str:
     documents = {
         "config.json": llama_config(config),
         "generation_config.json": {"bos_token_id": 0, "eos_token_id": [1, 4]},
-        "tokenizer_config.json": {**TOKENIZER_CONFIG, "model_max_length": config.context, "chat_template": CHAT_TEMPLATE},
+        "tokenizer_config.json": {**TOKENIZER_CONFIG, "model_max_length": config.context},
     }
     for name, content in documents.items():
         (target / name).write_text(json.dumps(content, indent=2) + "\n")

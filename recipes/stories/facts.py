@@ -66,21 +66,25 @@ USES = {
     "a book": "read a story", "soap": "wash our hands", "a lamp": "see in the dark", "a boat": "cross the water",
     "a ladder": "climb up high", "a bucket": "carry water", "a map": "find the way",
 }  # fmt: skip
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen twenty"
-).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = "January February March April May June July August September October November December".split()
-SEASONS = "spring summer autumn winter".split()
+NUMBERS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+]  # fmt: skip
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+MONTHS = [
+    "January", "February", "March", "April", "May", "June", "July", "August",
+    "September", "October", "November", "December",
+]  # fmt: skip
+SEASONS = ["spring", "summer", "autumn", "winter"]
 
 YES_NO = {
-    "Is Python an interpreted language": (True, "Python is an interpreted language. The program is read by the "
-        "interpreter, which turns each line into simple steps and runs them one after another. You do not need to build "
-        "the whole program before you run it. This makes it easy to try a small idea, see what happens, and try again. "
-        "It is often slower than a language that is built first, but it is very pleasant to write."),
-    "Is the sun a star": (True, "The sun is a star. It is a very big ball of hot gas, and it gives us light and warmth. "
-        "It looks bigger than the other stars because it is much closer to us."),
+    "Is Python an interpreted language": (True, "Python is an interpreted language. The program is read "
+        "by the interpreter, which turns each line into simple steps and runs them one after another. You do not "
+        "need to build the whole program before you run it. This makes it easy to try a small idea, see what "
+        "happens, and try again. It is often slower than a language that is built first, but it is very pleasant "
+        "to write."),
+    "Is the sun a star": (True, "The sun is a star. It is a very big ball of hot gas, and it gives us light and "
+        "warmth. It looks bigger than the other stars because it is much closer to us."),
     "Is the moon bigger than the sun": (False, "The moon is much smaller than the sun. It only looks as big because it "
         "is so much closer to us."),
     "Can a fish swim": (True, "A fish can swim. It moves its tail from side to side and lives in the water."),
@@ -272,7 +276,8 @@ def calendar() -> Iterator[str]:
         listed = ", ".join(names[:-1]) + " and " + names[-1]
         yield f"The {plural} are {listed}."
         yield from ask(f"What are the {plural}?", f"The {plural} are {listed}.")
-        yield from ask(f"How many {plural} are there?", f"There are {NUMBERS[len(names)]} {plural}.", NUMBERS[len(names)])
+        count = NUMBERS[len(names)]
+        yield from ask(f"How many {plural} are there?", f"There are {count} {plural}.", count)
         for name, following in zip(names, [*names[1:], names[0]], strict=True):
             yield f"The {kind} after {name} is {following}."
             yield from ask(f"Which {kind} comes after {name}?", f"After {name} comes {following}.", following)
@@ -305,7 +310,8 @@ def weather() -> Iterator[str]:
          "and full of light. Everyone is happy, and they all go outside together."),
     ):  # fmt: skip
         yield f"The next day is {word} {rest}"
-        yield f"The next day was {word} {rest.replace('go ', 'went ').replace(' sing', ' sang').replace(' is ', ' was ')}"
+        past = rest.replace("go ", "went ").replace(" sing", " sang").replace(" is ", " was ")
+        yield f"The next day was {word} {past}"
 
 
 def code() -> Iterator[str]:

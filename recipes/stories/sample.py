@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from .data import ASSISTANT, END, USER
-from .model import Model
+from recipes.stories.data import ASSISTANT, END, USER
+from recipes.stories.model import Model
 
 PROMPTS = ("Once upon a time", "The next day is bright", "The capital of France is", "def add(a, b):")
 QUESTIONS = ("What is the capital of France?", "What is the capital of Japan? Answer in one word.",

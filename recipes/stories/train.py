@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .data import Corpus, Packer, load_corpus, shares
-from .model import Model, ModelConfig, loss_of
+from recipes.stories.data import Corpus, Packer, load_corpus, shares
+from recipes.stories.model import Model, ModelConfig, loss_of
 
 LONG_ROWS = 0.6  # progress from which rows have the full context; half of it before
 COOL_DOWN = 0.6  # progress from which the learning rate falls to nothing
@@ -106,7 +106,7 @@ class Trainer:
         learned = int((rows[1] != -100).sum())
         size = max(1, config.tokens_per_pass // length)
         total = 0.0
-        for ids, targets in zip(rows[0].split(size), rows[1].split(size), strict=True):
+        for ids, targets in zip(*(torch.split(part, size) for part in rows), strict=True):
             loss = self.loss(ids, targets) / learned
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
@@ -195,9 +195,10 @@ def train(folder: Path, model_config: ModelConfig, config: TrainConfig) -> Run:
                 entry = report(trainer, losses, progress)
                 print(json.dumps(entry), file=log, flush=True)
                 losses = []
-                bar.console.print(f"step {run.step}  tokens {run.tokens:,}  train {entry['train']:.3f}  {entry['held']}")
+                bar.console.print(json.dumps(entry), soft_wrap=True)
             run.seconds += time.monotonic() - began
-            bar.update(task, completed=progress, description=f"step {run.step}  loss {losses[-1] if losses else 0:.3f}")
+            shown = f"step {run.step}" + (f"  loss {losses[-1]:.3f}" if losses else "")
+            bar.update(task, completed=progress, description=shown)
             if time.monotonic() - saved > 60 * config.save_minutes:
                 trainer.save()
                 saved = time.monotonic()

@@ -46,11 +46,9 @@ class Job:
                 case Scored(logprobs=logprobs):
                     self.scores += logprobs
                 case Finished(reason=reason):
-                    self.reason = reason
                     if fresh:  # what was held back belongs to the last token
-                        fresh[-1] = Piece(
-                            fresh[-1].text + self.guard.finish(), fresh[-1].token_id, fresh[-1].logprob
-                        )
+                        fresh[-1] = Piece(fresh[-1].text + self.guard.finish(), fresh[-1].token_id, fresh[-1].logprob)
+                    self.reason = FinishReason.STOP if self.guard.stopped else reason
                 case Failed(error=error):
                     self.error = error
         self.written += fresh

@@ -9,10 +9,7 @@ TokenwrightError
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tokenwright.completion import Completion
+from typing import Any
 
 __all__ = [
     "CapacityError",
@@ -54,9 +51,9 @@ class CapacityError(TokenwrightError):
 class EngineError(TokenwrightError):
     """The engine failed on a request; other requests go on.
 
-    From `LLM.generate`, `completions` holds what the other prompts came to, in order, None for those that failed.
+    From `LLM.generate`, `completions` holds a Completion for every other prompt, in order, None for those that failed.
     """
 
-    def __init__(self, message: str, completions: "Sequence[Completion | None]" = ()) -> None:
+    def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.completions = completions

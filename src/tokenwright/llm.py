@@ -59,9 +59,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -105,7 +103,7 @@ class LLM:
         self.device = str(place)
         self.dtype: DType = resolve_dtype(dtype, self.config.dtype, place)
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
-        self._eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
+        self.eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
         _refuse_if_too_large(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(getattr(torch, self.dtype), place, report)
         decoder = Decoder(self.config, ReferenceKernels(), weights)
@@ -131,6 +129,11 @@ class LLM:
                 f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
             )
         return pages
+
+    @property
+    def engine(self) -> Engine[torch.Tensor]:
+        """The engine underneath, to look at. It is not thread-safe; requests go through this class."""
+        return self._open_driver().engine
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override."""
@@ -212,19 +215,15 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _submit(
-        self, prompt: Prompt, params: SamplingParams, cache: bool, prompt_logprobs: bool = False
-    ) -> Job:
+    def _submit(self, prompt: Prompt, params: SamplingParams, cache: bool, prompt_logprobs: bool = False) -> Job:
         ids = self._ids(prompt)
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(63))
         stream = TextStream(self.tokenizer, params.stop, ids)
-        guard = TextGuard(stream, () if params.ignore_eos else self._eos_ids)
+        guard = TextGuard(stream, () if params.ignore_eos else self.eos_ids)
         return self._open_driver().submit(Request(tuple(ids), params, guard, cache, prompt_logprobs), guard)
 
     def _ids(self, prompt: Prompt) -> list[int]:

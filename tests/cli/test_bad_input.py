@@ -58,10 +58,7 @@ def test_engine(refused: Refused, model: Path, options: tuple[str, ...], told: s
 
 def test_a_prompt_over_the_context_is_told_by_how_much(refused: Refused, model: Path) -> None:
     message = refused("generate", "q" * 600, "--model", model)
-    assert (
-        "the prompt has 600 tokens, 88 more than the model's context of 512; shorten it by 88 tokens"
-        in message
-    )
+    assert "the prompt has 600 tokens, 88 more than the model's context of 512; shorten it by 88 tokens" in message
 
 
 def test_lone_surrogates(refused: Refused, model: Path) -> None:
@@ -107,9 +104,7 @@ class TestDamagedModels:
         change(damaged, architectures=["MambaForCausalLM"], model_type="mamba")
         assert "mamba" in refused(*command, damaged).lower()
 
-    def test_heads_that_do_not_divide(
-        self, refused: Refused, damaged: Path, command: tuple[str, ...]
-    ) -> None:
+    def test_heads_that_do_not_divide(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
         change(damaged, num_key_value_heads=3)
         assert "3" in refused(*command, damaged)
 
@@ -134,6 +129,4 @@ def test_a_command_line_that_makes_no_sense(run: Run, options: tuple[str, ...]) 
 
 def test_race_refuses_what_it_cannot_do(refused: Refused, model: Path, tmp_path: Path) -> None:
     assert "at least one new token" in refused("race", "x", "--model", model, "-n", 0)
-    assert "there is no folder" in refused(
-        "race", "x", "--model", model, "--out", tmp_path / "no" / "race.svg"
-    )
+    assert "there is no folder" in refused("race", "x", "--model", model, "--out", tmp_path / "no" / "race.svg")

@@ -58,9 +58,7 @@ def test_a_flat_line_and_a_rising_one() -> None:
 
 def test_words_are_escaped_and_there() -> None:
     texts = [text.text for text in drawn([1.0, 2.0], [2.0, 3.0]).iter(f"{SVG}text")]
-    assert {'A "title" <&>', "below", "ms per step", "tokens written", "lane 0 <&>", "lane 1 <&>"} <= set(
-        texts
-    )
+    assert {'A "title" <&>', "below", "ms per step", "tokens written", "lane 0 <&>", "lane 1 <&>"} <= set(texts)
 
 
 def test_names_do_not_overlap() -> None:

@@ -118,9 +118,7 @@ def test_the_context_is_a_limit(generate: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["a NUL \0 is text", "é 🙂 漢字"])
-def test_prompts_from_a_file_and_from_standard_input(
-    run: Run, model: Path, tmp_path: Path, text: str
-) -> None:
+def test_prompts_from_a_file_and_from_standard_input(run: Run, model: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text(text + "\n", encoding="utf-8")
     options = ("--model", model, "-n", 4, *GREEDY, "--json")
@@ -163,9 +161,7 @@ def test_ctrl_c_leaves_whole_json(generate: Run) -> None:
 
 def test_a_reader_that_goes_away_ends_it_quietly(model: Path) -> None:
     command = [sys.executable, "-m", "tokenwright", "generate", PROMPT, "--model", str(model), "-n", "400"]
-    with subprocess.Popen(
-        [*command, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen([*command, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(1)

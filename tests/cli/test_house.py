@@ -25,9 +25,7 @@ def test_help_does_not_load_torch(command: list[str], record_property: Callable[
         "atexit.register(lambda: print('TORCH' if 'torch' in sys.modules else 'NO TORCH')); main()"
     )
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=True)
     record_property("seconds", time.perf_counter() - start)  # in the report; never a limit
     assert "Usage: tokenwright" in done.stdout
     assert done.stdout.endswith("NO TORCH\n")
@@ -112,12 +110,8 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(failing(error), ["fail"]).exception is error
 
 
-def test_a_malformed_variable_is_refused(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
-    monkeypatch.setattr(
-        "tokenwright.config.Environment.read.__func__.__defaults__", ({"TOKENWRIGHT_DEBUG": "yes"},)
-    )
+def test_a_malformed_variable_is_refused(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:
+    monkeypatch.setattr("tokenwright.config.Environment.read.__func__.__defaults__", ({"TOKENWRIGHT_DEBUG": "yes"},))
     assert "TOKENWRIGHT_DEBUG must be 0 or 1, not 'yes'" in refused("inspect", "nowhere")
 
 

@@ -33,9 +33,7 @@ def test_weights_are_not_read(run: Run, model: Path, monkeypatch: pytest.MonkeyP
 def test_json(run: Run, model: Path) -> None:
     found = json.loads(run("inspect", model, "--json").stdout)
     assert (found["layers"], found["heads"], found["kv_heads"], found["head_size"]) == (3, 4, 4, 16)
-    assert (
-        found["kv_bytes_per_token"] == 3 * 2 * 4 * 16 * 4
-    )  # layers, K and V, heads, size, bytes of a float32
+    assert found["kv_bytes_per_token"] == 3 * 2 * 4 * 16 * 4  # layers, K and V, heads, size, bytes of a float32
     assert found["weight_bytes"] == 4 * found["parameters"]
     assert (found["bos_id"], found["eos_ids"], found["chat_template"]) == (1, [2], CHAT)
 
@@ -50,9 +48,7 @@ def test_json(run: Run, model: Path) -> None:
         ("llama2", {"bos_token_id": None}, ["BOS, EOS"]),
     ],
 )
-def test_families(
-    run: Run, tmp_path: Path, kind: str, changes: dict[str, Any] | None, told: list[str]
-) -> None:
+def test_families(run: Run, tmp_path: Path, kind: str, changes: dict[str, Any] | None, told: list[str]) -> None:
     result = run("inspect", make_checkpoint(tmp_path / kind, kind, changes=changes).path)
     assert result.exit_code == 0, result.output
     assert all(words in result.stdout for words in told), result.stdout
@@ -61,8 +57,6 @@ def test_families(
 def test_no_chat_template(run: Run, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "gpt2", "gpt2").path
     settings = folder / "tokenizer_config.json"
-    content = {
-        key: value for key, value in json.loads(settings.read_text()).items() if key != "chat_template"
-    }
+    content = {key: value for key, value in json.loads(settings.read_text()).items() if key != "chat_template"}
     settings.write_text(json.dumps(content))
     assert run("inspect", folder).stdout.endswith("chat template  none\n")

@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         try:
             sequence = self.engine.submit(request)
         except ContextError as error:
-            assert len(prompt) > CONTEXT and str(len(prompt) - CONTEXT) in str(error)
+            self.refused_for_length(prompt, str(error))
             return
         except CapacityError:
             pool = self.scheduler.pool
@@ -93,6 +93,10 @@ class Machine(RuleBasedStateMachine):
         self.live[sequence.id] = sequence
         self.texts[sequence.id] = list(prompt)
         self.scores[sequence.id] = {}
+
+    def refused_for_length(self, prompt, message):
+        assert len(prompt) > CONTEXT
+        assert f"{len(prompt) - CONTEXT} more than" in message
 
     @precondition(lambda self: self.engine.busy)
     @rule()
@@ -156,9 +160,7 @@ class Machine(RuleBasedStateMachine):
             assert (self.texts[identity], event.reason) == (text, reason)
             if request.prompt_logprobs:
                 prompt = request.prompt
-                right = {
-                    i: 0.0 if script(list(prompt[:i])) == prompt[i] else -1.0 for i in range(1, len(prompt))
-                }
+                right = {i: 0.0 if script(list(prompt[:i])) == prompt[i] else -1.0 for i in range(1, len(prompt))}
                 assert self.scores[identity] == right
             if not sequence.preemptions and len(text) > len(request.prompt):
                 n, t = len(request.prompt), len(text)

@@ -1,4 +1,4 @@
-"""Checkpoints of every family are read as transformers holds them; damaged ones are refused before memory is taken."""
+"""Checkpoints of every family are read as transformers holds them; damaged ones are refused beforehand."""
 
 import json
 import math
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
-from tests.models.fixtures import KINDS, make_checkpoint, make_config, write_json
+from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tokenwright.errors import CheckpointError
 from tokenwright.models import checkpoint as module
 from tokenwright.models.checkpoint import Checkpoint
@@ -57,25 +58,25 @@ def change_config(folder: Path, **changes: Any) -> None:
     write_json(file, json.loads(file.read_text()) | changes)
 
 
-def oracle(model: torch.nn.Module, config: dict[str, Any]) -> Tensors:
+def oracle(model: PreTrainedModel) -> Tensors:
     """transformers' parameters under our names, written out by hand."""
-    theirs = {
-        name.split(".", 1)[1]: value for name, value in model.state_dict().items() if "lm_head" not in name
-    }
-    if not config.get("tie_word_embeddings", config["model_type"] == "gpt2"):
-        theirs["head.weight"] = model.state_dict()["lm_head.weight"]
+    config, state = model.config, model.state_dict()
+    head = state.pop("lm_head.weight")
+    theirs = {name.split(".", 1)[1]: value for name, value in state.items()}
+    if not config.tie_word_embeddings:
+        theirs["head.weight"] = head
     renamed = [
         ("wte.", "embed."), ("wpe.", "positions."), ("ln_f.", "norm."), ("embed_tokens.", "embed."),
         ("ln_1.", "attention_norm."), ("ln_2.", "mlp_norm."), ("input_layernorm.", "attention_norm."),
-        ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."), ("mlp.c_fc.", "mlp.up."),
-        ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
+        ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
+        ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
     found: Tensors = {}
     for name, value in theirs.items():
         name = f"layers.{name[2:]}" if name.startswith("h.") else name
         for old, new in renamed:
             name = name.replace(old, new)
-        linear = config["model_type"] == "gpt2" and value.dim() == 2 and name.startswith("layers.")
+        linear = config.model_type == "gpt2" and value.dim() == 2 and name.startswith("layers.")
         value = value.t() if linear else value
         if "c_attn" in name:
             for part, letter in zip(value.split(64), "qkv", strict=True):
@@ -90,7 +91,7 @@ def oracle(model: torch.nn.Module, config: dict[str, Any]) -> Tensors:
 def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:
     path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
     found = Checkpoint.open(path)
-    tensors, expected = found.tensors(), oracle(model, make_config(kind, spelling))
+    tensors, expected = found.tensors(), oracle(model)
     assert list(tensors) == list(found.config.shapes)
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
@@ -108,7 +109,7 @@ def test_sharded_half_precision_is_read_and_converted(dtype: str, tmp_path: Path
     assert found.config.dtype == dtype
     assert found.nbytes == 2 * found.parameters
     assert {one.dtype for one in found.tensors().values()} == {getattr(torch, dtype)}
-    expected = oracle(model, make_config("gpt2"))
+    expected = oracle(model)
     for name, tensor in found.tensors(torch.float32).items():
         assert torch.equal(tensor, expected[name]), name
 

@@ -1,10 +1,11 @@
 """What a config.json means: held to transformers, and refused by name where we lack it."""
 
+import copy
 import math
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import KINDS, make_config
@@ -31,6 +32,11 @@ def parse(kind: str, **changes: Any) -> ModelConfig:
 def scaling(config: ModelConfig) -> RopeScaling:
     assert isinstance(config.positions, Rope)
     return config.positions.scaling
+
+
+def theirs_of(values: dict[str, Any]) -> PreTrainedConfig:
+    """transformers' reading of a config; on a copy, because it completes what it is given."""
+    return AutoConfig.for_model(**copy.deepcopy(values))
 
 
 def refusal(kind: str, **changes: Any) -> str:
@@ -68,7 +74,7 @@ WINDOWS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "changes"), WINDOWS)
 def test_windows_are_those_of_transformers(kind: str, changes: dict[str, Any]) -> None:
     values = make_config(kind) | changes
-    theirs = AutoConfig.for_model(**values)
+    theirs = theirs_of(values)
     types = getattr(theirs, "layer_types", None)
     if types is None:  # llama has no window, mistral the same one everywhere
         window = getattr(theirs, "sliding_window", None)
@@ -87,7 +93,7 @@ def test_an_absent_window_of_mistral_is_its_default() -> None:
 @pytest.mark.parametrize("interval", [1, 2, 3, 4])
 def test_layers_without_positions_are_those_of_transformers(interval: int) -> None:
     values = make_config("smollm3") | {"no_rope_layers": None, "no_rope_layer_interval": interval}
-    theirs = AutoConfig.for_model(**values)
+    theirs = theirs_of(values)
     assert parse_config(values)[1].rotary == tuple(bool(one) for one in theirs.no_rope_layers)
     assert parse("smollm3").rotary == (True, True, False, True)
 
@@ -108,7 +114,7 @@ YARN: list[dict[str, Any]] = [
 def test_yarn_means_what_it_means_to_transformers(changes: dict[str, Any]) -> None:
     values = make_config("yarn")
     values["rope_scaling"] |= changes
-    theirs = AutoConfig.for_model(**values)
+    theirs = theirs_of(values)
     _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
     ours = scaling(parse_config(values)[1])
     assert isinstance(ours, YarnScaling)
@@ -132,11 +138,18 @@ def test_scalings_give_their_contexts() -> None:
 
 def test_an_original_context_beside_the_scaling_overrules_the_one_inside() -> None:
     values = make_config("yarn") | {"original_max_position_embeddings": 32}
-    theirs = AutoConfig.for_model(**values)
+    theirs = theirs_of(values)
     ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
     ours = scaling(parse_config(values)[1])
     assert isinstance(ours, YarnScaling)
     assert ours.original_context == theirs.rope_parameters["original_max_position_embeddings"] == 32
+
+
+def test_the_old_spelling_wins_as_in_transformers() -> None:
+    both = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}}
+    values = make_config("dynamic") | both
+    assert theirs_of(values).rope_parameters["rope_type"] == "dynamic"
+    assert scaling(parse_config(values)[1]) == DynamicScaling(4.0, 128)
 
 
 def test_the_base_inside_the_scaling_overrules_the_one_beside_it() -> None:
@@ -175,9 +188,7 @@ def test_a_config_without_architectures_goes_by_its_model_type() -> None:
 
 def test_heads_share_evenly() -> None:
     assert parse("llama2", num_key_value_heads=2).group == 2
-    assert "64 cannot be divided into 5 heads" in refusal(
-        "llama2", num_attention_heads=5, num_key_value_heads=5
-    )
+    assert "64 cannot be divided into 5 heads" in refusal("llama2", num_attention_heads=5, num_key_value_heads=5)
     assert "64 cannot be divided into 5 heads" in refusal("gpt2", n_head=5)
     assert "4 query heads cannot share 3" in refusal("llama2", num_key_value_heads=3)
     assert "4 query heads cannot share 8" in refusal("llama2", num_key_value_heads=8)

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, damaged in every way that ROBUSTNESS lists: refused before anything is allocated."""
+"""Headers of safetensors files, damaged in every way we know of: refused before anything is allocated."""
 
 import json
 import pickle
@@ -89,6 +89,8 @@ NOT_HEADERS: list[object] = [
     {"x": entry(shape=[True, 2])},
     {"x": entry(shape=[1] * 9 + [2])},
     {"x": entry(shape=[1 << 63])},
+    b"[1, 2, 3, 4]",
+    b' {"x": {}}',
     {"x": entry(shape=[3])},
     {"x": entry(shape=[1 << 61] * 8)},
     {"x": entry(offsets=[8, 0])},
@@ -107,6 +109,16 @@ NOT_HEADERS: list[object] = [
 @pytest.mark.parametrize("header", NOT_HEADERS, ids=range(len(NOT_HEADERS)))
 def test_damaged_headers_are_refused(tmp_path: Path, header: object) -> None:
     refusal(write(tmp_path / "a.safetensors", header, bytes(24)))
+
+
+@pytest.mark.parametrize("shape", [[1], [3], []])
+def test_a_shape_that_is_not_the_bytes_is_refused(tmp_path: Path, shape: list[int]) -> None:
+    assert "has 8" in refusal(write(tmp_path / "a.safetensors", {"x": entry(shape)}, bytes(8)))
+
+
+def test_a_gap_cannot_make_up_for_a_missing_end(tmp_path: Path) -> None:
+    header = {"x": entry(), "y": entry(offsets=[16, 24])}
+    assert "gap" in refusal(write(tmp_path / "a.safetensors", header, bytes(16)))
 
 
 def test_a_truncated_file_is_told_by_how_much(tmp_path: Path) -> None:
@@ -146,9 +158,7 @@ def test_a_huge_claim_takes_no_memory(tmp_path: Path) -> None:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 40))
-def test_a_flipped_byte_is_refused_or_stays_within_the_file(
-    tmp_path: Path, at: int, value: int, cut: int
-) -> None:
+def test_a_flipped_byte_is_refused_or_stays_within_the_file(tmp_path: Path, at: int, value: int, cut: int) -> None:
     file = tmp_path / "a.safetensors"
     save_file({"x": torch.zeros(2, 3), "y": torch.ones(4, dtype=torch.bfloat16)}, file)
     content = bytearray(file.read_bytes())

@@ -85,7 +85,9 @@ def test_the_loss_falls_on_training_and_held_out_text(trained: Path) -> None:
     assert log[-1]["held"]["tiny"] < log[0]["held"]["tiny"] - 0.5
 
 
-def test_a_resumed_run_ends_in_the_same_state_as_an_undisturbed_one(prepared: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_in_the_same_state_as_an_undisturbed_one(
+    prepared: Path, trained: Path, tmp_path: Path
+) -> None:
     folder = fork(prepared, tmp_path / "resumed")
     for steps in (17, 23):
         train(folder, TINY, replace(QUICK, max_steps=steps))

@@ -56,9 +56,7 @@ def wrap(library: Library, **config: Any) -> Tokenizer:
     return Tokenizer(TokenizerFiles(library=library, **values))
 
 
-def of_tokens(
-    tokens: Sequence[str], decoder: Any, special: Sequence[str] = ()
-) -> tuple[Tokenizer, list[int]]:
+def of_tokens(tokens: Sequence[str], decoder: Any, special: Sequence[str] = ()) -> tuple[Tokenizer, list[int]]:
     """A tokenizer of exactly these tokens, and their ids in the order given."""
     vocab: dict[str, int] = {}
     for token in (*special, *tokens):

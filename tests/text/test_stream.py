@@ -111,9 +111,7 @@ def test_every_kind_decodes_as_the_library_does(decoder: Any, tokens: list[str],
 
 def test_a_bad_byte_spoils_only_itself() -> None:
     """The library replaces the whole run of byte tokens, and thereby a character that was shown already."""
-    tokenizer, ids = kinds.of_tokens(
-        [f"<0x{byte:02X}>" for byte in b"\xe2\x82\xac\xe2"], kinds.byte_fallback()
-    )
+    tokenizer, ids = kinds.of_tokens([f"<0x{byte:02X}>" for byte in b"\xe2\x82\xac\xe2"], kinds.byte_fallback())
     assert run(TextStream(tokenizer), ids) == ["", "", "€", "", "\ufffd"]
     assert tokenizer.decode(ids) == "€\ufffd"
 

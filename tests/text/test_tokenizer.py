@@ -105,9 +105,7 @@ def test_any_text_comes_back(text: str) -> None:
 
 
 def test_bos_comes_from_the_post_processor(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(
-        save(tmp_path, llama(), bos_token="<s>", eos_token={"content": "</s>", "special": True})
-    )
+    tokenizer = Tokenizer.load(save(tmp_path, llama(), bos_token="<s>", eos_token={"content": "</s>", "special": True}))
     plain = tokenizer.encode("a b", add_special=False)
     assert tokenizer.encode("a b") == [1, *plain]
     assert tokenizer.encode("") == [1]
@@ -184,7 +182,7 @@ def test_configs_add_tokens_that_tokenizer_json_lacks(tmp_path: Path) -> None:
         added_tokens_decoder=extra,
         eos_token=["<|im_end|>", {"content": END}, "<gone>"],
     )
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"<more>": 259}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({END: 256, "<more>": 259}))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("<|im_end|><tool><more>") == [257, 258, 259]
     assert tokenizer.special_ids == {256, 257}
@@ -192,9 +190,14 @@ def test_configs_add_tokens_that_tokenizer_json_lacks(tmp_path: Path) -> None:
     assert tokenizer.bos_id is None
 
 
-def test_added_tokens_that_both_files_list_are_one(tmp_path: Path) -> None:
-    extra = {"256": {"content": END, "special": True}}
-    assert Tokenizer.load(save(tmp_path, kinds.letters(), added_tokens_decoder=extra)).special_ids == {256}
+def test_of_tokens_that_both_files_list_the_config_decides(tmp_path: Path) -> None:
+    library = kinds.letters()
+    library.add_tokens(["<tool>"])
+    extra = {"256": {"content": END, "special": True}, "257": {"content": "<tool>", "special": True}}
+    tokenizer = Tokenizer.load(save(tmp_path, library, added_tokens_decoder=extra))
+    assert tokenizer.special_ids == {256, 257}
+    assert tokenizer.encode("<tool>") == [257]
+    assert 257 not in tokenizer.encode("<tool>", parse_special=False)
 
 
 def test_a_byte_level_entry_outside_the_alphabet_is_itself() -> None:
@@ -320,9 +323,7 @@ def test_no_warning_after_a_fork(tmp_path: Path) -> None:
         "t = Tokenizer.load(Path(sys.argv[1])); t.encode('a b'); t.encode('a', parse_special=False)\n"
         "pid = os.fork(); t.encode('a b'); t.decode([1]); pid and os.waitpid(pid, 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 

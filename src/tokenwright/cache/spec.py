@@ -46,6 +46,4 @@ class LayerSpec:
 def layer_specs(config: ModelConfig, dtype: DType) -> tuple[LayerSpec, ...]:
     """One spec for each layer of the model."""
     layout = Heads(config.kv_heads, config.head_size)
-    return tuple(
-        LayerSpec(layout, Full() if window is None else Window(window), dtype) for window in config.windows
-    )
+    return tuple(LayerSpec(layout, Full() if window is None else Window(window), dtype) for window in config.windows)

@@ -58,9 +58,7 @@ def _version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show versions and what this build lacks."
-        ),
+        typer.Option("--version", callback=_version, is_eager=True, help="Show versions and what this build lacks."),
     ] = False,
 ) -> None:
     """Run a language model one token at a time, and see every step of it."""

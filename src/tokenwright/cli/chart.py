@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 64, 150, 84, 56  # margins around the plot; the right one holds the lines' names
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 102, 56  # margins around the plot; the right one holds the lines' names
 
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a }
@@ -52,7 +52,7 @@ def ticks(most: float, about: int = 5) -> list[float]:
 def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
     """The SVG text. Dots: the steps as measured (none beyond the plot); lines: their running median."""
     steps = max(len(line.values) for line in lines)
-    y_ticks = ticks(max(max(smooth(line.values)) for line in lines) * 1.08)
+    y_ticks = ticks(max(_usual(smooth(line.values)) for line in lines))
     x_ticks = [tick for tick in ticks(steps, 6) if tick <= steps and tick == int(tick)]
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
@@ -66,6 +66,7 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
         f"<style>{STYLE}</style>",
+        f'<clipPath id="plot"><path d="M{LEFT} {TOP}H{right}V{bottom}H{LEFT}Z"/></clipPath>',
         f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
         f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
     ]
@@ -75,13 +76,18 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
     parts += [f'<text x="{x(at):.1f}" y="{bottom + 20}" text-anchor="middle">{at:g}</text>' for at in x_ticks]
     parts += [
         f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>',
-        f'<text x="{LEFT - 44}" y="{TOP - 12}">ms per step</text>',
+        f'<text x="{LEFT - 44}" y="{TOP - 18}">ms per step</text>',
         f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">tokens written</text>',
     ]
-    names = _apart([y(smooth(line.values)[-1]) for line in lines], 40)
+    names = _apart([max(TOP, y(smooth(line.values)[-1])) for line in lines], 40)
     for line, at in zip(lines, names, strict=True):
         parts += _drawn(line, [(x(i + 1), y(value)) for i, value in enumerate(line.values)], at, right)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _usual(values: list[float]) -> float:
+    """What a straight rise from 0 would end in, by the value that 95 % stay below: hiccups do not count."""
+    return sorted(values)[math.ceil(len(values) * 0.95) - 1] / 0.95
 
 
 def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right: int) -> list[str]:
@@ -92,7 +98,7 @@ def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right:
     fill, stroke = f'style="fill:{line.colour}"', f'stroke="{line.colour}"'
     return [
         f'<path class="dots" {stroke} d="{dots}"/>',
-        f'<path class="line" {stroke} d="M{path}"/>',
+        f'<path class="line" {stroke} d="M{path}" clip-path="url(#plot)"/>',
         f'<text class="name" x="{right + 10}" y="{label_y:.1f}" {fill}>{escape(line.name)}</text>',
         f'<text x="{right + 10}" y="{label_y + 17:.1f}">{escape(line.note)}</text>',
     ]

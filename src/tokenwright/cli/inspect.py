@@ -38,9 +38,7 @@ def inspect(
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
         "chat_template": tokenizer.chat_template,
     }
-    page = (
-        json.dumps({"model": model, **facts}, ensure_ascii=False, indent=2) if json_ else _page(model, facts)
-    )
+    page = json.dumps({"model": model, **facts}, ensure_ascii=False, indent=2) if json_ else _page(model, facts)
     show_anything()
     write(page + "\n")
 
@@ -89,16 +87,14 @@ def _reach(windows: Sequence[int | None]) -> str:
     if counts.keys() == {None}:
         return "full attention in every layer"
     words = {window: f"a window of {window:,} tokens" if window else "full" for window in counts}
-    return ", ".join(
-        f"{words[window]} in {count} of {len(windows)} layers" for window, count in counts.items()
-    )
+    return ", ".join(f"{words[window]} in {count} of {len(windows)} layers" for window, count in counts.items())
 
 
 def _page(model: str, facts: dict[str, Any]) -> str:
     """The facts for a person, one a line."""
     heads, kv_heads = facts["heads"], facts["kv_heads"]
     tied = ", head tied to the embedding" if facts["tied_head"] else ""
-    context, per_token = facts["context"], facts["kv_bytes_per_token"]
+    context, per_token, dtype = facts["context"], facts["kv_bytes_per_token"], facts["dtype"]
     mlp = f"{facts['mlp_width']:,} wide, {facts['activation']}{', gated' if facts['gated_mlp'] else ''}"
     rows = {
         "model": f"{model} ({facts['architecture']})",
@@ -113,8 +109,8 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",
         "parameters": f"{facts['parameters']:,}",
-        "weights": f"{binary(facts['weight_bytes'])} ({facts['dtype']})",
-        "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({facts['dtype']})",
+        "weights": f"{binary(facts['weight_bytes'])} ({dtype})",
+        "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({dtype})",
         "chat template": "none" if facts["chat_template"] is None else "",
     }
     lines = [f"{name:<14} {value}".rstrip() for name, value in rows.items()]

@@ -23,9 +23,7 @@ PromptFile = Annotated[
 ]
 ModelName = Annotated[str, Argument(help="A Hugging Face name, a folder, or the model inside.")]
 
-NewTokens = Annotated[
-    int, Option("-n", "--new-tokens", help="The most tokens to write.", rich_help_panel=SAMPLING)
-]
+NewTokens = Annotated[int, Option("-n", "--new-tokens", help="The most tokens to write.", rich_help_panel=SAMPLING)]
 Temperature = Annotated[
     float | None,
     Option(help="0 takes the likeliest token; higher is more adventurous.", rich_help_panel=SAMPLING),
@@ -45,30 +43,20 @@ Stop = Annotated[
     list[str] | None,
     Option(help="End where this string appears; may be repeated.", rich_help_panel=SAMPLING),
 ]
-IgnoreEos = Annotated[
-    bool, Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=SAMPLING)
-]
+IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=SAMPLING)]
 
 Model = Annotated[
     str,
-    Option(
-        "--model", "-m", help="A Hugging Face name, a folder, or the model inside.", rich_help_panel=MODEL
-    ),
+    Option("--model", "-m", help="A Hugging Face name, a folder, or the model inside.", rich_help_panel=MODEL),
 ]
-Revision = Annotated[
-    str | None, Option(help="A branch, tag or commit of a Hugging Face model.", rich_help_panel=MODEL)
-]
+Revision = Annotated[str | None, Option(help="A branch, tag or commit of a Hugging Face model.", rich_help_panel=MODEL)]
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)]
 DType = Annotated[
     str,
-    Option(
-        "--dtype", help="auto (the checkpoint's own), float32, bfloat16 or float16.", rich_help_panel=MODEL
-    ),
+    Option("--dtype", help="auto (the checkpoint's own), float32, bfloat16 or float16.", rich_help_panel=MODEL),
 ]
 
-NoCache = Annotated[
-    bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)
-]
+NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
 PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
 TokenBudget = Annotated[
     int, Option(help="Most tokens computed in one step: a longer prompt is cut.", rich_help_panel=ENGINE)
@@ -101,9 +89,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         where = "standard input" if file is None else str(file)
-        raise RequestError(
-            f"the prompt in {where} is not UTF-8 text (byte {error.start} is wrong)"
-        ) from error
+        raise RequestError(f"the prompt in {where} is not UTF-8 text (byte {error.start} is wrong)") from error
     return text.removesuffix("\n").removesuffix("\r")
 
 

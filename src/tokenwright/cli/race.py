@@ -172,9 +172,7 @@ def _work(lane: Completion, *, cache: bool) -> tuple[int, str]:
 def _report(result: Result, about: str, layers: int) -> str:
     """The race in words and numbers, for a terminal or a file."""
     usage = result.cached.usage
-    agree = (
-        "Both lanes wrote the same tokens." if result.parted is None else "THE LANES WROTE DIFFERENT TOKENS."
-    )
+    agree = "Both lanes wrote the same tokens." if result.parted is None else "THE LANES WROTE DIFFERENT TOKENS."
     rows: list[Row] = [("", "first token", "median step", "last step", "total", "tok/s")]
     work: list[Row] = [("", "forward tokens", "layer-tokens", "", "by the formula")]
     every = sorted(step for lane in result.lanes.values() for step in lane.usage.step_s)
@@ -192,24 +190,18 @@ def _report(result: Result, about: str, layers: int) -> str:
         asked, words = _work(lane, cache=name == CACHED)
         counted = lane.usage.forward_tokens
         sign = "=" if counted == asked else "NOT"
-        work.append(
-            (name, f"{counted:,}", f"{lane.usage.layer_tokens:,}", sign, f"{asked:,} x {layers}: {words}")
-        )
+        work.append((name, f"{counted:,}", f"{lane.usage.layer_tokens:,}", sign, f"{asked:,} x {layers}: {words}"))
         sparks.append(f"{name:>6}  {_spark(steps, peak)}")
-    heading = (
-        f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({about}). {agree}"
-    )
+    heading = f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({about}). {agree}"
     naive, cached = result.naive.usage.forward_tokens, result.cached.usage.forward_tokens
     ratio = f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens"
     return "\n".join([heading, "", *_table(rows), "", *sparks, "", *_table(work), "", ratio])
 
 
 def _table(rows: list[Row]) -> list[str]:
-    """The rows as lines, their columns aligned to the right."""
+    """The rows as lines: columns to the right, but words at the end of a row to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:

@@ -41,5 +41,10 @@ class TextGuard:
         return text
 
     def finish(self) -> str:
-        """At the end: what is left to show, with all that was held back for a stop string that never came."""
-        return self.take() + ("" if self.stream.stopped is not None else self.stream.finish())
+        """At the end: what is left to show, with what was held back for a stop string that never came."""
+        return self.take() + self.stream.finish()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found; an overlapping one may be settled only by `finish`."""
+        return self.stream.stopped is not None

@@ -55,17 +55,15 @@ class Engine(Generic[T]):
         request that the whole pool could not hold. Whatever is accepted ends in a Finished or a Failed event.
         """
         if not request.prompt:
-            raise RequestError(
-                "the prompt has no tokens, and the model needs one to go on from; give it some text"
-            )
+            raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
             raise ContextError(len(request.prompt), self.context)
         sequence = Sequence(next(self._ids), request, request.limit(self.context), list(request.prompt))
         needed = self.pool.needed(sequence.limit)
         if needed > self.pool.pages:
             raise CapacityError(
-                f"the request may come to {sequence.limit} tokens, which need {needed} pages of the KV cache, but it has "
-                f"{self.pool.pages}; lower max_tokens, shorten the prompt, or grant the cache more memory"
+                f"the request may come to {sequence.limit} tokens, which need {needed} pages of the KV cache, and it "
+                f"has {self.pool.pages}; lower max_tokens, shorten the prompt, or grant the cache more memory"
             )
         reason = sequence.ended()
         if reason is None or request.prompt_logprobs:

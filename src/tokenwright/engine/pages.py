@@ -33,8 +33,7 @@ class PagePool:
         missing = self.needed(tokens) - len(table)
         if missing > len(self._free):
             return False
-        for _ in range(missing):
-            table.append(self._free.pop())
+        table += [self._free.pop() for _ in range(missing)]
         return True
 
     def release(self, table: list[int]) -> None:

@@ -100,18 +100,12 @@ class Scheduler:
     def check(self) -> None:
         """Prove the invariants: for tests, and at idle."""
         self.pool.check([sequence.pages for sequence in self.sequences.values()])
-        assert len(self.running) + len(self.waiting) == len(self.sequences), (
-            "a sequence is in two places or in none"
-        )
+        assert len(self.running) + len(self.waiting) == len(self.sequences), "a sequence is in two places or in none"
         for sequence in self.waiting:
             assert not sequence.pages and not sequence.computed, "who waits holds nothing"
         for sequence in self.running:
-            assert sequence.computed <= len(sequence.tokens) <= sequence.limit, (
-                "nothing is computed or kept too much"
-            )
-            assert sequence.computed <= len(sequence.pages) * self.pool.page_size, (
-                "what is computed has a place"
-            )
+            assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
+            assert sequence.computed <= len(sequence.pages) * self.pool.page_size, "what is computed has a place"
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Make place for `tokens` tokens, at the cost of the youngest. False: `sequence` was itself the youngest."""

@@ -35,9 +35,7 @@ def _real(name: str, value: object, least: float, most: float) -> None:
 def _texts(name: str, value: object) -> tuple[str, ...]:
     texts = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(
-            f"{name} must be a string, or a list of strings, that are not empty; not {value!r}"
-        )
+        raise RequestError(f"{name} must be a string, or a list of strings, that are not empty; not {value!r}")
     return texts
 
 
@@ -91,7 +89,7 @@ class Guard(Protocol):
 class NoGuard:
     """Lets a sequence run to its length."""
 
-    def advance(self, token: int) -> FinishReason | None:
+    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (a guard is told every token)
         return None
 
 

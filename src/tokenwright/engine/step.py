@@ -45,9 +45,7 @@ class Chunk:
     @property
     def picks(self) -> bool:
         """Whether a token is to be chosen after this chunk's last row: it has caught up, and may still write."""
-        return (
-            self.wants is not Wants.NONE and len(self.following) < len(self.tokens) and self.stop < self.limit
-        )
+        return self.wants is not Wants.NONE and len(self.following) < len(self.tokens) and self.stop < self.limit
 
 
 @dataclass(frozen=True, slots=True)

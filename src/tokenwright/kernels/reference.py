@@ -31,9 +31,7 @@ class ReferenceKernels:
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * scaled.to(x.dtype)
 
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
@@ -64,9 +62,7 @@ class ReferenceKernels:
             out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)  # [n, H, D]
         return out
 
-    def weights(
-        self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float
-    ) -> torch.Tensor:
+    def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:
         """Attention weights [G, H / G, n, t], fp32, of n rows from position `start` over t keys [t, G, D]."""
         (n, _, size), (t, kv_heads, _) = q.shape, k.shape
         queries = q.float().view(n, kv_heads, -1, size).permute(1, 2, 0, 3)  # [G, R, n, D]

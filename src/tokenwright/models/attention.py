@@ -13,7 +13,7 @@ from tokenwright.models.parts import Weights, linear
 HeadPart = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _keep(x: torch.Tensor) -> torch.Tensor:
+def _keep(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x
 
 
@@ -31,9 +31,7 @@ class Attention:
         self.q_norm = self._head_norm(config, weights, f"{name}.q_norm")
         self.k_norm = self._head_norm(config, weights, f"{name}.k_norm")
         rotates = config.rotary[layer] and not isinstance(config.positions, Learned)
-        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = (
-            kernels.rotate if rotates else lambda x, rotation: x
-        )
+        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = kernels.rotate if rotates else _keep
 
     def _head_norm(self, config: ModelConfig, weights: Weights, name: str) -> HeadPart:
         if not config.qk_norm:

@@ -65,6 +65,4 @@ class Batcher:
             empty = torch.empty(0)
             return Rotation(empty, empty)
         parts = [self.table.rows(where, piece.limit) for piece, where in zip(pieces, places, strict=True)]
-        return Rotation(
-            torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts])
-        )  # [T, D]
+        return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]

@@ -88,11 +88,9 @@ def _parse(text: bytes, file: Path) -> dict[str, Any]:
         return found
 
     try:
-        content = json.loads(text.decode("utf-8"), object_pairs_hook=without_doubles)
+        content: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the header of {file} is damaged ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"the header of {file} is not an object; download it again")
     content.pop("__metadata__", None)
     return content
 
@@ -134,8 +132,6 @@ def _check_cover(stored: Mapping[str, Stored], start: int, size: int, file: Path
             raise CheckpointError(f"{shown(name)} in {file} {kind}; download the file again")
         at += one.nbytes
     if size < at:
-        raise CheckpointError(
-            f"{file} is truncated: {at - size:,} of {at:,} bytes are missing; download it again"
-        )
+        raise CheckpointError(f"{file} is truncated: {at - size:,} of {at:,} bytes are missing; download it again")
     if size > at:
         raise CheckpointError(f"{file} has {size - at:,} bytes after its last tensor; download it again")

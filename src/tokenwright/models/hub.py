@@ -39,9 +39,7 @@ def download(name: str, revision: str | None, progress: bool, check: Callable[[P
         raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
     folder = _snapshot(name, revision, _SMALL, progress)
     if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{name} on the hub has no config.json: it is not a model that Tokenwright can run"
-        )
+        raise CheckpointError(f"{name} on the hub has no config.json: it is not a model that Tokenwright can run")
     check(folder)
     commit = folder.name  # the library names a snapshot's folder after its commit
     files = shard_names(folder / INDEX) if (folder / INDEX).is_file() else [WEIGHTS]
@@ -89,9 +87,12 @@ def _explained(error: Exception, name: str, revision: str | None) -> str:
     """What went wrong with the hub, and what to do about it."""
     from huggingface_hub import errors
 
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, errors.HfHubHTTPError):
+        error = error.__cause__  # the hub was reached, and this is what it said
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         return (
             f"there is no model {name} on the hub, nor a folder of that name here. Check the spelling; if it "
             "is private, set HF_TOKEN to a token that may read it"
@@ -103,7 +104,7 @@ def _explained(error: Exception, name: str, revision: str | None) -> str:
             f"{name} is not complete in the local cache, and the hub cannot be reached (HF_HUB_OFFLINE?). "
             "Fetch it once with a connection, or give a folder that has the files"
         )
-    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+    if status == 403:
         return f"the hub does not let you read {name}; set HF_TOKEN to a token that may"
     return f"cannot fetch {name} from the hub ({type(error).__name__}: {error}); try again"
 

@@ -28,9 +28,7 @@ def linear(weights: Weights, *names: str) -> Linear:
     biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
     if len(names) == 1:
         return Linear(weights[f"{names[0]}.weight"], biases[0] if biases else None)
-    return Linear(
-        torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None
-    )
+    return Linear(torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None)
 
 
 def norm(config: ModelConfig, kernels: Kernels, weights: Weights, name: str) -> Part:
@@ -77,9 +75,7 @@ class RotaryTable:
         return Rotation(cos.float().to(self.device), sin.float().to(self.device))
 
     def _frequencies(self, theta: float) -> torch.Tensor:
-        plain = theta ** -(
-            torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size
-        )  # [D / 2]
+        plain = theta ** -(torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)  # [D / 2]
         match self.rope.scaling:
             case NoScaling() | DynamicScaling():
                 return plain

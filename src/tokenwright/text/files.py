@@ -103,13 +103,13 @@ def _gpt2(vocab: Mapping[str, int], merges: str, *, add_prefix_space: bool) -> t
 
 
 def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
-    """Tokens that only tokenizer_config.json or added_tokens.json lists, at the ids they give."""
+    """Tokens as tokenizer_config.json has them, or only added_tokens.json, at the ids they give."""
     tokens = {int(at): spec for at, spec in config.get("added_tokens_decoder", {}).items()}
     for text, at in _read_json(folder / "added_tokens.json").items():
         tokens.setdefault(int(at), {"content": text, "normalized": False})
     for at, spec in sorted(tokens.items()):
         text = spec["content"]
-        if library.token_to_id(text) is None:
+        if "special" in spec or library.token_to_id(text) is None:
             flags = {name: spec[name] for name in _FLAGS if name in spec}
             token = AddedToken(text, special=bool(spec.get("special")), **flags)
             (library.add_special_tokens if token.special else library.add_tokens)([token])

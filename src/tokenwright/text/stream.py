@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from tokenwright.errors import RequestError
 from tokenwright.text.tokenizer import Tokenizer
 
-STOP_CHARACTERS = (
-    65_536  # of all stop strings of a request together: bounds the automaton's memory (about 30 MB)
-)
+STOP_CHARACTERS = 65_536  # of a request's stop strings together; the automaton takes about 300 bytes for each
 _REPLACEMENT = "\ufffd"
 
 
@@ -174,9 +172,7 @@ def _check(stops: Sequence[str]) -> None:
             raise RequestError(f"stop string {i} is empty; remove it, or give at least one character")
     total = sum(map(len, stops))
     if total > STOP_CHARACTERS:
-        raise RequestError(
-            f"the stop strings have {total} characters together; {STOP_CHARACTERS} are allowed"
-        )
+        raise RequestError(f"the stop strings have {total} characters together; {STOP_CHARACTERS} are allowed")
 
 
 def _tail(tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> tuple[bytes, bool]:

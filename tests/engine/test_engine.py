@@ -1,0 +1,232 @@
+"""The loop by hand, with a scripted model: counts, order, ends, and faults that stay where they happened."""
+
+import pytest
+
+from tokenwright.engine import (
+    Chunk,
+    Failed,
+    Fault,
+    Finished,
+    FinishReason,
+    Request,
+    SamplingParams,
+    State,
+    Token,
+    Wants,
+)
+from tokenwright.engine.scripted import main, scripted_engine
+from tokenwright.errors import CapacityError, ContextError, RequestError
+
+
+def up(text):
+    return text[-1] + 1
+
+
+def drain(engine):
+    events = []
+    while engine.busy:
+        events += engine.step()
+        engine.scheduler.check()
+    return events
+
+
+def request(*prompt, most=4, **options):
+    return Request(tuple(prompt), SamplingParams(max_tokens=most), **options)
+
+
+def test_a_request_is_a_long_chunk_and_then_chunks_of_one():
+    engine, _ = scripted_engine(up)
+    sequence = engine.submit(request(1, 2, 3))
+    chunks = []
+    while engine.busy:
+        chunks += [len(chunk.tokens) for chunk in engine.scheduler.schedule().chunks]
+        engine.step()
+    assert chunks == [3, 1, 1, 1]
+    assert list(sequence.written) == [4, 5, 6, 7]
+    assert sequence.state is State.FINISHED
+
+
+@pytest.mark.parametrize(("n", "t"), [(8, 20), (1, 1), (5, 1), (1, 7)])
+@pytest.mark.parametrize("budget", [1, 7, 64])
+def test_counted_work_is_the_closed_formula(n, t, budget):
+    for cache, formula in ((True, n + t - 1), (False, sum(range(n, n + t)))):
+        engine, model = scripted_engine(up, token_budget=budget)
+        sequence = engine.submit(request(*range(n), most=t, cache=cache))
+        drain(engine)
+        assert sequence.forwarded == model.forwarded == formula
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_beside_it():
+    engine, _ = scripted_engine(up, token_budget=5)
+    short, long = engine.submit(request(1)), engine.submit(request(*range(12)))
+    engine.step()
+    assert (short.computed, long.computed) == (1, 4)
+    engine.step()
+    assert (short.computed, long.computed) == (2, 8)
+
+
+def test_the_youngest_gives_way_and_nothing_is_lost():
+    engine, _ = scripted_engine(up, pages=6, page_size=2, token_budget=32)
+    sequences = [engine.submit(request(10 * i, 10 * i + 1, most=8)) for i in range(1, 4)]
+    drain(engine)
+    assert sequences[0].preemptions == 0
+    assert sum(sequence.preemptions for sequence in sequences) > 0
+    for sequence in sequences:
+        first = sequence.tokens[0]
+        assert sequence.tokens == list(range(first, first + 10))
+    assert engine.pool.free == engine.pool.pages
+
+
+def test_what_cannot_be_served_is_refused_with_the_reason():
+    engine, _ = scripted_engine(up, pages=3, page_size=4, context=32)
+    with pytest.raises(RequestError, match="no tokens"):
+        engine.submit(request())
+    with pytest.raises(ContextError, match="33 tokens, 1 more than the model's context of 32; shorten it by 1"):
+        engine.submit(request(*range(33)))
+    with pytest.raises(CapacityError, match="may come to 13 tokens, which need 4 pages of the KV cache, and it has 3"):
+        engine.submit(request(1, most=12))
+    assert not engine.busy
+
+
+def test_zero_tokens_end_at_once_without_work():
+    engine, model = scripted_engine(up)
+    sequence = engine.submit(request(1, 2, most=0))
+    assert drain(engine) == [Finished(sequence.id, FinishReason.LENGTH)]
+    assert model.forwarded == 0
+
+
+def test_a_prompt_that_fills_the_context_ends_for_that_reason():
+    engine, _ = scripted_engine(up, context=5)
+    full, nearly = engine.submit(request(1, 2, 3, 4, 5)), engine.submit(request(1, 2, 3, 4))
+    events = drain(engine)
+    assert Finished(full.id, FinishReason.CONTEXT) in events
+    assert [e for e in events if e.sequence == nearly.id] == [
+        Token(nearly.id, 5, 0.0),
+        Finished(nearly.id, FinishReason.CONTEXT),
+    ]
+
+
+class StopAt:
+    def __init__(self, token):
+        self.token = token
+
+    def advance(self, token):
+        if token == self.token:
+            return FinishReason.EOS
+        if token < 0:
+            raise ValueError("planted")
+        return None
+
+
+def test_the_guard_sees_the_very_first_token():
+    engine, _ = scripted_engine(up)
+    sequence = engine.submit(request(1, 2, most=9, guard=StopAt(3)))
+    assert drain(engine) == [Token(sequence.id, 3, 0.0), Finished(sequence.id, FinishReason.EOS)]
+
+
+def test_a_guard_that_fails_fails_its_own_request_alone():
+    engine, _ = scripted_engine(lambda text: -1 if text[0] == 1 else text[-1] + 1)
+    bad, good = engine.submit(request(1, guard=StopAt(99))), engine.submit(request(7, most=2, guard=StopAt(99)))
+    events = drain(engine)
+    assert [type(event) for event in events if event.sequence == bad.id] == [Token, Failed]
+    assert events[-1] == Finished(good.id, FinishReason.LENGTH)
+    assert list(good.written) == [8, 9]
+
+
+def test_a_fault_in_one_row_leaves_its_neighbours():
+    engine, model = scripted_engine(up)
+    pick = model.pick
+
+    def with_fault(output, step):
+        return [Fault(r.parent, ValueError("nan")) if r.parent == bad.id else r for r in pick(output, step)]
+
+    model.pick = with_fault
+    bad, good = engine.submit(request(1)), engine.submit(request(7, most=2))
+    events = drain(engine)
+    assert [type(event) for event in events if event.sequence == bad.id] == [Failed]
+    assert list(good.written) == [8, 9]
+
+
+def test_a_model_that_breaks_fails_the_step_and_the_engine_goes_on():
+    engine, model = scripted_engine(up, max_sequences=1)
+    forward = model.forward
+    broken, patient = engine.submit(request(1)), engine.submit(request(7, most=2))
+    model.forward = lambda step: 1 / 0
+    (event,) = engine.step()
+    assert isinstance(event, Failed)
+    assert event.sequence == broken.id
+    model.forward = forward
+    assert drain(engine)[-1] == Finished(patient.id, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_an_abort_ends_a_request_in_every_state(steps):
+    engine, _ = scripted_engine(up, pages=3, page_size=2, token_budget=2, context=6)
+    sequences = [engine.submit(request(1, 2, 3, most=3)) for _ in range(3)]  # running, preempted, waiting
+    for _ in range(steps):
+        engine.step()
+    for sequence in sequences:
+        assert [event.reason for event in engine.abort(sequence.id)] in ([FinishReason.ABORTED], [])
+        engine.scheduler.check()
+    assert not engine.scheduler.sequences
+    assert engine.pool.free == 3
+    assert engine.abort(sequences[0].id) == []
+
+
+def test_prompt_logprobs_cover_every_token_once():
+    engine, _ = scripted_engine(up, token_budget=2)
+    sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, prompt_logprobs=True))
+    events = drain(engine)
+    assert [(event.start, event.logprobs) for event in events[:-1]] == [(1, (0.0, -1.0)), (3, (0.0, -1.0))]
+    assert events[-1] == Finished(sequence.id, FinishReason.LENGTH)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score():
+    engine, _ = scripted_engine(up)
+    sequence = engine.submit(request(1, most=0, prompt_logprobs=True))
+    assert drain(engine) == [Finished(sequence.id, FinishReason.LENGTH)]
+
+
+def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
+    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), (0,), 7, Wants.NONE, (2, 3))
+    assert not plain.picks
+    assert Chunk(0, request(1, 2, 3), 2, (3,), (0,), 7, Wants.LAST).picks
+    assert not Chunk(0, request(1, 2, 3), 2, (3,), (0,), 3, Wants.ALL).picks
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", True),
+        ("temperature", "hot"),
+        ("top_k", -5),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 2),
+        ("top_p", float("nan")),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("max_tokens", -1),
+        ("max_tokens", 2**63),
+        ("max_tokens", True),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [1]),
+    ],
+)
+def test_sampling_params_refuse_what_has_no_meaning(name, value):
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_one_stop_string_may_stand_alone():
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_the_demonstration_runs(capsys):
+    main()
+    assert "Finished" in capsys.readouterr().out

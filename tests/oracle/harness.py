@@ -1,0 +1,184 @@
+"""What the oracle tests share: a small random model as ours and as transformers', and the engine around it.
+
+    subject = make_subject("qwen2")                       # our decoder and the oracle, of the same files
+    sampler = Recorder()                                  # greedy; it keeps the rows of logits it was given
+    engine = subject.engine(sampler, page_size=16, token_budget=7)
+    [text] = write(engine, [subject.request(prompt, max_tokens=65)])
+    ours = sampler.rows[0]                                # position -> the row that was computed there
+    theirs = subject.logits(prompt + text, limit=...)     # the oracle, all positions in one causal pass
+
+The KV memory is filled with NaN before each engine is used: whoever reads a slot that was never written fails.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.models.fixtures import VOCAB, make_checkpoint
+from tokenwright.cache import KVStore, layer_specs
+from tokenwright.config import DType, DynamicScaling, ModelConfig, Rope
+from tokenwright.decode import TorchSampler
+from tokenwright.engine import (
+    Engine,
+    Failed,
+    Output,
+    PagePool,
+    Pick,
+    Request,
+    Result,
+    Runner,
+    SamplingParams,
+    Scheduler,
+    Step,
+)
+from tokenwright.engine import Sequence as Text
+from tokenwright.kernels import Kernels, ReferenceKernels
+from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.models.decoder import Decoder
+from tokenwright.models.runner import Model, TorchRunner
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
+MARGIN = 1e-3  # between the oracle's two highest logits, above which greedy must agree
+
+
+def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random ids, no special ones among them."""
+    random = torch.Generator().manual_seed(1000 * seed + length)
+    return tuple(torch.randint(5, VOCAB, (length,), generator=random).tolist())
+
+
+class Recorder:
+    """A sampler that keeps the rows of logits it was given, by sequence and position (None keeps no others).
+
+    `forced` maps a sequence to its whole text, whose tokens are then written instead of those chosen.
+    """
+
+    def __init__(self, forced: Mapping[int, Sequence[int]] | None = None) -> None:
+        self.sampler = TorchSampler()
+        self.forced = forced or {}
+        self.rows: dict[int, dict[int, torch.Tensor]] = {}
+
+    def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
+        stops: dict[int, int] = {}
+        for chunk, rows in zip(step.chunks, output.rows, strict=True):
+            stops[chunk.sequence] = chunk.stop
+            kept = self.rows.setdefault(chunk.sequence, {})
+            for place, row in zip(range(chunk.stop - len(rows), chunk.stop), rows, strict=True):
+                kept[place] = output.logits[row].clone()
+        results = self.sampler.pick(output, step)
+        return [
+            replace(one, token=self.forced[one.parent][stops[one.parent]])
+            if isinstance(one, Pick) and one.parent in self.forced
+            else one
+            for one in results
+        ]
+
+
+@dataclass
+class Subject:
+    """One kind of model: our weights and the oracle, which is transformers' with the same ones, in fp32."""
+
+    kind: str
+    config: ModelConfig
+    weights: Mapping[str, torch.Tensor]
+    dtype: DType
+    oracle: PreTrainedModel
+    _last: tuple[object, torch.Tensor] | None = field(default=None, repr=False)
+
+    def decoder(self, kernels: Kernels | None = None) -> Decoder:
+        return Decoder(self.config, kernels or ReferenceKernels(), self.weights)
+
+    def model(self) -> Model:
+        return Model(self.config, self.decoder(), self.dtype, CPU)
+
+    def engine(
+        self,
+        sampler: Recorder | TorchSampler,
+        *,
+        page_size: int = 16,
+        pages: int | None = None,
+        token_budget: int = 512,
+        max_sequences: int = 64,
+        kernels: Kernels | None = None,
+        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+    ) -> Engine[torch.Tensor]:
+        """An engine over a fresh pool, by default of one full context. `around` may wrap its runner."""
+        pages = pages or -(-self.config.context // page_size)
+        store = KVStore(layer_specs(self.config, self.dtype), pages, page_size, CPU)
+        store.memory.fill_(torch.nan)
+        runner = TorchRunner(self.config, self.decoder(kernels), store, CPU)
+        scheduler = Scheduler(PagePool(pages, page_size), token_budget, max_sequences)
+        return Engine(around(runner), sampler, scheduler, self.config.context)
+
+    @contextmanager
+    def pinned(self, limit: int) -> Iterator[PreTrainedModel]:
+        """The oracle with the frequencies that a text of up to `limit` tokens has under dynamic scaling.
+
+        transformers lets them follow the length as it grows, so that its cached keys were turned by other angles
+        than its queries; we fix them at admission. They are still transformers' own, from its own function.
+        """
+        rope = self.config.positions
+        if isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling):
+            part = self.oracle.model.rotary_emb
+            part.rope_type = "default"  # leave inv_freq as it is
+            part.inv_freq, scale = ROPE_INIT_FUNCTIONS["dynamic"](self.oracle.config, seq_len=limit)
+            assert scale == part.attention_scaling == 1.0
+        yield self.oracle
+
+    def logits(self, tokens: Sequence[int], limit: int) -> torch.Tensor:
+        """The oracle's logits [t, V] at every position, from one causal pass over all tokens."""
+        key = (tuple(tokens), limit)
+        if self._last is None or self._last[0] != key:
+            with torch.no_grad(), self.pinned(limit) as oracle:
+                self._last = key, oracle(torch.tensor([list(tokens)]), use_cache=False).logits[0].float()
+        return self._last[1]
+
+
+@cache
+def make_subject(kind: str, dtype: DType = "float32") -> Subject:
+    """The kind's model from its files, our weights in `dtype`; the oracle holds the same values in fp32."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, oracle = make_checkpoint(Path(folder) / "model", kind, dtype=dtype)
+        checkpoint = Checkpoint.open(path)
+        weights = checkpoint.tensors(getattr(torch, dtype))
+    return Subject(kind, checkpoint.config, weights, dtype, oracle)
+
+
+def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt_logprobs: bool = False) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return Request(tuple(prompt), params, cache=cache, prompt_logprobs=prompt_logprobs)
+
+
+def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Text]:
+    """Run the requests to their ends. A request that fails fails the test."""
+    texts = [engine.submit(request) for request in requests]
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise event.error
+        engine.scheduler.check()
+    return texts
+
+
+@dataclass
+class Figures:
+    """What was compared, for the summary at the end of the run."""
+
+    texts: int = 0
+    rows: int = 0  # rows of logits
+    picks: int = 0  # tokens written
+    qualified: int = 0  # tokens whose margin obliges us
+    prefill: float = 0.0  # the worst difference at a prompt's rows
+    decode: float = 0.0  # and at the cached steps'
+
+
+LEDGER: dict[str, Figures] = {}  # by kind
+NOTES: list[str] = []  # further lines for the summary

@@ -1,0 +1,155 @@
+"""Planted faults: each must move the logits by at least 100 times the tolerance, else the oracle tests prove little.
+
+A fault is a wrapper around the runner or the kernels, made here; nothing in the engine knows of it. All runs write
+the same forced text, so that only the arithmetic differs. A fault is planted on the kinds where it has a meaning:
+a single KV head cannot be mistaken for another, and all rotary positions moved by one are the same positions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from tests.models.fixtures import KINDS, make_config
+from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
+from tokenwright.cache import Full, KVView
+from tokenwright.config import Learned, ModelConfig
+from tokenwright.kernels import Kernels, ReferenceKernels, Span
+from tokenwright.models.batch import Batch, Piece
+from tokenwright.models.families import parse_config
+from tokenwright.models.runner import TorchRunner
+
+PROMPT, NEW, PAGE = 60, 12, 16
+MOVED = 100 * TOLERANCE
+
+
+class NoMask(ReferenceKernels):
+    """A row reads what comes after it, as far as the chunk has it."""
+
+    def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:
+        return super().weights(q, k, start + len(k), replace(view, spec=replace(view.spec, reach=Full())), scale)
+
+
+class NoWindow(ReferenceKernels):
+    """A row reads all that came before it in every layer."""
+
+    def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:
+        return super().weights(q, k, start, replace(view, spec=replace(view.spec, reach=Full())), scale)
+
+
+class NeighbouringHead(ReferenceKernels):
+    """Query heads read the KV head after their own."""
+
+    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+        moved = replace(view, k=view.k.roll(-1, 2), v=view.v.roll(-1, 2))
+        return super().attention(q, moved, spans, scale)
+
+
+class InterleavedHeads(ReferenceKernels):
+    """Query head h reads KV head h % G, where h // (H / G) is right."""
+
+    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+        heads = torch.arange(q.shape[1])
+        order = heads.view(-1, view.k.shape[2]).t().flatten()  # sorted by h % G
+        return super().attention(q[:, order], view, spans, scale)[:, order.argsort()]
+
+
+class NoScaling(ReferenceKernels):
+    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+        return super().attention(q, view, spans, 1.0)
+
+
+class StalePage(ReferenceKernels):
+    """Once armed, one page keeps what a former text left in it."""
+
+    armed = False
+
+    def store(self, view: KVView, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        fresh = slots // PAGE != 1 if self.armed else torch.ones_like(slots, dtype=torch.bool)
+        super().store(view, slots[fresh], k[fresh], v[fresh])
+
+
+def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], TorchRunner]:
+    """Wrap a runner's batcher: the pieces that match stand one position later than they should."""
+
+    def around(runner: TorchRunner) -> TorchRunner:
+        batcher = runner.batcher
+
+        def moved(pieces: Sequence[Piece]) -> Batch:
+            later = batcher([replace(one, start=one.start + when(one), pages=(*one.pages, 0)) for one in pieces])
+            return replace(batcher(pieces), positions=later.positions, rotation=later.rotation)
+
+        runner.batcher = moved
+        return runner
+
+    return around
+
+
+def same(runner: TorchRunner) -> TorchRunner:
+    return runner
+
+
+@dataclass(frozen=True)
+class Plant:
+    kernels: Callable[[], Kernels] = ReferenceKernels
+    around: Callable[[TorchRunner], TorchRunner] = same
+    means: Callable[[ModelConfig], bool] = field(default=lambda config: True)
+
+
+FAULTS = {
+    "new tokens one position late": Plant(around=moved_by_one(lambda piece: piece.start > 0)),
+    "every position late": Plant(
+        around=moved_by_one(lambda piece: True), means=lambda config: isinstance(config.positions, Learned)
+    ),
+    "no mask": Plant(NoMask),
+    "no window": Plant(NoWindow, means=lambda config: any(config.windows)),
+    "the next KV head": Plant(NeighbouringHead, means=lambda config: config.kv_heads > 1),
+    "KV heads interleaved": Plant(InterleavedHeads, means=lambda config: 1 < config.kv_heads < config.heads),
+    "no score scaling": Plant(NoScaling),
+    "stale page": Plant(StalePage),
+}
+
+
+def moves(subject: Subject, plant: Plant) -> float:
+    """The largest change of a logit, over a prompt's rows and those of the tokens written after it."""
+    text = prompt_of(PROMPT + NEW, seed=5)  # what is forced
+    sampler = Recorder({1: text})
+    kernels = plant.kernels()
+    engine = subject.engine(sampler, page_size=PAGE, kernels=kernels, around=plant.around)
+    [former] = write(engine, [greedy(prompt_of(PROMPT + NEW, seed=6), 1)])
+    if isinstance(kernels, StalePage):
+        kernels.armed = True
+    [now] = write(engine, [greedy(text[:PROMPT], NEW, prompt_logprobs=True)])
+    assert (former.id, now.id, tuple(now.tokens)) == (0, 1, text)
+    theirs = subject.logits(text[:-1], now.limit)
+    return max(float((row - theirs[place]).abs().max()) for place, row in sampler.rows[now.id].items())
+
+
+def config_of(kind: str) -> ModelConfig:
+    return parse_config(make_config(kind))[1]
+
+
+def meaningful() -> list[tuple[str, str]]:
+    return [(kind, name) for kind in KINDS for name, plant in FAULTS.items() if plant.means(config_of(kind))]
+
+
+@pytest.mark.parametrize(("kind", "fault"), meaningful())
+def test_a_planted_fault_moves_the_logits(kind: str, fault: str) -> None:
+    assert moves(make_subject(kind), FAULTS[fault]) >= MOVED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_fault_they_stay(kind: str) -> None:
+    """The same measurement, nothing planted."""
+    assert moves(make_subject(kind), Plant()) <= TOLERANCE
+
+
+def rotary_kinds() -> list[str]:
+    return [kind for kind in KINDS if not isinstance(config_of(kind).positions, Learned)]
+
+
+@pytest.mark.parametrize("kind", rotary_kinds())
+def test_rotary_positions_are_relative(kind: str) -> None:
+    """Why "every position late" is no fault here: only distances count."""
+    assert moves(make_subject(kind), Plant(around=moved_by_one(lambda piece: True))) <= TOLERANCE

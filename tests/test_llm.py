@@ -1,0 +1,293 @@
+"""The front door: texts, threads, ends and errors, on small random models."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+import torch
+
+from tests.models.fixtures import make_checkpoint
+from tokenwright import (
+    LLM,
+    CapacityError,
+    ContextError,
+    EngineError,
+    RequestError,
+    SamplingParams,
+)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, _ = make_checkpoint(tmp_path_factory.mktemp("llm") / "model", "llama3")
+    return path
+
+
+@pytest.fixture
+def llm(folder):
+    with LLM(folder, pages=64, page_size=4, token_budget=32) as model:
+        yield model
+        model.engine.scheduler.check()
+        assert not model.engine.scheduler.sequences, "a request was left behind"
+        assert model.engine.pool.free == model.engine.pool.pages, "pages were left behind"
+
+
+def test_the_pieces_are_the_completion(llm):
+    stream = llm.stream("the and of", GREEDY)
+    pieces = list(stream)
+    done = stream.completion
+    assert "".join(piece.text for piece in pieces) == done.text
+    assert tuple(piece.token_id for piece in pieces) == done.token_ids
+    assert tuple(piece.logprob for piece in pieces) == done.logprobs
+    assert done.finish_reason == "length"
+    ids = llm.tokenizer.encode("the and of")
+    assert done.text == llm.tokenizer.decode([*ids, *done.token_ids]).removeprefix(llm.tokenizer.decode(ids))
+
+
+def test_usage_is_counted(llm):
+    done = llm.generate([5, 6, 7], GREEDY)[0]
+    usage = done.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 12)
+    assert (usage.forward_tokens, usage.layer_tokens) == (14, 14 * llm.config.layers)
+    assert usage.kv_bytes == 14 * llm.config.layers * 2 * llm.config.kv_heads * llm.config.head_size * 4
+    assert usage.preemptions == 0
+    assert usage.seed is None
+    assert 0 <= usage.queue_s <= usage.ttft_s <= usage.total_s == pytest.approx(sum(usage.step_s))
+    assert usage.tokens_per_second == pytest.approx(11 / (usage.total_s - usage.ttft_s))
+    naive = llm.generate([5, 6, 7], GREEDY, cache=False)[0]
+    assert naive.token_ids == done.token_ids
+    assert naive.usage.forward_tokens == sum(range(3, 15))
+    assert naive.usage.kv_bytes == 0
+
+
+def test_usage_of_nothing(llm):
+    done = llm.generate("the", SamplingParams(max_tokens=0))[0]
+    assert (done.text, done.token_ids, done.finish_reason) == ("", (), "length")
+    assert (done.usage.ttft_s, done.usage.total_s, done.usage.tokens_per_second) == (None, 0.0, None)
+
+
+def test_a_batch_gives_each_its_own_text_in_order(llm):
+    prompts = [[5 + i, 6, 7 + i] for i in range(9)]
+    params = [SamplingParams(temperature=0.0 if i % 2 else 1.0, seed=i, max_tokens=3 + i) for i in range(9)]
+    together = llm.generate(prompts, params)
+    for prompt, its, done in zip(prompts, params, together, strict=True):
+        alone = llm.generate([prompt], its)[0]
+        assert (alone.text, alone.token_ids, alone.finish_reason) == (done.text, done.token_ids, done.finish_reason)
+
+
+def test_seeds(llm):
+    def ids(seed):
+        done = llm.generate("the and", SamplingParams(seed=seed, max_tokens=20, ignore_eos=True))[0]
+        return done.usage.seed, done.token_ids
+
+    assert ids(3) == ids(3)
+    assert ids(3)[1] != ids(4)[1]
+    fresh, text = ids(None)
+    assert ids(fresh) == (fresh, text), "the seed that is told gives the text again"
+
+
+def test_end_tokens_end_unless_ignored(llm):
+    free = llm.generate("the", GREEDY)[0]
+    llm.eos_ids = frozenset({free.token_ids[2]})
+    first = free.token_ids.index(free.token_ids[2])
+    ended = llm.generate("the", SamplingParams(temperature=0.0))[0]
+    assert ended.finish_reason == "eos"
+    assert ended.token_ids == free.token_ids[: first + 1]
+    assert llm.generate("the", GREEDY)[0].token_ids == free.token_ids
+
+
+def test_stop_strings_end_and_are_not_shown(llm):
+    text = llm.generate("the", GREEDY)[0].text
+    stop = text[4:6]
+    done = llm.generate("the", SamplingParams(temperature=0.0, ignore_eos=True, stop=stop))[0]
+    assert done.finish_reason == "stop"
+    assert done.text == text[: text.index(stop)]
+
+
+def test_score_is_the_log_softmax(llm):
+    ids = [5, 9, 200, 31, 7, 7, 80]
+    logits, _ = llm.model(ids)
+    right = logits.log_softmax(-1)[range(6), ids[1:]]
+    assert llm.score(ids) == pytest.approx(right.tolist(), abs=1e-4)
+    assert llm.score([5]) == []
+
+
+def test_a_stream_that_is_closed_or_dropped_frees_its_pages(llm):
+    stream = llm.stream("the", GREEDY)
+    next(stream)
+    stream.close()
+    assert stream.completion.finish_reason == "aborted"
+    assert len(list(stream)) == 0
+    llm.generate("the", GREEDY)
+    dropped = llm.stream("the", GREEDY)
+    next(dropped)
+    assert llm.engine.pool.free < llm.engine.pool.pages
+    del dropped
+    gc.collect()
+    assert llm.engine.pool.free == llm.engine.pool.pages
+
+
+def test_a_stream_dropped_while_the_engine_turns_is_ended_by_the_turning_thread(llm):
+    victim = llm.stream("the", SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    next(victim)
+    forward = llm.engine.runner.forward
+
+    def forward_and_drop(step):
+        victim.close()  # as a finaliser would, inside the turn: must neither wait nor disturb
+        return forward(step)
+
+    llm.engine.runner.forward = forward_and_drop
+    other = llm.generate("and", GREEDY)[0]
+    assert len(other.token_ids) == 12
+    assert victim.completion.finish_reason == "aborted"
+
+
+def test_threads_share_the_engine(llm):
+    alone = [llm.generate([9 + i, 3], GREEDY)[0].token_ids for i in range(8)]
+    found = {}
+
+    def work(i):
+        if i % 2:
+            found[i] = tuple(piece.token_id for piece in llm.stream([9 + i, 3], GREEDY))
+        else:
+            found[i] = llm.generate([9 + i, 3], GREEDY)[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(8)] == alone
+
+
+def test_astream_leaves_the_loop_free_and_ends_when_cancelled(llm):
+    async def run():
+        right = llm.generate("the", GREEDY)[0].token_ids
+
+        async def collect():
+            return tuple([piece.token_id async for piece in llm.astream("the", GREEDY)])
+
+        assert await asyncio.gather(collect(), collect()) == [right, right]
+        agen = llm.astream("the", GREEDY)
+        await anext(agen)
+        await agen.aclose()
+
+    asyncio.run(run())
+
+
+def test_preempted_texts_are_undisturbed(folder):
+    roomy, tight = LLM(folder, pages=200, page_size=2), LLM(folder, pages=14, page_size=2)
+    prompts = [[5 + i, 6, 7] for i in range(5)]
+    params = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
+    right, found = roomy.generate(prompts, params), tight.generate(prompts, params)
+    assert [done.token_ids for done in found] == [done.token_ids for done in right]
+    assert sum(done.usage.preemptions for done in found) > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "match"),
+    [
+        ("", RequestError, "no tokens"),
+        ([], RequestError, "no tokens"),
+        ([1, 320], RequestError, "from 0 to 319, not 320"),
+        ([1, -1], RequestError, "not -1"),
+        ([1, True], RequestError, "not True"),
+        ("a\ud800b", RequestError, "surrogate"),
+        ([1] * 513, ContextError, "1 more than the model's context of 512"),
+        ([1] * 250, CapacityError, "lower max_tokens"),
+    ],
+)
+def test_prompts_that_cannot_be_served(llm, prompt, error, match):
+    with pytest.raises(error, match=match):
+        llm.stream(prompt, GREEDY)
+    assert not llm.engine.busy
+
+
+def test_nul_is_text(llm):
+    assert llm.generate("a\0b", GREEDY)[0].usage.prompt_tokens >= 3
+
+
+def test_a_bad_prompt_in_a_batch_leaves_nothing_behind(llm):
+    with pytest.raises(ContextError):
+        llm.generate(["the", [1] * 600], GREEDY)
+    with pytest.raises(RequestError, match="2 prompts came with 3"):
+        llm.generate(["the", "and"], [GREEDY] * 3)
+
+
+def test_nan_weights_of_one_row_fail_that_prompt_and_keep_the_others(llm):
+    pick = llm.engine.sampler.pick
+
+    @torch.inference_mode()
+    def poisoned(output, step):
+        output.logits[output.rows[1].start, 3] = torch.nan
+        return pick(output, step)
+
+    llm.engine.sampler.pick = poisoned
+    with pytest.raises(EngineError, match="not finite") as caught:
+        llm.generate(["the", "and", "of"], SamplingParams(temperature=0.0, max_tokens=1))
+    assert [done is None for done in caught.value.completions] == [False, True, False]
+    llm.engine.sampler.pick = pick
+    assert llm.generate("the", GREEDY)[0].finish_reason == "length"
+
+
+def test_a_failing_model_is_told_to_who_waits(llm):
+    def broken(step):
+        raise RuntimeError("planted")
+
+    forward, llm.engine.runner.forward = llm.engine.runner.forward, broken
+    with pytest.raises(EngineError, match="planted"):
+        next(llm.stream("the", GREEDY))
+    with pytest.raises(EngineError, match="planted"):
+        llm.score("the and")
+    llm.engine.runner.forward = forward
+    assert llm.generate("the", GREEDY)[0].finish_reason == "length"
+
+
+def test_sampling_takes_the_checkpoints_suggestions(llm):
+    assert llm.sampling(max_tokens=3, top_p=None).max_tokens == 3
+    with pytest.raises(RequestError, match="unknown sampling parameters: temprature"):
+        llm.sampling(temprature=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"device": "abacus"}, RequestError, "abacus"),
+        ({"device": "cuda:99"}, RequestError, "not usable"),
+        ({"dtype": "int3"}, RequestError, "int3"),
+        ({"page_size": 0}, RequestError, "page_size"),
+        ({"pages": -1}, RequestError, "pages"),
+        ({"token_budget": True}, RequestError, "token_budget"),
+        ({"kv_memory": 10}, CapacityError, "no page"),
+        ({"pages": 2**40}, CapacityError, "does not have"),
+    ],
+)
+def test_options_that_cannot_be_had(folder, options, error, match):
+    with pytest.raises(error, match=match):
+        LLM(folder, **options)
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
+    monkeypatch.setattr("tokenwright.llm.free_memory", lambda device: 1000)
+    with pytest.raises(CapacityError, match="--dtype bfloat16 halves it"):
+        LLM(folder)
+
+
+def test_a_closed_model_says_so(folder):
+    llm = LLM(folder, pages=8)
+    llm.close()
+    with pytest.raises(RequestError, match="closed"):
+        llm.generate("the")
+
+
+def test_sixteen_bits(folder):
+    for dtype in ("bfloat16", "float16"):
+        with LLM(folder, dtype=dtype, pages=64) as llm:
+            done = llm.generate("the and of", GREEDY)[0]
+            assert len(done.token_ids) == 12
+            assert done.usage.kv_bytes == done.usage.forward_tokens * llm.config.layers * 2 * llm.config.kv_heads * (
+                llm.config.head_size * 2
+            )
