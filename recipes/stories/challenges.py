@@ -93,8 +93,10 @@ def agree(subject: Subject) -> Figure:
         run(model, subject.ids(" ".join(OPENINGS))[:PAGE], other)
         cache = Cache()
         run(model, ids[:start], cache)
-        for layer in range(model.config.layers):
-            cache.keys[layer][:, :PAGE], cache.values[layer][:, :PAGE] = other.keys[layer], other.values[layer]
+        cache.keys = [torch.cat((wrong, k[:, PAGE:]), dim=1) for wrong, k in zip(other.keys, cache.keys, strict=True)]
+        cache.values = [
+            torch.cat((wrong, v[:, PAGE:]), dim=1) for wrong, v in zip(other.values, cache.values, strict=True)
+        ]
         return torch.cat([whole[:1], *(run(model, [token], cache)[0] for token in ids[start:-1])])
 
     ended = subject.ids("Say yes.", chat=True) + subject.ids("Yes.")[1:] + [4]
@@ -270,12 +272,12 @@ def share_prefix(subject: Subject) -> Figure:
 
 
 def beam(model: Model, ids: list[int], width: int, steps: int) -> list[int]:
-    """The likeliest of `width` partial texts after `steps` tokens, none of which ends."""
+    """The likeliest of `width` texts after `steps` tokens, none of which ends. With a width of 1 it is greedy."""
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     for _ in range(steps):
         with torch.inference_mode():
             logits = model(torch.tensor([ids + written for _, written in beams]))[:, -1]
-        logits[:, [0, 1, 4]] = float("-inf")
+            logits[:, [0, 1, 4]] = float("-inf")
         totals = torch.tensor([total for total, _ in beams])[:, None] + logits.log_softmax(-1)
         best = totals.flatten().topk(width)
         beams = [
@@ -290,7 +292,7 @@ def beat_greedy(subject: Subject) -> Figure:
     gains: list[tuple[float, str, int]] = []
     for opening in OPENINGS:
         ids = subject.ids(opening)
-        alone, wide = greedy(subject.model, ids, 32, stops=()), beam(subject.model, ids, 4, 32)
+        alone, wide = beam(subject.model, ids, 1, 32), beam(subject.model, ids, 4, 32)
         gain = log_probability(subject.model, ids, wide) - log_probability(subject.model, ids, alone)
         parted = next((i for i, (a, b) in enumerate(zip(alone, wide, strict=True)) if a != b), -1)
         gains.append((gain, opening, parted))

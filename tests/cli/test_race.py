@@ -39,7 +39,7 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Both lanes wrote the same tokens." in result.stdout
     n = int(result.stdout.split("N = ")[1].split()[0])
-    cached, naive = (line.split() for line in result.stdout.splitlines()[-5:-3])
+    cached, naive = (line.split() for line in result.stdout.splitlines()[-5:-3])  # above the ratio and the chart
     assert cached[:4] == ["cached", f"{n + 23}", f"{3 * (n + 23)}", "="]
     total = sum(range(n, n + 24))
     assert naive[:4] == ["naive", f"{total:,}", f"{3 * total:,}", "="]

@@ -318,6 +318,7 @@ PLACES: list[tuple[str | Path, str]] = [
     ("nul\0byte", "there is no folder"),
     ("", "config.json is missing"),
     ("x" * 5000, "cannot look at"),
+    ("~no-such-user/model", "cannot look at"),
 ]
 
 

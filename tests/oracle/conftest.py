@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.oracle.harness import LEDGER, MARGIN, NOTES
+from tests.oracle.harness import LEDGER, MARGIN, ROUNDING
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -19,7 +19,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         picks = sum(one.picks for one in LEDGER.values())
         share = sum(one.qualified for one in LEDGER.values()) / picks
         terminalreporter.write_line(f"{picks} greedy tokens compared, of which {share:.2%} qualify")
-    if NOTES:
-        terminalreporter.section("transformers as the oracle, further figures")
-        for note in NOTES:
-            terminalreporter.write_line(note)
+    if ROUNDING:
+        terminalreporter.section("transformers in fp32 as the oracle, worst of all kinds")
+        for dtype, kinds in ROUNDING.items():
+            ones = list(kinds.values())
+            terminalreporter.write_line(
+                f"{dtype:<9} {len(ones)} kinds: largest {max(one.largest for one in ones):.3f}, rms "
+                f"{max(one.rms for one in ones):.4f} of the logits' deviation (rms at most "
+                f"{max(one.rms / one.their_rms for one in ones):.2f} of transformers' own in {dtype}), "
+                f"highest logit agrees in {min(one.agree for one in ones):.0%}"
+            )

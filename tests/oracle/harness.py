@@ -180,5 +180,15 @@ class Figures:
     decode: float = 0.0  # and at the cached steps'
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """What one dtype did to one kind, in standard deviations of the oracle's logits."""
+
+    largest: float
+    rms: float
+    their_rms: float  # of transformers in the same dtype
+    agree: float  # share of rows whose highest logit is the oracle's
+
+
 LEDGER: dict[str, Figures] = {}  # by kind
-NOTES: list[str] = []  # further lines for the summary
+ROUNDING: dict[str, dict[str, Rounding]] = {}  # by dtype and kind

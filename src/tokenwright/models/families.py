@@ -145,9 +145,7 @@ _ADVICE = (
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> tuple[Family, ModelConfig]:
     """The family and the arithmetic of a config.json. Raises CheckpointError."""
-    named = {
-        key: value for key, value in config.items() if not key.startswith("_")
-    }  # _name_or_path and the like
+    named = {key: value for key, value in config.items() if not key.startswith("_")}  # _name_or_path and the like
     keys = Keys(named, where)
     family, architecture = _find(keys)
     for key, (allowed, why) in _REFUSED.items():
@@ -230,9 +228,7 @@ def _parse_llama(keys: Keys, architecture: str) -> ModelConfig:
     layers = keys.whole("num_hidden_layers", most=_MOST_LAYERS)
     width = keys.whole("hidden_size", most=1 << 20)
     heads, kv_heads = _heads(keys)
-    head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or _size_of_head(
-        keys, width, heads
-    )
+    head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or _size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=LONGEST)
     rope, reach = read_rope(keys, like.theta, head_size, context)
     rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
@@ -268,9 +264,7 @@ def _heads(keys: Keys) -> tuple[int, int]:
     heads = keys.whole("num_attention_heads", most=1 << 16)
     kv_heads = keys.whole("num_key_value_heads", heads, most=1 << 16)
     if heads % kv_heads:
-        raise keys.error(
-            f"{heads} query heads cannot share {kv_heads} key-value heads evenly; correct config.json"
-        )
+        raise keys.error(f"{heads} query heads cannot share {kv_heads} key-value heads evenly; correct config.json")
     return heads, kv_heads
 
 

@@ -23,14 +23,10 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         size = file.stat().st_size
         if size > _LARGEST_JSON:
-            raise CheckpointError(
-                f"{file} has {size:,} bytes, too many for a JSON file of a model; download it again"
-            )
+            raise CheckpointError(f"{file} has {size:,} bytes, too many for a JSON file of a model; download it again")
         text = file.read_text(encoding="utf-8")
         if text.startswith(LFS_POINTER):
-            raise CheckpointError(
-                f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder"
-            )
+            raise CheckpointError(f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
         content = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing; a model folder needs {file.name}") from None

@@ -40,9 +40,7 @@ def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[R
     reach: float = context
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
-    part.finish(
-        ("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key"
-    )
+    part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
     if not 1 <= reach <= LONGEST:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
     return Rope(base, scaling), int(reach)
@@ -161,9 +159,7 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     """The reach of each layer; `layer_types` decides where the architecture heeds it, else must agree."""
     layers = len(rotary)
     window = _window(keys, slides)
-    first = {"none": layers, "all": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[
-        slides
-    ]
+    first = {"none": layers, "all": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[slides]
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
     types = keys.raw("layer_types")
     if types is not None:

@@ -1,0 +1,89 @@
+"""What a step costs, derived from shapes alone: floating-point operations and bytes of memory traffic.
+
+Symbols: P_b matmul weights of all blocks, P_lm = width x vocabulary (the head, also where it is tied; looking up an
+embedding is no arithmetic), t the context of a row, itself included, W_l the window of layer l. One multiply-add is
+2 FLOP. Norms, softmax, rotations and activations are left out: they are far below one percent of the work.
+
+    A(t)             = 4 H D sum_l min(t, W_l)                    scores and the weighted sum of values
+    n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
+
+So a cached step is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tokenwright.cache import LayerSpec, Window
+from tokenwright.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The work of a step, or of several added up."""
+
+    flops: int = 0
+    kv_read: int = 0  # bytes of K and V that attention must read
+    kv_written: int = 0  # bytes of K and V stored
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.flops + other.flops, self.kv_read + other.kv_read, self.kv_written + other.kv_written)
+
+
+class CostModel:
+    """Costs of one model under one cache spec."""
+
+    def __init__(self, config: ModelConfig, specs: Sequence[LayerSpec]) -> None:
+        self.config = config
+        self.specs = tuple(specs)
+
+    @cached_property
+    def block_weights(self) -> int:
+        """P_b: weights that take part in a matrix product, in all blocks together."""
+        matrices = (s for name, s in self.config.shapes.items() if name.startswith("layers.") and len(s) == 2)
+        return sum(prod(shape) for shape in matrices)
+
+    @property
+    def head_weights(self) -> int:
+        """P_lm: weights of the language-model head."""
+        return self.config.width * self.config.vocab_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in the KV cache."""
+        return sum(spec.bytes_per_token for spec in self.specs)
+
+    def attention_flops(self, context: int) -> int:
+        """A(t): one row over `context` tokens, itself included, in all layers."""
+        reached = sum(_reached(spec, context) for spec in self.specs)
+        return 4 * self.config.heads * self.config.head_size * reached
+
+    def chunk(self, start: int, length: int, rows: int = 1) -> Cost:
+        """`length` tokens onto `start` cached ones, with logits for `rows` of them."""
+        contexts = range(start + 1, start + length + 1)
+        reads = (sum(spec.bytes_per_token * _span(spec, start, length) for spec in self.specs)) if length else 0
+        return Cost(
+            flops=2 * self.block_weights * length
+            + 2 * self.head_weights * rows
+            + sum(self.attention_flops(context) for context in contexts),
+            kv_read=reads,
+            kv_written=length * self.bytes_per_token,
+        )
+
+    def run(self, prompt: int, written: int, *, cache: bool) -> Cost:
+        """`written` >= 1 tokens after a prompt, the prompt in one chunk; with the cache or anew for every token."""
+        contexts = range(prompt, prompt + written)
+        if not cache:
+            return sum((self.chunk(0, context) for context in contexts), Cost())
+        steps = (self.chunk(context - 1, 1) for context in contexts[1:])
+        return sum(steps, self.chunk(0, prompt))
+
+
+def _reached(spec: LayerSpec, context: int) -> int:
+    return min(context, spec.reach.tokens) if isinstance(spec.reach, Window) else context
+
+
+def _span(spec: LayerSpec, start: int, length: int) -> int:
+    """Tokens whose K and V a chunk reads, each once: from the first row's reach to the last row."""
+    return length + _reached(spec, start + 1) - 1
