@@ -75,7 +75,7 @@ class LLM:
     page_size: tokens of a KV page. pages or kv_memory (bytes): the size of the cache; by default an eighth of
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts.
     token_budget: tokens computed in one step. max_sequences: texts written at once.
-    report: called with (bytes done, bytes in all) while the weights are read.
+    report: called with (bytes done, bytes in all) while the weights are read; a download then shows its bars too.
 
     Raises CheckpointError for a model that cannot be read as it is, CapacityError where memory does not suffice,
     RequestError for an option out of range.
@@ -97,7 +97,7 @@ class LLM:
     ) -> None:
         options = EngineConfig(page_size, pages, kv_memory, token_budget, max_sequences)
         place = resolve_device(device)
-        checkpoint = Checkpoint.open(model, revision)
+        checkpoint = Checkpoint.open(model, revision, progress=report is not None)
         self.config = checkpoint.config
         self.generation = checkpoint.generation
         self.device = str(place)

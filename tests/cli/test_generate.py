@@ -176,3 +176,10 @@ def test_a_terminal_sees_the_prompt_first(generate: Run, monkeypatch: pytest.Mon
     assert result.exit_code == 0
     assert PROMPT in result.stdout
     assert PROMPT not in generate("-n", 4, *GREEDY, "--quiet").stdout
+
+
+def test_a_terminal_sees_the_model_load(generate: Run) -> None:
+    result = generate("-n", 1, *GREEDY, env={"FORCE_COLOR": "1", "COLUMNS": "300"})
+    assert "loading " in result.stderr
+    assert " KiB" in result.stderr
+    assert "loading " not in generate("-n", 1, *GREEDY, "--quiet", env={"FORCE_COLOR": "1"}).stderr

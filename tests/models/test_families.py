@@ -1,5 +1,6 @@
 """What a config.json means: held to transformers, and refused by name where we lack it."""
 
+import contextlib
 import copy
 import math
 from typing import Any
@@ -339,3 +340,19 @@ def test_buffers_are_inert_and_weights_are_not() -> None:
     assert LLAMA.inert.fullmatch("layers.3.self_attn.rotary_emb.inv_freq")
     assert LLAMA.inert.fullmatch("rotary_emb.inv_freq")
     assert not LLAMA.inert.fullmatch("layers.3.self_attn.q_proj.bias")
+
+
+ODD: list[Any] = [0, -1, True, None, "x", "", [], {}, [None], {"a": 1}, 1e308, float("nan"), 10**30, 0.5, [[]]]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "yarn", "dynamic", "qwen2-window", "smollm3"])
+def test_an_odd_value_anywhere_is_read_or_refused_but_never_a_crash(kind: str) -> None:
+    for key in make_config(kind):
+        for value in ODD:
+            with contextlib.suppress(CheckpointError):
+                assert parse(kind, **{key: value}).parameters > 0
+    scaled = make_config(kind).get("rope_scaling") or {}
+    for key in [*scaled, "mscale", "mscale_all_dim", "attention_factor", "truncate", "beta_fast", "beta_slow"]:
+        for value in ODD:
+            with contextlib.suppress(CheckpointError):
+                assert parse(kind, rope_scaling={**scaled, key: value}).parameters > 0

@@ -44,6 +44,8 @@ from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
 from tokenwright.models.runner import Model, TorchRunner
 
+torch.set_num_threads(1)  # the models are small: on a busy machine threads would mostly wait for each other
+
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
 MARGIN = 1e-3  # between the oracle's two highest logits, above which greedy must agree

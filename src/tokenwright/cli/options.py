@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from tokenwright.cli.facts import binary
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
@@ -97,21 +98,25 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 def opened(model: str, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
     """The model as an LLM; while it loads, a bar on stderr where that is a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(stderr=True)
+    shown = console.is_terminal and not quiet
     bar = Progress(
-        TextColumn("[dim]loading {task.description}", markup=True),
+        TextColumn("loading {task.description}", style="dim", markup=False),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        TextColumn("{task.fields[size]}", style="dim", markup=False),
         console=console,
         transient=True,
-        disable=quiet or not console.is_terminal,
+        disable=not shown,
     )
     with bar:
-        task = bar.add_task(model, total=None)
+        task = bar.add_task(model, total=None, size="")
         from tokenwright.llm import LLM  # brings in torch, which takes a second or two
 
-        llm = LLM(model, report=lambda done, total: bar.update(task, completed=done, total=total), **options)
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, size=binary(total))
+
+        llm = LLM(model, report=report if shown else None, **options)
     with llm:
         yield llm
