@@ -33,9 +33,10 @@ class ContextError(RequestError):
     """A prompt longer than the model's context, told by how much."""
 
     def __init__(self, tokens: int, context: int) -> None:
+        over = tokens - context
         super().__init__(
-            f"the prompt has {tokens} tokens, {tokens - context} more than the model's context of {context}; "
-            f"shorten it by {tokens - context} tokens"
+            f"the prompt has {tokens} tokens, {over} more than the model's context of {context}; "
+            f"shorten it by {over} token{'s' if over > 1 else ''}"
         )
         self.tokens, self.context = tokens, context
 

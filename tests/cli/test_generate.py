@@ -66,7 +66,7 @@ def test_json(generate: Run) -> None:
     result = generate("-n", 5, "--json", "--seed", 7, "--top-k", 50, "--top-p", 0.9, "--ignore-eos")
     assert result.stderr == ""
     found = json.loads(result.stdout)
-    assert found.keys() == {"prompt", "text", "token_ids", "finish_reason", "facts"}
+    assert found.keys() == {"model", "prompt", "text", "token_ids", "finish_reason", "facts"}
     assert found["prompt"] == PROMPT
     assert (len(found["token_ids"]), found["finish_reason"]) == (5, "length")
     facts = found["facts"]

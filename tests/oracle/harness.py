@@ -3,8 +3,8 @@
     subject = make_subject("qwen2")                       # our decoder and the oracle, of the same files
     sampler = Recorder()                                  # greedy; it keeps the rows of logits it was given
     engine = subject.engine(sampler, page_size=16, token_budget=7)
-    [text] = write(engine, [subject.request(prompt, max_tokens=65)])
-    ours = sampler.rows[0]                                # position -> the row that was computed there
+    [text] = write(engine, [greedy(prompt, max_tokens=65)])
+    ours = sampler.rows[text.id]                          # position -> its row of logits
     theirs = subject.logits(prompt + text, limit=...)     # the oracle, all positions in one causal pass
 
 The KV memory is filled with NaN before each engine is used: whoever reads a slot that was never written fails.
@@ -44,8 +44,6 @@ from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
 from tokenwright.models.runner import Model, TorchRunner
 
-torch.set_num_threads(1)  # the models are small: on a busy machine threads would mostly wait for each other
-
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
 MARGIN = 1e-3  # between the oracle's two highest logits, above which greedy must agree
@@ -58,7 +56,7 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 class Recorder:
-    """A sampler that keeps the rows of logits it was given, by sequence and position (None keeps no others).
+    """A sampler that keeps the rows of logits it was given, by sequence and position.
 
     `forced` maps a sequence to its whole text, whose tokens are then written instead of those chosen.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import typer
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import facts, facts_line
-from tokenwright.cli.output import remark, show_anything, write
+from tokenwright.cli.output import remark, show_anything, write, write_json
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
@@ -68,7 +67,7 @@ def generate(
         run = Run(llm, text, llm.sampling(**chosen), cache=not no_cache)
         if json_:
             run.go(lambda _: True)
-            write(json.dumps(run.as_json(), ensure_ascii=False) + "\n")
+            write_json({"model": model, **run.as_json()})
         else:
             run.to_stdout(echo=not quiet)
             if not (quiet or run.unread):

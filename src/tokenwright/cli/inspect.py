@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import binary
-from tokenwright.cli.output import show_anything, write
+from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.config import Learned, ModelConfig, NoScaling, RopeScaling
 
 
@@ -38,9 +37,11 @@ def inspect(
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
         "chat_template": tokenizer.chat_template,
     }
-    page = json.dumps({"model": model, **facts}, ensure_ascii=False, indent=2) if json_ else _page(model, facts)
-    show_anything()
-    write(page + "\n")
+    if json_:
+        write_json({"model": model, **facts}, indent=2)
+    else:
+        show_anything()
+        write(_page(model, facts) + "\n")
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:

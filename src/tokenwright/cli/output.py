@@ -1,8 +1,10 @@
 """Where the commands write: text to stdout as it comes, remarks about it to stderr."""
 
 import io
+import json
 import os
 import sys
+from typing import Any
 
 
 def write(text: str) -> bool:
@@ -14,6 +16,12 @@ def write(text: str) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing complains when Python closes it
         return False
     return True
+
+
+def write_json(value: dict[str, Any], indent: int | None = None) -> None:
+    """One object to stdout; characters as they are where the encoding has them all, escaped where not."""
+    escaped = not sys.stdout.encoding.lower().startswith("utf")
+    write(json.dumps(value, ensure_ascii=escaped, indent=indent) + "\n")
 
 
 def show_anything() -> None:

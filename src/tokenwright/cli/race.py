@@ -7,7 +7,6 @@ last one is written and never computed), the naive one the sum of t for t = N ..
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import typer
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart import Line, chart
 from tokenwright.cli.facts import seconds
-from tokenwright.cli.output import remark, show_anything, write
+from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def race(
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
     if new_tokens < 1:
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
-    if not out.parent.is_dir():
-        raise RequestError(f"the chart cannot be saved: there is no folder {out.parent}")
+    if out.is_dir() or not out.parent.is_dir():
+        raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
     with opt.opened(
         model,
         quiet=json_,
@@ -72,20 +71,27 @@ def race(
         result = _run(llm, llm.tokenizer.encode(text), params, show=not json_)
         about = f"{model}, {llm.dtype} on {llm.device}"
         layers = llm.config.layers
-    out.write_text(_picture(result, about), encoding="utf-8")
+    _save(out, _picture(result, about))
     if json_:
-        page = json.dumps({"model": model, "prompt": text, **_as_json(result, layers), "chart": str(out)})
+        write_json({"model": model, "prompt": text, **_as_json(result, layers), "chart": str(out)})
     else:
-        page = f"{_report(result, about)}\nchart: {out}"
-    show_anything()
-    write(page + "\n")
+        show_anything()
+        write(f"{_report(result, about)}\nchart: {out}\n")
     if result.parted is not None:
-        remark(
-            f"tokenwright: the lanes wrote different tokens from token {result.parted + 1} on. In 16 bits "
-            "two logits can be so near that the order of additions decides; try --dtype float32. If they "
-            "part there too, it is a bug."
+        typer.echo(
+            f"tokenwright: the lanes wrote different tokens from token {result.parted + 1} on. In 16 bits two logits "
+            "can be so near that the order of additions decides; try --dtype float32. If they part there too, it is "
+            "a bug.",
+            err=True,
         )
         raise typer.Exit(1)
+
+
+def _save(out: Path, picture: str) -> None:
+    try:
+        out.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"the chart cannot be saved to {out}: {error.strerror}; give another --out") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,17 +60,21 @@ def choose(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The model's log-probability [n] of one token in each row of logits [n, V], over all ids at temperature 1."""
-    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).cpu()
+    return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 class TorchSampler:
-    """Answers the chunks of a step, each row on its own. A row with a NaN fails its sequence, not its neighbours."""
+    """Answers the chunks of a step, each row on its own. A row with a NaN fails its sequence, not its neighbours.
+
+    It works on the CPU, in fp64 where sums decide, whatever device the model runs on: the draws are the same.
+    """
 
     @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
         results: list[Result] = []
+        everything = output.logits.cpu()
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            logits = output.logits[rows.start : rows.stop]
+            logits = everything[rows.start : rows.stop]
             if not bool(logits.isfinite().all()):
                 fault = EngineError(
                     "the model's logits are not finite; its weights or its dtype cannot carry this text"
@@ -78,11 +82,11 @@ class TorchSampler:
                 results.append(Fault(chunk.sequence, fault))
                 continue
             if chunk.wants is Wants.ALL:
-                known = torch.tensor(chunk.following, dtype=torch.int64, device=logits.device)
+                known = torch.tensor(chunk.following, dtype=torch.int64)
                 scores = logprobs(logits[: len(known)], known)
                 results.append(Score(chunk.sequence, chunk.start + 1, tuple(scores.tolist())))
             if chunk.picks:
                 token = choose(logits[-1], chunk.request.params, chunk.stop)
-                score = logprobs(logits[-1:], torch.tensor([token], device=logits.device))
+                score = logprobs(logits[-1:], torch.tensor([token]))
                 results.append(Pick(chunk.sequence, token, float(score)))
         return results
