@@ -23,6 +23,7 @@ from tokenwright.models.decoder import Decoder
 from tokenwright.models.device import free_memory, resolve_device, resolve_dtype
 from tokenwright.models.runner import Model, TorchRunner
 from tokenwright.text import TextStream, Tokenizer
+from tokenwright.trace import CostModel
 
 Prompt = str | Sequence[int]  # text, or token ids
 
@@ -134,6 +135,11 @@ class LLM:
     def engine(self) -> Engine[torch.Tensor]:
         """The engine underneath, to look at. It is not thread-safe; requests go through this class."""
         return self._open_driver().engine
+
+    @property
+    def costs(self) -> CostModel:
+        """What steps of this model cost with this cache, derived from shapes."""
+        return CostModel(self.config, layer_specs(self.config, self.dtype))
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override."""

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
+from tokenwright.cache import layer_specs
 from tokenwright.cli.race import forward_tokens
 from tokenwright.llm import LLM, Stream
+from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.trace import CostModel
 
 Race = Callable[..., Any]
 
@@ -39,7 +42,7 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Both lanes wrote the same tokens." in result.stdout
     n = int(result.stdout.split("N = ")[1].split()[0])
-    cached, naive = (line.split() for line in result.stdout.splitlines()[-5:-3])  # above the ratio and the chart
+    cached, naive = (line.split() for line in result.stdout.splitlines()[-8:-6])  # above derived work, ratio, chart
     assert cached[:4] == ["cached", f"{n + 23}", f"{3 * (n + 23)}", "="]
     total = sum(range(n, n + 24))
     assert naive[:4] == ["naive", f"{total:,}", f"{3 * total:,}", "="]
@@ -50,7 +53,7 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
     assert f"24 tokens after a prompt of {n}" in "".join(picture.itertext())
 
 
-def test_json(race: Race) -> None:
+def test_json(race: Race, model: Path) -> None:
     result = race("-n", 6, "--json", "--temperature", 0.9, "--seed", 3)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -62,6 +65,11 @@ def test_json(race: Race) -> None:
             formula["forward_tokens"],
             formula["layer_tokens"],
         )
+    config = Checkpoint.open(model).config
+    costs = CostModel(config, layer_specs(config, "float32"))
+    for lane, cache in (("cached", True), ("naive", False)):
+        cost = costs.run(found["prompt_tokens"], 6, cache=cache)
+        assert found[lane]["derived"] == {"flops": cost.flops, "kv_read_bytes": cost.kv_read}
     assert found["ratio"] == pytest.approx(found["naive"]["total_s"] / found["cached"]["total_s"])
 
 

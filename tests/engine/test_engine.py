@@ -1,5 +1,7 @@
 """The loop by hand, with a scripted model: counts, order, ends, and faults that stay where they happened."""
 
+import random
+
 import pytest
 
 from tokenwright.engine import (
@@ -75,6 +77,20 @@ def test_the_youngest_gives_way_and_nothing_is_lost():
         first = sequence.tokens[0]
         assert sequence.tokens == list(range(first, first + 10))
     assert engine.pool.free == engine.pool.pages
+
+
+def test_a_pool_far_too_small_for_all_thrashes_nobody():
+    """512 mixed requests over 1.2 times the pages of the longest: all end right, none is put off more than 4 times."""
+    rng = random.Random(7)
+    shapes = [(rng.randint(1, 100), rng.randint(1, 100)) for _ in range(512)]
+    engine, model = scripted_engine(up, pages=16, page_size=16, token_budget=64, max_sequences=64, context=1000)
+    sequences = [engine.submit(request(*range(n), most=t)) for n, t in shapes]
+    while engine.busy:
+        engine.step()
+    assert [len(sequence.tokens) for sequence in sequences] == [n + t for n, t in shapes]
+    assert all(sequence.tokens == list(range(len(sequence.tokens))) for sequence in sequences)
+    assert max(sequence.preemptions for sequence in sequences) <= 4
+    assert model.forwarded < 1.5 * sum(n + t - 1 for n, t in shapes), "most of the work is done once"
 
 
 def test_what_cannot_be_served_is_refused_with_the_reason():

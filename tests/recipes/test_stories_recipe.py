@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from recipes.stories import data as recipe_data  # noqa: E402
+from recipes.stories import evaluate, probe  # noqa: E402
 from recipes.stories.export import export, load_model  # noqa: E402
 from recipes.stories.model import ModelConfig, attend  # noqa: E402
 from recipes.stories.train import TrainConfig, rate_factor, train  # noqa: E402
@@ -133,6 +135,36 @@ def test_the_stages_run_as_commands(prepared: Path, tmp_path: Path) -> None:
     assert "3 steps, 1,536 tokens" in said
     assert "sha256" in run_stage("export", *common, "--target", str(folder / "model"))
     assert "[Once upon a time]" in run_stage("sample", *common, "--prompt", "Once upon a time", "--tokens", "5")
+
+
+def test_the_opened_model_computes_what_the_trained_one_does(trained: Path) -> None:
+    model = load_model(trained, TINY).requires_grad_(False)
+    ids = torch.randint(0, TINY.vocab, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+    whole, shown = probe.run(model, ids)
+    assert (whole - model(torch.tensor([ids]))[0]).abs().max() < 1e-4
+    cache = probe.Cache()
+    stepped = torch.cat([probe.run(model, part, cache)[0] for part in (ids[:20], ids[20:21], ids[21:])])
+    assert (whole - stepped).abs().max() < 1e-4
+    assert torch.allclose(torch.stack(shown).sum(-1), torch.ones(TINY.layers, TINY.heads, 60))
+    kl = {window: probe.divergence(model, ids, 20, probe.View(window=window, sinks=4)) for window in (8, 56)}
+    assert kl[8] > kl[56]
+    assert abs(kl[56]) < 1e-6
+    lost = [probe.divergence(model, ids, 20, probe.View(bits=bits, group=16)) for bits in (3, 8)]
+    assert lost[0] > lost[1] >= 0
+
+
+def test_the_losses_and_heads_are_measured(trained: Path) -> None:
+    model = load_model(trained, TINY).requires_grad_(False)
+    held = evaluate.losses(model, recipe_data.load_corpus(trained / "data.safetensors", "held"), 1000)
+    assert 0 < held["tiny"]["per byte"] < held["tiny"]["per token"]
+    assert len(evaluate.heads(model, length=20, trials=1)) == TINY.layers * TINY.heads
+
+
+def test_a_copy_is_found_and_a_new_text_is_not(trained: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(trained / "tokenizer.json"))
+    corpus = "A dog ran home. " * 40
+    assert evaluate.copied("A dog  ran\nhome. " * 30, corpus, tokenizer)
+    assert not evaluate.copied("A cat ran home. " * 30, corpus, tokenizer)
 
 
 def test_attention_in_blocks_is_causal_attention() -> None:

@@ -79,7 +79,7 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
         f'<text x="{LEFT - 44}" y="{TOP - 18}">ms per step</text>',
         f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">tokens written</text>',
     ]
-    names = _apart([max(TOP, y(smooth(line.values)[-1])) for line in lines], 40)
+    names = _apart([min(max(TOP, y(smooth(line.values)[-1])), bottom - 22) for line in lines], 40)
     for line, at in zip(lines, names, strict=True):
         parts += _drawn(line, [(x(i + 1), y(value)) for i, value in enumerate(line.values)], at, right)
     return "\n".join([*parts, "</svg>", ""])

@@ -8,7 +8,7 @@ last one is written and never computed), the naive one the sum of t for t = N ..
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ import typer
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart import Line, chart
-from tokenwright.cli.facts import seconds
+from tokenwright.cli.facts import binary, seconds
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.errors import RequestError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.engine.sequence import SamplingParams
     from tokenwright.llm import LLM
+    from tokenwright.trace import Cost
 
 CACHED, NAIVE = "cached", "naive"
 Row = tuple[str, ...]
@@ -68,15 +69,17 @@ def race(
         page_size=page_size,
         token_budget=token_budget,
     ) as llm:
-        result = _run(llm, llm.tokenizer.encode(text), params, show=not json_)
+        ids = llm.tokenizer.encode(text)
+        result = _run(llm, ids, params, show=not json_)
+        costs = {name: llm.costs.run(len(ids), new_tokens, cache=name == CACHED) for name in COLOURS}
         about = f"{model}, {llm.dtype} on {llm.device}"
         layers = llm.config.layers
     _save(out, _picture(result, about))
     if json_:
-        write_json({"model": model, "prompt": text, **_as_json(result, layers), "chart": str(out)})
+        write_json({"model": model, "prompt": text, **_as_json(result, layers, costs), "chart": str(out)})
     else:
         show_anything()
-        write(f"{_report(result, about)}\nchart: {out}\n")
+        write(f"{_report(result, about, costs)}\nchart: {out}\n")
     if result.parted is not None:
         typer.echo(
             f"tokenwright: the lanes wrote different tokens from token {result.parted + 1} on. In 16 bits two logits "
@@ -175,7 +178,7 @@ def _work(lane: Completion, *, cache: bool) -> tuple[int, str]:
     return forward_tokens(prompt, written, cache=cache), words
 
 
-def _report(result: Result, about: str) -> str:
+def _report(result: Result, about: str, costs: Mapping[str, Cost]) -> str:
     """The race in words and numbers, for a terminal or a file."""
     usage = result.cached.usage
     agree = "Both lanes wrote the same tokens." if result.parted is None else "THE LANES WROTE DIFFERENT TOKENS."
@@ -195,8 +198,12 @@ def _report(result: Result, about: str) -> str:
         sparks.append(f"{name:>6}  {_spark(steps, peak)}")
     heading = f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({about}). {agree}"
     naive, cached = result.naive.usage.forward_tokens, result.cached.usage.forward_tokens
+    derived = [
+        f"{name:>6}  {costs[name].flops / 1e9:,.4g} GFLOP, {binary(costs[name].kv_read)} of K and V read (derived from shapes)"
+        for name in result.lanes
+    ]
     ratio = f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens"
-    return "\n".join([heading, "", *_table(times, 6), "", *sparks, "", *_table(work, 3), "", ratio])
+    return "\n".join([heading, "", *_table(times, 6), "", *sparks, "", *_table(work, 3), "", *derived, "", ratio])
 
 
 def _table(rows: list[Row], numbers: int) -> list[str]:
@@ -227,7 +234,7 @@ def _picture(result: Result, about: str) -> str:
     )
 
 
-def _as_json(result: Result, layers: int) -> dict[str, Any]:
+def _as_json(result: Result, layers: int, costs: Mapping[str, Cost]) -> dict[str, Any]:
     lanes: dict[str, Any] = {}
     for name, lane in result.lanes.items():
         asked, words = _work(lane, cache=name == CACHED)
@@ -238,6 +245,7 @@ def _as_json(result: Result, layers: int) -> dict[str, Any]:
             "forward_tokens": lane.usage.forward_tokens,
             "layer_tokens": lane.usage.layer_tokens,
             "preemptions": lane.usage.preemptions,
+            "derived": {"flops": costs[name].flops, "kv_read_bytes": costs[name].kv_read},
             "formula": {"forward_tokens": asked, "layer_tokens": asked * layers, "words": words},
         }
     return {
