@@ -97,7 +97,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason():
     engine, _ = scripted_engine(up, pages=3, page_size=4, context=32)
     with pytest.raises(RequestError, match="no tokens"):
         engine.submit(request())
-    with pytest.raises(ContextError, match="33 tokens, 1 more than the model's context of 32; shorten it by 1 token$"):
+    with pytest.raises(ContextError, match=r"33 tokens, 1 more than the model's context of 32; shorten it by 1 token$"):
         engine.submit(request(*range(33)))
     with pytest.raises(CapacityError, match="may come to 13 tokens, which need 4 pages of the KV cache, and it has 3"):
         engine.submit(request(1, most=12))

@@ -199,8 +199,8 @@ def _report(result: Result, about: str, costs: Mapping[str, Cost]) -> str:
     heading = f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({about}). {agree}"
     naive, cached = result.naive.usage.forward_tokens, result.cached.usage.forward_tokens
     derived = [
-        f"{name:>6}  {costs[name].flops / 1e9:,.4g} GFLOP, {binary(costs[name].kv_read)} of K and V read (derived from shapes)"
-        for name in result.lanes
+        f"{name:>6}  {cost.flops / 1e9:,.4g} GFLOP, {binary(cost.kv_read)} of K and V read (derived from shapes)"
+        for name, cost in costs.items()
     ]
     ratio = f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens"
     return "\n".join([heading, "", *_table(times, 6), "", *sparks, "", *_table(work, 3), "", *derived, "", ratio])
