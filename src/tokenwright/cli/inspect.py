@@ -35,6 +35,12 @@ def inspect(
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(config, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
+        "suggested_sampling": {
+            name: value
+            for name in ("temperature", "top_k", "top_p")
+            if (value := getattr(checkpoint.generation, name)) is not None
+        },
+        "unsupported_sampling": list(checkpoint.generation.unsupported),
         "chat_template": tokenizer.chat_template,
     }
     if json_:
@@ -112,12 +118,18 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "parameters": f"{facts['parameters']:,}",
         "weights": f"{binary(facts['weight_bytes'])} ({dtype})",
         "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({dtype})",
+        "sampling": _sampling(facts["suggested_sampling"], facts["unsupported_sampling"]),
         "chat template": "none" if facts["chat_template"] is None else "",
     }
     lines = [f"{name:<14} {value}".rstrip() for name, value in rows.items()]
     if facts["chat_template"] is not None:
         lines += ["", facts["chat_template"]]
     return "\n".join(lines)
+
+
+def _sampling(suggested: dict[str, float], unsupported: Sequence[str]) -> str:
+    words = ", ".join(f"{name} {value:g}" for name, value in suggested.items()) or "no suggestions"
+    return f"{words}; not available here: {', '.join(unsupported)}" if unsupported else words
 
 
 def _ids(ids: Sequence[int | None]) -> str:

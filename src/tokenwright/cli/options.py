@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from tokenwright.cli.facts import binary
+from tokenwright.cli.output import remark
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
@@ -118,5 +119,8 @@ def opened(model: str, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
             bar.update(task, completed=done, total=total, size=binary(total))
 
         llm = LLM(model, report=report if shown else None, **options)
+    if llm.generation.unsupported and not quiet:
+        names = ", ".join(llm.generation.unsupported)
+        remark(f"note: the model's generation_config.json also asks for {names}, which Tokenwright does not have yet")
     with llm:
         yield llm
