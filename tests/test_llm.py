@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from tokenwright import (
     RequestError,
     SamplingParams,
 )
+from tokenwright.decode import TextGuard
+from tokenwright.models.checkpoint import Checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -145,6 +149,61 @@ def test_a_stream_dropped_while_the_engine_turns_is_ended_by_the_turning_thread(
     assert victim.completion.finish_reason == "aborted"
 
 
+def test_a_stream_dropped_while_another_text_is_submitted_frees_its_pages(llm):
+    victim = llm.stream("the", GREEDY)
+    next(victim)
+    submit = llm.engine.submit
+
+    def drop_and_submit(request):
+        victim.close()  # as a finaliser would, while the lock is held
+        return submit(request)
+
+    llm.engine.submit = drop_and_submit
+    with llm.stream("and", GREEDY):
+        assert victim.completion.finish_reason == "aborted"
+        assert llm.engine.pool.free == llm.engine.pool.pages
+
+
+def test_an_interrupt_in_the_model_disturbs_nobody(llm):
+    right = [done.token_ids for done in llm.generate(["the", "and"], GREEDY)]
+    first, second = llm.stream("the", GREEDY), llm.stream("and", GREEDY)
+    next(first)
+    forward = llm.engine.runner.forward
+
+    def interrupted(step):
+        forward(step)
+        raise KeyboardInterrupt
+
+    llm.engine.runner.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(first)
+    llm.engine.runner.forward = forward
+    assert [tuple(piece.token_id for piece in stream) for stream in (second, first)] == [right[1], right[0][1:]]
+
+
+def test_an_interrupt_in_the_middle_of_a_commit_ends_every_text_and_the_engine_goes_on(llm, monkeypatch):
+    """The first text's token is written and the second's is not: Ctrl-C at the worst moment."""
+    first, second, nothing = (llm.stream("the", params) for params in (GREEDY, GREEDY, SamplingParams(max_tokens=0)))
+    next(first)
+    advance, calls = TextGuard.advance, iter(range(9))
+
+    def interrupted(self, token):
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return advance(self, token)
+
+    monkeypatch.setattr(TextGuard, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(first)
+    monkeypatch.undo()
+    assert list(nothing) == []
+    assert first.completion.finish_reason == "aborted"
+    assert len(list(first)) == 0
+    with pytest.raises(EngineError, match="interrupted in the middle of a step"):
+        list(second)
+    assert llm.generate("the", GREEDY)[0].finish_reason == "length"
+
+
 def test_threads_share_the_engine(llm):
     alone = [llm.generate([9 + i, 3], GREEDY)[0].token_ids for i in range(8)]
     found = {}
@@ -163,6 +222,31 @@ def test_threads_share_the_engine(llm):
     assert [found[i] for i in range(8)] == alone
 
 
+def test_a_token_reaches_its_reader_while_another_reader_turns_the_engine(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    streams = [llm.stream(prompt, params) for prompt in ("the", "and", "of")]
+    fetched, steps, seen = [0, 0, 0], [], []
+    forward = llm.engine.runner.forward
+
+    def patient(step):
+        """Each step waits until every reader has the tokens of the steps before."""
+        seen.append(any(min(fetched) >= len(steps) or time.sleep(0.01) for _ in range(300)))
+        steps.append(step)
+        return forward(step)
+
+    def read(i):
+        for _ in streams[i]:
+            fetched[i] += 1
+
+    llm.engine.runner.forward = patient
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 5
+
+
 def test_astream_leaves_the_loop_free_and_ends_when_cancelled(llm):
     async def run():
         right = llm.generate("the", GREEDY)[0].token_ids
@@ -176,6 +260,31 @@ def test_astream_leaves_the_loop_free_and_ends_when_cancelled(llm):
         await agen.aclose()
 
     asyncio.run(run())
+
+
+def test_astream_does_not_wait_in_the_event_loop_for_another_text_s_step(llm):
+    turning, go_on, waits = threading.Event(), threading.Event(), []
+    forward = llm.engine.runner.forward
+
+    def slow(step):
+        turning.set()
+        waits.append(go_on.wait(10))  # set from the event loop, if that is free
+        return forward(step)
+
+    async def collect(prompt):
+        return [piece.token_id async for piece in llm.astream(prompt, GREEDY)]
+
+    async def run():
+        first = asyncio.create_task(collect("the"))
+        await asyncio.to_thread(turning.wait)
+        second = asyncio.create_task(collect("and"))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(first, second)
+
+    llm.engine.runner.forward = slow
+    asyncio.run(run())
+    assert all(waits), "the loop was blocked by a step"
 
 
 def test_preempted_texts_are_undisturbed(folder):
@@ -196,6 +305,8 @@ def test_preempted_texts_are_undisturbed(folder):
         ([1, -1], RequestError, "not -1"),
         ([1, True], RequestError, "not True"),
         ("a\ud800b", RequestError, "surrogate"),
+        (b"the", RequestError, "not bytes"),
+        (5, RequestError, "not int"),
         ([1] * 513, ContextError, "1 more than the model's context of 512"),
         ([1] * 250, CapacityError, "lower max_tokens"),
     ],
@@ -215,6 +326,12 @@ def test_a_bad_prompt_in_a_batch_leaves_nothing_behind(llm):
         llm.generate(["the", [1] * 600], GREEDY)
     with pytest.raises(RequestError, match="2 prompts came with 3"):
         llm.generate(["the", "and"], [GREEDY] * 3)
+    with pytest.raises(RequestError, match="beside other prompts"):
+        llm.generate(["the", 5], GREEDY)
+    with pytest.raises(RequestError, match="not bytes"):
+        llm.generate(b"the", GREEDY)
+    with pytest.raises(RequestError, match="must be SamplingParams, not str"):
+        llm.generate("the", ["greedy"])
 
 
 def test_nan_weights_of_one_row_fail_that_prompt_and_keep_the_others(llm):
@@ -242,6 +359,9 @@ def test_a_failing_model_is_told_to_who_waits(llm):
         next(llm.stream("the", GREEDY))
     with pytest.raises(EngineError, match="planted"):
         llm.score("the and")
+    llm.engine.runner.forward = lambda step: iter(()).__next__()
+    with pytest.raises(EngineError, match="StopIteration"):  # which has no message of its own
+        next(llm.stream("the", GREEDY))
     llm.engine.runner.forward = forward
     assert llm.generate("the", GREEDY)[0].finish_reason == "length"
 
@@ -262,6 +382,7 @@ def test_sampling_takes_the_checkpoints_suggestions(llm):
         ({"pages": -1}, RequestError, "pages"),
         ({"token_budget": True}, RequestError, "token_budget"),
         ({"kv_memory": 10}, CapacityError, "no page"),
+        ({"pages": 8, "kv_memory": 2**20}, RequestError, "give one of them"),
         ({"pages": 2**40}, CapacityError, "does not have"),
     ],
 )
@@ -276,11 +397,43 @@ def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder,
         LLM(folder)
 
 
+def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):
+    monkeypatch.setattr("tokenwright.llm.free_memory", lambda device: 2**20)
+    with pytest.raises(CapacityError, match="does not have \\(1048576 are free\\)"):
+        LLM(folder, pages=2**14)
+
+
+def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, monkeypatch):
+    class Weights(dict):  # a plain dict cannot be referred to weakly
+        pass
+
+    held, tensors = [], Checkpoint.tensors
+
+    def watched(*args):
+        weights = Weights(tensors(*args))
+        held.append(weakref.ref(weights))
+        return weights
+
+    def free(device):
+        assert all(reference() is None for reference in held)
+        return 2**30
+
+    monkeypatch.setattr(Checkpoint, "tensors", watched)
+    monkeypatch.setattr("tokenwright.llm.free_memory", free)
+    with LLM(folder):
+        assert len(held) == 1
+
+
 def test_a_closed_model_says_so(folder):
-    llm = LLM(folder, pages=8)
-    llm.close()
-    with pytest.raises(RequestError, match="closed"):
-        llm.generate("the")
+    with LLM(folder, pages=8) as llm:
+        stream = llm.stream("the", GREEDY)
+        next(stream)
+        llm.close()
+        assert list(stream) == []
+        assert stream.completion.finish_reason == "aborted"
+        for use in (lambda: llm.generate("the"), lambda: llm.model([1]), lambda: llm.engine):
+            with pytest.raises(RequestError, match="closed"):
+                use()
 
 
 def test_sixteen_bits(folder):

@@ -168,7 +168,8 @@ def bound_by(subject: Subject) -> Figure:
 
 def steer(subject: Subject) -> Figure:
     """All one-token changes of a prompt: which make the greedy continuation begin with the target?"""
-    ids, target = subject.ids("The capital of France is"), subject.ids(" Rome")[1:]
+    opening, wanted = "The opposite of big is", " night"
+    ids, target = subject.ids(opening), subject.ids(wanted)[1:]
     best: tuple[float, str] = (float("-inf"), "")
     hits = 0
     for place in range(1, len(ids)):
@@ -216,20 +217,21 @@ def window(subject: Subject) -> Figure:
     """Mean KL over 32 tokens that the model wrote itself after a prompt of its own, per window and sinks."""
     prompt = subject.ids(STORY)
     ids = prompt + greedy(subject.model, prompt, 32, stops=())
-    table, smallest = {}, {}
-    for sinks in (0, 1, 4):
-        kl = {
-            w: divergence(subject.model, ids, len(prompt), View(window=w, sinks=sinks))
-            for w in (4, 8, 16, 24, 32, 48, 64)
+    kl = {
+        sinks: {
+            wide: divergence(subject.model, ids, len(prompt), View(window=wide, sinks=sinks))
+            for wide in range(4, len(ids))
         }
-        table[f"s={sinks}"] = {f"W={w}": value for w, value in kl.items()}
-        fit = [
-            w
-            for w in range(2, len(ids))
-            if divergence(subject.model, ids, len(prompt), View(window=w, sinks=sinks)) <= 0.05
-        ]
-        smallest[f"s={sinks}"] = fit[0] if fit else None
-    return {"tokens": len(ids), "mean KL": table, "smallest W with KL <= 0.05": smallest}
+        for sinks in (0, 1, 2, 4)
+    }
+    smallest = {sinks: min(wide for wide, value in row.items() if value <= 0.05) for sinks, row in kl.items()}
+    best = min(smallest.values())
+    return {
+        "tokens": len(ids),
+        "mean KL": {f"s={s}": {f"W={w}": row[w] for w in (4, 8, 16, 32, 48, 64)} for s, row in kl.items()},
+        "smallest W with KL <= 0.05": {f"s={sinks}": wide for sinks, wide in smallest.items()},
+        f"at W={best}": {f"s={sinks}": row[best] for sinks, row in kl.items()},
+    }
 
 
 def fewest_bits(subject: Subject) -> Figure:

@@ -106,7 +106,7 @@ def evaluate(folder: Path, corpus: Path, config: ModelConfig) -> dict[str, objec
         kind: sorted(found, key=lambda head: -head[kind])[:3] for kind in ("previous", "sink", "induction")
     }
     report["repeats"] = repeat_losses(model)
-    drawings = [(Drawing(most=200), 0)] + [(Drawing(temperature=0.7, most=200), seed) for seed in range(10)]
+    drawings = [(Drawing(most=120), 0)] + [(Drawing(temperature=0.7, most=120), seed) for seed in range(10)]
     samples = [
         {"prompt": prompt, "temperature": drawing.temperature, "seed": seed,
          "text": continue_text(model, tokenizer, prompt, drawing, seed)}

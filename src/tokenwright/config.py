@@ -177,6 +177,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise RequestError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.pages is not None and self.kv_memory is not None:
+            raise RequestError("pages and kv_memory both set the size of the KV cache; give one of them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """One engine shared by many threads: whoever waits for a token does the work for all.
 
 There is no thread of its own. A waiting client takes the lock, turns the engine once, and hands every event to the
-job it belongs to; so requests from several threads are batched, and nothing runs when nobody waits.
+job it belongs to; so requests from several threads are batched, and nothing runs when nobody waits. Who finds the lock
+taken waits for the end of that turn, not for the lock: what it brought is fetched while the next turn is under way.
 """
 
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 from tokenwright.completion import Completion, Piece, Usage
 from tokenwright.decode import TextGuard
-from tokenwright.engine import Engine, Event, Failed, Finished, FinishReason, Request, Scored, Sequence, Token
+from tokenwright.engine import Engine, Event, Failed, Finished, FinishReason, Request, Scored, Sequence, State, Token
 from tokenwright.errors import EngineError
 
 
@@ -55,6 +56,14 @@ class Job:
         self.pieces += fresh
         self.ended = self.reason is not None or self.error is not None
 
+    @property
+    def torn(self) -> bool:
+        """Whether the sequence is ahead of what was told of it, or computed without an answer."""
+        sequence = self.sequence
+        if (len(self.written), len(self.scores)) != (len(sequence.written), sequence.scored):
+            return True
+        return sequence.state is State.FINISHED or not sequence.pending
+
 
 class Driver:
     """Thread-safe access to an engine."""
@@ -73,12 +82,19 @@ class Driver:
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
         self._aborts: deque[int] = deque()
+        self._released = 0  # times the lock was given back
+        self._release = threading.Condition()
 
     def submit(self, request: Request, guard: TextGuard) -> Job:
         """Queue a request. Raises what `Engine.submit` raises."""
-        with self._lock:
-            sequence = self.engine.submit(request)
-            job = self._jobs[sequence.id] = Job(sequence, guard, self._clock())
+        submitted = self._clock()  # before it waits for a turn that is under way
+        try:
+            with self._lock:
+                sequence = self.engine.submit(request)
+                job = self._jobs[sequence.id] = Job(sequence, guard, submitted)
+        finally:
+            self._tell()
+            self._sweep()
         return job
 
     def fetch(self, job: Job) -> Piece | None:
@@ -90,8 +106,8 @@ class Driver:
             ended = job.ended  # read before `pieces`: what was published before the end is not missed
             if job.pieces:
                 return job.pieces.popleft()
-            if job.error is not None:
-                raise EngineError(str(job.error)) from job.error
+            if ended and job.error is not None:
+                raise EngineError(str(job.error) or type(job.error).__name__) from job.error
             if ended:
                 return None
             self._turn(job)
@@ -103,12 +119,13 @@ class Driver:
 
     def completion(self, job: Job) -> Completion:
         """What has been written so far, and what it cost."""
+        reason = job.reason if job.ended else None  # read before `written`: an end is told of the whole text
         sequence, request, written = job.sequence, job.sequence.request, tuple(job.written)
         return Completion(
             text="".join(piece.text for piece in written),
             token_ids=tuple(piece.token_id for piece in written),
             logprobs=tuple(piece.logprob for piece in written),
-            finish_reason=job.reason,
+            finish_reason=reason,
             usage=Usage(
                 prompt_tokens=len(request.prompt),
                 completion_tokens=len(written),
@@ -131,21 +148,58 @@ class Driver:
             self._aborts.append(job.sequence.id)
             self._sweep()
 
+    def close(self) -> None:
+        """End every job, after the turn that is under way."""
+        try:
+            with self._lock:
+                for identity in list(self._jobs):
+                    self._route(self.engine.abort(identity))
+        finally:
+            self._tell()
+            self._sweep()
+
     def _turn(self, job: Job) -> None:
-        """Turn the engine once, unless another thread has meanwhile brought something for `job`."""
-        seen = len(job.written)
-        self._lock.acquire()
+        """Turn the engine once, or wait while another thread does, which may bring something for `job`."""
+        seen, released = len(job.written), self._released
+        if not self._lock.acquire(blocking=False):
+            with self._release:
+                self._release.wait_for(lambda: self._released != released)
+            return
         try:
             if not job.ended and len(job.written) == seen:
-                began = self._clock()
-                events = self.engine.step()
-                for other in self._jobs.values():
-                    if other.started is None and other.sequence.forwarded:
-                        other.started = began
-                self._route(events)
+                self._step(job)
         finally:
             self._lock.release()
+            self._tell()
             self._sweep()
+
+    def _tell(self) -> None:
+        """Wake who waits for the lock to be given back: it has been."""
+        with self._release:
+            self._released += 1
+            self._release.notify_all()
+
+    def _step(self, job: Job) -> None:
+        began = self._clock()
+        try:
+            events = self.engine.step()
+            for other in self._jobs.values():
+                if other.started is None and other.sequence.forwarded:
+                    other.started = began
+            self._route(events)
+        except BaseException as error:  # Ctrl-C, which mostly meets the model's forward and leaves all as it was
+            if any(other.torn for other in self._jobs.values()):
+                self._give_up(job, error)
+            raise
+
+    def _give_up(self, interrupted: Job, error: BaseException) -> None:
+        """End everything: a commit broke off, and what the engine holds is neither before the step nor after."""
+        self.engine.reset()
+        fault = EngineError(f"the engine was interrupted in the middle of a step ({type(error).__name__})")
+        for identity, job in self._jobs.items():
+            end = Finished(identity, FinishReason.ABORTED) if job is interrupted else Failed(identity, fault)
+            job.take([end], self._clock())
+        self._jobs.clear()
 
     def _route(self, events: list[Event]) -> None:
         now = self._clock()
@@ -166,3 +220,4 @@ class Driver:
                     self._route(self.engine.abort(self._aborts.popleft()))
             finally:
                 self._lock.release()
+                self._tell()

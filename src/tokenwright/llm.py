@@ -108,7 +108,8 @@ class LLM:
         _refuse_if_too_large(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(getattr(torch, self.dtype), place, report)
         decoder = Decoder(self.config, ReferenceKernels(), weights)
-        self.model = Model(self.config, decoder, self.dtype, place)
+        del weights  # the decoder has joined some and holds the others: free what is left before the cache is sized
+        self._model = Model(self.config, decoder, self.dtype, place)
         engine = self._engine(decoder, options, place)
         self._driver: Driver | None = Driver(engine, self.config.layers, self._bytes_per_token)
 
@@ -116,6 +117,12 @@ class LLM:
         specs = layer_specs(self.config, self.dtype)
         self._bytes_per_token = sum(spec.bytes_per_token for spec in specs)
         pages = options.pages or self._default_pages(options, place)
+        needed, free = pages * options.page_size * self._bytes_per_token, free_memory(place)
+        if free is not None and needed > free:  # the system would grant it, and kill us when it is written to
+            raise CapacityError(
+                f"the KV cache of {pages} pages needs {needed} bytes, which {place} does not have ({free} are free); "
+                "grant it less (pages or kv_memory)"
+            )
         runner = TorchRunner(self.config, decoder, KVStore(specs, pages, options.page_size, place), place)
         scheduler = Scheduler(PagePool(pages, options.page_size), options.token_budget, options.max_sequences)
         return Engine(runner, TorchSampler(), scheduler, self.config.context)
@@ -130,6 +137,12 @@ class LLM:
                 f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
             )
         return pages
+
+    @property
+    def model(self) -> Model:
+        """The model as a plain function: `logits, cache = model(tokens, cache)`."""
+        self._open_driver()
+        return self._model
 
     @property
     def engine(self) -> Engine[torch.Tensor]:
@@ -162,7 +175,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True
     ) -> AsyncIterator[Piece]:
         """`stream` for asyncio: the engine turns in a thread, the event loop stays free."""
-        with self.stream(prompt, params, cache=cache) as stream:
+        with await asyncio.to_thread(self.stream, prompt, params, cache=cache) as stream:  # it may wait for a turn
             while (piece := await asyncio.to_thread(next, stream, None)) is not None:
                 yield piece
 
@@ -215,8 +228,10 @@ class LLM:
 
     def close(self) -> None:
         """Give the memory back. Texts that are being written end; the object cannot be used afterwards."""
-        self._driver = None
-        del self.model
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+            del self._model
 
     def __enter__(self) -> Self:
         return self
@@ -226,13 +241,17 @@ class LLM:
 
     def _submit(self, prompt: Prompt, params: SamplingParams, cache: bool, prompt_logprobs: bool = False) -> Job:
         ids = self._ids(prompt)
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(63))
         stream = TextStream(self.tokenizer, params.stop, ids)
         guard = TextGuard(stream, () if params.ignore_eos else self.eos_ids)
         return self._open_driver().submit(Request(tuple(ids), params, guard, cache, prompt_logprobs), guard)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: object) -> list[int]:
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         for token in ids:
             if type(token) is not int or not 0 <= token < self.config.vocab_size:
@@ -249,12 +268,13 @@ class LLM:
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (text, or token ids) or several, as a list of prompts."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [[item for item in listed if isinstance(item, int)]]
-    return [item for item in listed if not isinstance(item, int)]
+    ids = [item for item in prompts if isinstance(item, int)]
+    texts = [item for item in prompts if not isinstance(item, int)]
+    if ids and texts:
+        raise RequestError("token ids stand beside other prompts; put the ids of each prompt into a list of their own")
+    return [ids] if ids else texts
 
 
 def _refuse_if_too_large(needed: int, device: torch.device, dtype: DType) -> None:

@@ -16,6 +16,7 @@ from tokenwright.engine import (
     Token,
     Wants,
 )
+from tokenwright.engine.scheduler import MOST_PREEMPTIONS
 from tokenwright.engine.scripted import main, scripted_engine
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
@@ -91,6 +92,18 @@ def test_a_pool_far_too_small_for_all_thrashes_nobody():
     assert all(sequence.tokens == list(range(len(sequence.tokens))) for sequence in sequences)
     assert max(sequence.preemptions for sequence in sequences) <= 4
     assert model.forwarded < 1.5 * sum(n + t - 1 for n, t in shapes), "most of the work is done once"
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_short_prompts_that_all_grow_at_once_put_nobody_off_more_than_four_times(page_size):
+    """The worst case: everybody is admitted at once on a page or two, and then needs the others' pages."""
+    engine, model = scripted_engine(up, pages=480 // page_size, page_size=page_size, max_sequences=64, context=1000)
+    model._read = lambda pages, length: [0]
+    sequences = [engine.submit(request(1, 2, most=200 + i % 200)) for i in range(64)]
+    while engine.busy:
+        engine.step()
+    assert [len(sequence.tokens) for sequence in sequences] == [202 + i % 200 for i in range(64)]
+    assert max(sequence.preemptions for sequence in sequences) == MOST_PREEMPTIONS
 
 
 def test_what_cannot_be_served_is_refused_with_the_reason():
@@ -175,6 +188,35 @@ def test_a_model_that_breaks_fails_the_step_and_the_engine_goes_on():
     assert drain(engine)[-1] == Finished(patient.id, FinishReason.LENGTH)
 
 
+def test_an_interrupted_step_tells_later_what_it_had_to_tell_and_computes_anew():
+    engine, model = scripted_engine(up)
+    forward = model.forward
+    nothing, something = engine.submit(request(1, most=0)), engine.submit(request(7, most=2))
+
+    def interrupted(step):
+        raise KeyboardInterrupt
+
+    model.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    model.forward = forward
+    events = drain(engine)
+    assert events[0] == Finished(nothing.id, FinishReason.LENGTH)
+    assert list(something.written) == [8, 9]
+
+
+def test_a_reset_forgets_all_and_has_all_pages():
+    engine, _ = scripted_engine(up)
+    engine.submit(request(1, most=0))
+    engine.submit(request(1, 2, 3))
+    engine.step()
+    engine.reset()
+    assert not engine.busy
+    assert engine.pool.free == engine.pool.pages
+    again = engine.submit(request(7, most=1))
+    assert drain(engine)[-1] == Finished(again.id, FinishReason.LENGTH)
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_an_abort_ends_a_request_in_every_state(steps):
     engine, _ = scripted_engine(up, pages=3, page_size=2, token_budget=2, context=6)
@@ -231,6 +273,7 @@ def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", [1]),
+        ("ignore_eos", "no"),
     ],
 )
 def test_sampling_params_refuse_what_has_no_meaning(name, value):

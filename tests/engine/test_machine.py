@@ -24,6 +24,7 @@ from tokenwright.engine import (
     Step,
     Token,
 )
+from tokenwright.engine.scheduler import MOST_PREEMPTIONS
 from tokenwright.engine.scripted import ScriptedModel
 from tokenwright.errors import CapacityError, ContextError
 
@@ -183,6 +184,7 @@ class Machine(RuleBasedStateMachine):
         if waiting and self.scheduler.running:
             assert max(sequence.id for sequence in self.scheduler.running) < waiting[0]
         assert len(self.scheduler.running) <= self.scheduler.max_sequences
+        assert all(sequence.preemptions <= MOST_PREEMPTIONS for sequence in self.scheduler.sequences.values())
 
     def teardown(self):
         if not hasattr(self, "engine"):

@@ -75,7 +75,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
 def test_what_cannot_be_computed_is_refused_and_leaves_the_cache_as_it_was() -> None:
     model = make_subject("qwen2").model()
     _, cache = model([7, 8, 9])
-    for tokens in ([], [VOCAB], [-1], [5, 400]):
+    for tokens in ([], [VOCAB], [-1], [5, 400], [True], [1.5], torch.tensor([1, 2])):
         with pytest.raises(RequestError, match=f"ids from 0 to {VOCAB - 1}, at least one"):
             model(tokens, cache)
     with pytest.raises(ContextError, match="513 tokens, 1 more than"):

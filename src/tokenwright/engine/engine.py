@@ -74,17 +74,25 @@ class Engine(Generic[T]):
 
     def step(self) -> list[Event]:
         """One turn of the loop. A fault of the model ends the requests of this step, never the engine."""
-        ended, self._ended = self._ended, []
         step = self.scheduler.schedule()
-        if not step.chunks:
-            return ended
+        events = self._run(step) if step.chunks else []
+        ended, self._ended = self._ended, []  # only now: an interrupted step tells of nothing
+        return ended + events
+
+    def _run(self, step: Step) -> list[Event]:
         try:
             output = self.runner.forward(step)
             picks = self.sampler.pick(output, step)
         except Exception as error:
-            return ended + self.scheduler.fail(step, error)
-        return ended + self.scheduler.commit(step, picks)
+            return self.scheduler.fail(step, error)
+        return self.scheduler.commit(step, picks)
 
     def abort(self, sequence: int) -> list[Event]:
         """End a request in any state, and tell of it. One that has ended already is left as it is."""
         return self.scheduler.abort(sequence)
+
+    def reset(self) -> None:
+        """Forget every request and take all pages back, telling nobody: for when commit was interrupted half-way."""
+        old = self.scheduler
+        self.scheduler = Scheduler(PagePool(old.pool.pages, old.pool.page_size), old.token_budget, old.max_sequences)
+        self._ended = []

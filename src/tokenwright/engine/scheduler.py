@@ -4,7 +4,8 @@ There is no prefill and no decode here. Every running sequence, the oldest first
 tokens as the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. What is left of
 the budget admits waiting sequences, first come first served. When pages run out, the youngest running sequence
 gives its pages back and will be recomputed (its tokens are kept): so the oldest always advances, and since no
-request is admitted that the whole pool could not hold, every request ends.
+request is admitted that the whole pool could not hold, every request ends. A sequence that was put off
+`MOST_PREEMPTIONS` times is admitted again only when nothing can put it off once more.
 """
 
 from collections import deque
@@ -26,6 +27,8 @@ from tokenwright.engine.step import (
     Token,
     Wants,
 )
+
+MOST_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over and over
 
 
 class Scheduler:
@@ -130,10 +133,16 @@ class Scheduler:
         sequence = self.waiting[0]
         if self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.limit)) > self.pool.free:
             return False
+        if sequence.preemptions >= MOST_PREEMPTIONS and not self._safe(sequence):
+            return False
         self.pool.extend(sequence.pages, len(sequence.tokens))
         self.running.append(self.waiting.popleft())
         sequence.state = State.RUNNING
         return True
+
+    def _safe(self, sequence: Sequence) -> bool:
+        """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
+        return sum(self.pool.needed(other.limit) for other in (*self.running, sequence)) <= self.pool.pages
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         request, start = sequence.request, sequence.computed

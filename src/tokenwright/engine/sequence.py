@@ -73,6 +73,8 @@ class SamplingParams:
             _whole("seed", self.seed, 0, 2**64 - 1)
         _whole("max_tokens", self.max_tokens, 0, 2**31)
         object.__setattr__(self, "stop", _texts("stop", self.stop))
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
 
     @property
     def greedy(self) -> bool:

@@ -79,12 +79,12 @@ class Model:
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[torch.Tensor, Cache]:
-        cache = cache or Cache(self._store(len(tokens)))
-        length = cache.length + len(tokens)
-        if not tokens or not all(0 <= token < self.config.vocab_size for token in tokens):
-            raise RequestError(f"tokens must be ids from 0 to {self.config.vocab_size - 1}, at least one")
+        length = len(tokens) + (cache.length if cache else 0)
+        if not len(tokens) or not all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens):
+            raise RequestError(f"tokens must be a list of ids from 0 to {self.config.vocab_size - 1}, at least one")
         if length > self.context:
             raise ContextError(length, self.context)
+        cache = cache or Cache(self._store(length))
         if length > cache.store.pages * self.PAGE_SIZE:
             grown = self._store(2 * length)
             grown.memory[:, :, : cache.store.pages] = cache.store.memory
