@@ -183,8 +183,8 @@ def steer(subject: Subject) -> Figure:
                 hits += 1
                 best = max(best, (log_probability(subject.model, prompt, target), subject.text(prompt)))
     return {
-        "from": "The capital of France is",
-        "target": " Rome",
+        "from": opening,
+        "target": wanted,
         "changes that do": hits,
         "best": best[1],
         "nats": best[0],

@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from tokenwright.cache import KVStore, layer_specs
+from tokenwright.cache import TORCH_DTYPES, KVStore, layer_specs
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DTYPE_BYTES, DType, EngineConfig
 from tokenwright.decode import TextGuard, TorchSampler
@@ -106,7 +106,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
         self.eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
         _refuse_if_too_large(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
-        weights = checkpoint.tensors(getattr(torch, self.dtype), place, report)
+        weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
         decoder = Decoder(self.config, ReferenceKernels(), weights)
         del weights  # the decoder has joined some and holds the others: free what is left before the cache is sized
         self._model = Model(self.config, decoder, self.dtype, place)

@@ -112,8 +112,10 @@ def test_what_cannot_be_served_is_refused_with_the_reason():
         engine.submit(request())
     with pytest.raises(ContextError, match=r"33 tokens, 1 more than the model's context of 32; shorten it by 1 token$"):
         engine.submit(request(*range(33)))
-    with pytest.raises(CapacityError, match="may come to 13 tokens, which need 4 pages of the KV cache, and it has 3"):
-        engine.submit(request(1, most=12))
+    with pytest.raises(CapacityError, match="may come to 13 tokens in the KV cache, which need 4 pages, and it has 3"):
+        engine.submit(request(1, most=13))
+    engine.submit(request(1, most=12))  # the twelfth is written and never stored
+    drain(engine)
     assert not engine.busy
 
 
@@ -279,6 +281,12 @@ def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
 def test_sampling_params_refuse_what_has_no_meaning(name, value):
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "temperature", "seed"])
+def test_a_number_that_python_will_not_print_is_refused_all_the_same(name):
+    with pytest.raises(RequestError, match="thousands of digits"):
+        SamplingParams(**{name: 10**5000})
 
 
 def test_one_stop_string_may_stand_alone():

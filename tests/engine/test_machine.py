@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
             return
         except CapacityError:
             pool = self.scheduler.pool
-            assert min(len(prompt) + most, CONTEXT) > pool.pages * pool.page_size
+            assert max(len(prompt), min(len(prompt) + most, CONTEXT) - 1) > pool.pages * pool.page_size
             return
         self.requests[sequence.id] = request
         self.live[sequence.id] = sequence

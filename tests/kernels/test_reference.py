@@ -171,6 +171,16 @@ def test_attention_over_scattered_pages(
     near(KERNELS.attention(q, view, spans, scale), right)
 
 
+@pytest.mark.parametrize("most", [1, 60, 100])
+def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = view_of(4, 4, 2, 4, 5, torch.float32)
+    KERNELS.store(view, torch.arange(16), noise(16, 2, 4), noise(16, 2, 4, seed=1))
+    q, spans = noise(13, 4, 4, seed=2), [Span(range(13), 3, torch.arange(4))]
+    whole = KERNELS.attention(q, view, spans, 0.5)
+    monkeypatch.setattr("tokenwright.kernels.reference.MOST_WEIGHTS", most)
+    torch.testing.assert_close(KERNELS.attention(q, view, spans, 0.5), whole)
+
+
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 9])
 def test_the_mask_of_a_chunk(window: int | None) -> None:
     """Weights are positive where the naive loop attends, zero elsewhere, and sum to one."""

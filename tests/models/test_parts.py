@@ -140,8 +140,9 @@ def test_linear_layers_side_by_side_are_one(bias: bool) -> None:
     weights = tensors(*shapes, *([("q.bias", (6,)), ("k.bias", (2,))] if bias else []))
     kernels, x = ReferenceKernels(), torch.randn(3, 4)
     parts = [kernels.linear(x, linear(weights, name)) for name in ("q", "k")]
-    torch.testing.assert_close(kernels.linear(x, linear(weights, "q", "k")), torch.cat(parts, -1))
     assert (linear(weights, "q").bias is None) is not bias
+    torch.testing.assert_close(kernels.linear(x, linear(weights, "q", "k")), torch.cat(parts, -1))
+    assert not weights, "what was joined is given up, so that memory does not hold it twice"
 
 
 def test_a_single_linear_layer_is_not_copied() -> None:

@@ -160,7 +160,7 @@ def test_a_step_of_many_chunks_returns_the_rows_that_are_wanted(kind: str) -> No
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:
     """Two functions over one decoder do not meet."""
     subject = make_subject("tinyllama")
-    decoder = Decoder(subject.config, subject.decoder().kernels, subject.weights)
+    decoder = Decoder(subject.config, subject.decoder().kernels, dict(subject.weights))
     one, two = (Model(subject.config, decoder, "float32", CPU) for _ in range(2))
     tokens = prompt_of(20)
     alone, _ = in_pieces(subject.model(), tokens, [10])

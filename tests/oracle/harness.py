@@ -94,7 +94,7 @@ class Subject:
     _last: tuple[object, torch.Tensor] | None = field(default=None, repr=False)
 
     def decoder(self, kernels: Kernels | None = None) -> Decoder:
-        return Decoder(self.config, kernels or ReferenceKernels(), self.weights)
+        return Decoder(self.config, kernels or ReferenceKernels(), dict(self.weights))
 
     def model(self) -> Model:
         return Model(self.config, self.decoder(), self.dtype, CPU)

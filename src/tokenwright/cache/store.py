@@ -8,13 +8,20 @@ The store owns memory and knows neither sequences nor kernels. Slot `s` is token
     view(i).k  [pages, page_size, G, D]      view(i).v  the same
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tokenwright.cache.spec import LayerSpec
+from tokenwright.config import DType
 from tokenwright.errors import CapacityError
+
+TORCH_DTYPES: Mapping[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class KVStore:
         self.page_size = page_size
         shape = (len(specs), 2, pages, page_size, layout.kv_heads, layout.head_size)
         try:
-            self.memory = torch.empty(shape, dtype=getattr(torch, specs[0].dtype), device=device)
+            self.memory = torch.empty(shape, dtype=TORCH_DTYPES[specs[0].dtype], device=device)
         except RuntimeError as error:  # torch has no narrower class for it on the CPU
             raise CapacityError(
                 f"the KV cache of {pages} pages needs {self.nbytes} bytes, which {device} does not have; "

@@ -59,10 +59,10 @@ class Engine(Generic[T]):
         if len(request.prompt) > self.context:
             raise ContextError(len(request.prompt), self.context)
         sequence = Sequence(next(self._ids), request, request.limit(self.context), list(request.prompt))
-        needed = self.pool.needed(sequence.limit)
+        needed = self.pool.needed(sequence.slots)
         if needed > self.pool.pages:
             raise CapacityError(
-                f"the request may come to {sequence.limit} tokens, which need {needed} pages of the KV cache, and it "
+                f"the request may come to {sequence.slots} tokens in the KV cache, which need {needed} pages, and it "
                 f"has {self.pool.pages}; lower max_tokens, shorten the prompt, or grant the cache more memory"
             )
         reason = sequence.ended()

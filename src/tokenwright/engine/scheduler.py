@@ -47,8 +47,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. It must fit the pool when alone: pool.needed(limit) <= pool.pages."""
-        assert self.pool.needed(sequence.limit) <= self.pool.pages, "the engine refuses what can never fit"
+        """Queue a sequence. It must fit the pool when alone: pool.needed(slots) <= pool.pages."""
+        assert self.pool.needed(sequence.slots) <= self.pool.pages, "the engine refuses what can never fit"
         self.sequences[sequence.id] = sequence
         self.waiting.append(sequence)
 
@@ -131,7 +131,7 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self.max_sequences:
             return False
         sequence = self.waiting[0]
-        if self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.limit)) > self.pool.free:
+        if self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.slots)) > self.pool.free:
             return False
         if sequence.preemptions >= MOST_PREEMPTIONS and not self._safe(sequence):
             return False
@@ -142,7 +142,7 @@ class Scheduler:
 
     def _safe(self, sequence: Sequence) -> bool:
         """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
-        return sum(self.pool.needed(other.limit) for other in (*self.running, sequence)) <= self.pool.pages
+        return sum(self.pool.needed(other.slots) for other in (*self.running, sequence)) <= self.pool.pages
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         request, start = sequence.request, sequence.computed

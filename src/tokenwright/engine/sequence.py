@@ -22,14 +22,19 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"  # the client went away
 
 
+def _shown(value: object) -> str:
+    """A value for a message: Python refuses to print an integer of many thousand digits."""
+    return "one of thousands of digits" if isinstance(value, int) and value.bit_length() > 10_000 else repr(value)[:80]
+
+
 def _whole(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {_shown(value)}")
 
 
 def _real(name: str, value: object, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {value!r}")
+        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}")
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
@@ -138,6 +143,11 @@ class Sequence:
     scored: int = 0  # prompt tokens whose log-probability was told
     forwarded: int = 0  # tokens sent through the layers on its behalf, recomputation included
     preemptions: int = 0
+
+    @property
+    def slots(self) -> int:
+        """The most tokens whose K and V it can come to hold: the last one that is written is never computed."""
+        return max(len(self.request.prompt), self.limit - 1)
 
     @property
     def pending(self) -> int:

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from tokenwright.cache import KVView, Window
 from tokenwright.kernels.protocol import Linear, Rotation, Span
 
+MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
+
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -54,12 +56,15 @@ class ReferenceKernels:
     def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
         out = torch.empty_like(q)
         for span in spans:
-            rows = slice(span.rows.start, span.rows.stop)
             k = view.k[span.pages].flatten(0, 1)[: span.stop]  # [t, G, D]
             v = view.v[span.pages].flatten(0, 1)[: span.stop]  # [t, G, D]
-            weights = self.weights(q[rows], k, span.start, view, scale)  # [G, R, n, t]
-            mixed = weights @ v.float().permute(1, 0, 2)[:, None]  # [G, R, n, D]
-            out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)  # [n, H, D]
+            values = v.float().permute(1, 0, 2)[:, None]  # [G, 1, t, D]
+            block = max(1, MOST_WEIGHTS // (q.shape[1] * span.stop))  # rows at a time
+            for first in range(0, len(span.rows), block):
+                rows = span.rows[first : first + block]
+                weights = self.weights(q[rows.start : rows.stop], k, span.start + first, view, scale)  # [G, R, n, t]
+                mixed = weights @ values  # [G, R, n, D]
+                out[rows.start : rows.stop] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)  # [n, H, D]
         return out
 
     def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:

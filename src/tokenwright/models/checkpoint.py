@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from tokenwright.cache import TORCH_DTYPES
 from tokenwright.config import DType, GenerationDefaults, ModelConfig
 from tokenwright.errors import CheckpointError
 from tokenwright.models import hub
@@ -23,11 +24,7 @@ from tokenwright.models.headers import Stored, read_header
 from tokenwright.models.keys import read_json, shown
 
 STORIES = Path(__file__).parent.parent / "stories"  # the model that ships inside
-_DTYPES: Mapping[str, tuple[DType, torch.dtype]] = {
-    "F32": ("float32", torch.float32),
-    "F16": ("float16", torch.float16),
-    "BF16": ("bfloat16", torch.bfloat16),
-}
+_DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 HEAD = "lm_head.weight"  # in both families
 _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embeddings
 
@@ -83,7 +80,7 @@ class Checkpoint:
         Raises CheckpointError for values that are not finite, or not after the conversion.
         """
         self._check_tied_head()
-        target = dtype or getattr(torch, self.config.dtype)
+        target = dtype or TORCH_DTYPES[self.config.dtype]
         users: dict[str, list[str]] = {}
         for ours, source in self.sources.items():
             users.setdefault(source.name, []).append(ours)
@@ -207,14 +204,14 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
     """The dtype of most bytes."""
     sums: dict[DType, int] = {}
     for one in stored:
-        name = _DTYPES[one.dtype][0]
+        name = _DTYPES[one.dtype]
         sums[name] = sums.get(name, 0) + one.nbytes
     return max(sums, key=lambda name: sums[name])
 
 
 def _read(one: Stored) -> torch.Tensor:
     """The tensor as stored, in memory of its own: a file that shrinks meanwhile is no bus error."""
-    raw = torch.empty(one.shape, dtype=_DTYPES[one.dtype][1])
+    raw = torch.empty(one.shape, dtype=TORCH_DTYPES[_DTYPES[one.dtype]])
     with _opened(one.file) as stream:
         stream.seek(one.start)
         if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != one.nbytes:

@@ -30,6 +30,8 @@ class Layer:
 class Decoder:
     """A model's arithmetic over weights under our names (`ModelConfig.shapes`). It keeps no state between calls.
 
+    Building it uses `weights` up: what it joins is taken out of the dictionary.
+
     `layer_tokens` counts, at the call itself, every token that went through a layer.
     """
 

@@ -4,7 +4,7 @@ A part holds its weights and the kernels that it computes with; what moves (the 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -19,16 +19,20 @@ from tokenwright.config import (
 )
 from tokenwright.kernels import Kernels, Linear, Rotation
 
-Weights = Mapping[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]
 Part = Callable[[torch.Tensor], torch.Tensor]
 
 
 def linear(weights: Weights, *names: str) -> Linear:
-    """The named linear layers [out_i, in] as one of [sum out_i, in]: one product instead of several."""
-    biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
+    """The named linear layers [out_i, in] as one of [sum out_i, in]: one product instead of several.
+
+    Layers that are joined are taken out of `weights`, so that memory holds one layer's originals at a time.
+    """
     if len(names) == 1:
-        return Linear(weights[f"{names[0]}.weight"], biases[0] if biases else None)
-    return Linear(torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None)
+        return Linear(weights[f"{names[0]}.weight"], weights.get(f"{names[0]}.bias"))
+    biases = [weights.pop(f"{name}.bias") for name in names if f"{name}.bias" in weights]
+    joined = torch.cat([weights.pop(f"{name}.weight") for name in names])
+    return Linear(joined, torch.cat(biases) if biases else None)
 
 
 def norm(config: ModelConfig, kernels: Kernels, weights: Weights, name: str) -> Part:
