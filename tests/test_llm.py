@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -222,6 +223,23 @@ def test_threads_share_the_engine(llm):
     assert [found[i] for i in range(8)] == alone
 
 
+def test_texts_of_several_threads_are_one_batch(llm):
+    streams = [llm.stream([9 + i, 3], GREEDY) for i in range(8)]
+    forward, sizes = llm.engine.runner.forward, []
+
+    def counted(step):
+        sizes.append(len(step.chunks))
+        return forward(step)
+
+    llm.engine.runner.forward = counted
+    threads = [threading.Thread(target=list, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sizes == [8] * 12, "every step is shared by all eight"
+
+
 def test_a_token_reaches_its_reader_while_another_reader_turns_the_engine(llm):
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     streams = [llm.stream(prompt, params) for prompt in ("the", "and", "of")]
@@ -247,7 +265,7 @@ def test_a_token_reaches_its_reader_while_another_reader_turns_the_engine(llm):
     assert seen == [True] * 5
 
 
-def test_astream_leaves_the_loop_free_and_ends_when_cancelled(llm):
+def test_astream_writes_what_stream_writes_and_ends_when_closed_or_cancelled(llm):
     async def run():
         right = llm.generate("the", GREEDY)[0].token_ids
 
@@ -258,8 +276,20 @@ def test_astream_leaves_the_loop_free_and_ends_when_cancelled(llm):
         agen = llm.astream("the", GREEDY)
         await anext(agen)
         await agen.aclose()
+        begun = asyncio.Event()
+
+        async def endless():
+            async for _ in llm.astream("the", replace(GREEDY, max_tokens=200)):
+                begun.set()
+
+        task = asyncio.create_task(endless())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(run())
+    llm.generate("and", replace(GREEDY, max_tokens=1))  # the turn that the cancelled task had begun is over
 
 
 def test_astream_does_not_wait_in_the_event_loop_for_another_text_s_step(llm):
