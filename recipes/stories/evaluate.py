@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from recipes.stories import challenges
+from recipes.stories import challenges, facts
 from recipes.stories.data import Corpus, documents_of, load_corpus
 from recipes.stories.export import load_model
 from recipes.stories.model import Model, ModelConfig, loss_of
-from recipes.stories.probe import run
-from recipes.stories.sample import PROMPTS, Drawing, continue_text
+from recipes.stories.probe import greedy, run
+from recipes.stories.sample import PROMPTS, Drawing, continue_text, prompt_ids
 
 COPY = 50  # tokens
 Table = dict[str, dict[str, float]]
@@ -76,6 +76,34 @@ def repeat_losses(model: Model, length: int = 100, trials: int = 8) -> tuple[flo
     return first / trials, second / trials
 
 
+def recall(model: Model, tokenizer: Tokenizer) -> dict[str, float]:
+    """The share of our own facts that greedy text gets right, each asked in one way."""
+
+    def says(prompt: str, chat: bool = True) -> str:
+        return str(tokenizer.decode(greedy(model, prompt_ids(tokenizer, prompt, chat), 8))).strip()
+
+    word = facts.ONE_WORD
+    right = {
+        "the capital of a country, as text": [
+            says(f"The capital of {land} is", chat=False) == f"{city}." for land, city in facts.CAPITALS.items()
+        ],
+        "the capital of a country, in one word": [
+            says(f"What is the capital of {land}? {word}") == f"{city}." for land, city in facts.CAPITALS.items()
+        ],
+        "the opposite of a word, in one word": [
+            says(f"What is the opposite of {one}? {word}").lower() == f"{other}."
+            for one, other in facts.OPPOSITES.items()
+        ],
+        "yes or no": [
+            says(f"{question}? {word}") == ("Yes." if truth else "No.") for question, (truth, _) in facts.YES_NO.items()
+        ],
+        "a sum of two numbers up to ten, in one word": [
+            says(f"What is {a} plus {b}? {word}") == f"{a + b}." for a in range(11) for b in range(11)
+        ],
+    }
+    return {name: sum(answers) / len(answers) for name, answers in right.items()}
+
+
 def all_text(corpus: Path) -> str:
     """The corpus with every run of white space made one space."""
     files = sorted(file for folder in ("stories", "books", "factual") for file in (corpus / folder).glob("*.txt"))
@@ -106,6 +134,7 @@ def evaluate(folder: Path, corpus: Path, config: ModelConfig) -> dict[str, objec
         kind: sorted(found, key=lambda head: -head[kind])[:3] for kind in ("previous", "sink", "induction")
     }
     report["repeats"] = repeat_losses(model)
+    report["recall"] = recall(model, tokenizer)
     drawings = [(Drawing(most=120), 0)] + [(Drawing(temperature=0.7, most=120), seed) for seed in range(10)]
     samples = [
         {"prompt": prompt, "temperature": drawing.temperature, "seed": seed,

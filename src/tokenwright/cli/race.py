@@ -18,7 +18,7 @@ import typer
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart import Line, chart
-from tokenwright.cli.facts import binary, seconds
+from tokenwright.cli.facts import seconds
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.errors import RequestError
 
@@ -185,7 +185,7 @@ def _report(result: Result, about: str, costs: Mapping[str, Cost]) -> str:
     every = sorted(step for lane in result.lanes.values() for step in lane.usage.step_s)
     peak = every[int(len(every) * 0.98)]  # a hiccup must not flatten the rest
     times: list[Row] = [("", "first token", "median step", "last step", "total", "tok/s")]
-    work: list[Row] = [("", "forward tokens", "layer-tokens", "formula")]
+    work: list[Row] = [("", "forward tokens", "layer-tokens", "GFLOP by shapes", "formula of the forward tokens")]
     sparks = []
     for name, lane in result.lanes.items():
         steps, total = lane.usage.step_s, lane.usage.total_s
@@ -194,16 +194,13 @@ def _report(result: Result, about: str, costs: Mapping[str, Cost]) -> str:
         asked, words = _work(lane, cache=name == CACHED)
         counted = lane.usage.forward_tokens
         sign = "=" if counted == asked else f"NOT {asked:,} ="
-        work.append((name, f"{counted:,}", f"{lane.usage.layer_tokens:,}", f"{sign} {words}"))
+        flops = f"{costs[name].flops / 1e9:,.4g}"
+        work.append((name, f"{counted:,}", f"{lane.usage.layer_tokens:,}", flops, f"{sign} {words}"))
         sparks.append(f"{name:>6}  {_spark(steps, peak)}")
     heading = f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({about}). {agree}"
     naive, cached = result.naive.usage.forward_tokens, result.cached.usage.forward_tokens
-    derived = [
-        f"{name:>6}  {cost.flops / 1e9:,.4g} GFLOP, {binary(cost.kv_read)} of K and V read (derived from shapes)"
-        for name, cost in costs.items()
-    ]
     ratio = f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens"
-    return "\n".join([heading, "", *_table(times, 6), "", *sparks, "", *_table(work, 3), "", *derived, "", ratio])
+    return "\n".join([heading, "", *_table(times, 6), "", *sparks, "", *_table(work, 4), "", ratio])
 
 
 def _table(rows: list[Row], numbers: int) -> list[str]:
