@@ -89,6 +89,7 @@ def test_the_model_is_what_the_issue_and_the_card_say(llm):
 def test_every_document_of_its_own_begins_with_bos(llm):
     assert llm.tokenizer.encode("Once")[0] == llm.tokenizer.bos_id == 0
     assert llm.eos_ids >= {1, 4}, "the end of a text, and the end of a turn"
+    assert (llm.sampling().temperature, llm.sampling().top_p) == (0.7, 0.95)
 
 
 def test_it_writes_to_the_end_of_its_context(llm):

@@ -60,6 +60,14 @@ def llama_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
+# At temperature 1 a model this small loses the thread at once; these settings read best.
+GENERATION_CONFIG: dict[str, object] = {
+    "bos_token_id": 0,
+    "eos_token_id": [1, 4],
+    "do_sample": True,
+    "temperature": 0.7,
+    "top_p": 0.95,
+}
 TOKENIZER_CONFIG: dict[str, object] = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": BOS,
@@ -88,7 +96,7 @@ def export(folder: Path, target: Path, config: ModelConfig) -> str:
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     documents = {
         "config.json": llama_config(config),
-        "generation_config.json": {"bos_token_id": 0, "eos_token_id": [1, 4]},
+        "generation_config.json": GENERATION_CONFIG,
         "tokenizer_config.json": {**TOKENIZER_CONFIG, "model_max_length": config.context},
     }
     for name, content in documents.items():
