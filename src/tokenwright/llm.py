@@ -72,7 +72,8 @@ class LLM:
 
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` picks a branch, tag or commit), or "stories",
         the small model that ships inside.
-    device: auto, cpu, cuda, cuda:N or mps. dtype: auto, float32, bfloat16 or float16.
+    device: auto, cpu, cuda, cuda:N or mps.
+    dtype: auto (float32 on the CPU, elsewhere the checkpoint's), float32, bfloat16 or float16.
     page_size: tokens of a KV page. pages or kv_memory (bytes): the size of the cache; by default an eighth of
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts.
     token_budget: tokens computed in one step. max_sequences: texts written at once.

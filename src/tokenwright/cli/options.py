@@ -55,7 +55,11 @@ Revision = Annotated[str | None, Option(help="A branch, tag or commit of a Huggi
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)]
 DType = Annotated[
     str,
-    Option("--dtype", help="auto (the checkpoint's own), float32, bfloat16 or float16.", rich_help_panel=MODEL),
+    Option(
+        "--dtype",
+        help="auto (float32 on the CPU, elsewhere the checkpoint's), float32, bfloat16 or float16.",
+        rich_help_panel=MODEL,
+    ),
 ]
 
 NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
