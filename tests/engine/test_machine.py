@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         self.texts: dict[int, list[int]] = {}
         self.scores: dict[int, dict[int, float]] = {}
         self.terminal: dict[int, Event] = {}
-        self.refused = 0
+        self.toyed: set[int] = set()  # held or switched at some time
 
     @rule(
         prompt=st.lists(st.integers(0, 96), min_size=1, max_size=CONTEXT + 2),
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.busy)
     @rule()
     def step(self):
-        oldest = self.scheduler.running[0] if self.scheduler.running else None
+        oldest = next((sequence for sequence in self.scheduler.running if not sequence.held), None)
         before = None if oldest is None else (oldest.forwarded, len(oldest.tokens))
         self.hear(self.engine.step())
         if oldest is not None and oldest.id in self.live:
@@ -128,9 +128,25 @@ class Machine(RuleBasedStateMachine):
         assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
         self.hear(events)
 
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), more=st.none() | st.integers(-2, 3))
+    def hold(self, data, more):
+        identity = data.draw(st.sampled_from(sorted(self.live)))
+        self.toyed.add(identity)
+        self.engine.hold(identity, None if more is None else len(self.texts[identity]) + more)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), cache=st.booleans())
+    def use_cache(self, data, cache):
+        identity = data.draw(st.sampled_from(sorted(self.live)))
+        self.toyed.add(identity)
+        self.engine.use_cache(identity, cache)
+
     @rule(identity=st.integers(10_000, 10_010))
-    def abort_unknown(self, identity):
+    def unknown(self, identity):
         assert self.engine.abort(identity) == []
+        self.engine.hold(identity, 0)
+        self.engine.use_cache(identity, False)
 
     def peek(self) -> Step:
         """What the next step will compute. Scheduling twice without a commit names the same chunks."""
@@ -142,6 +158,8 @@ class Machine(RuleBasedStateMachine):
             assert identity in self.live, "nothing is told of a request after its end"
             match event:
                 case Token(token=token):
+                    hold = self.live[identity].hold_at
+                    assert hold is None or len(self.texts[identity]) < hold, "what is held writes nothing"
                     assert token == script(self.texts[identity]), "the text is the naive loop's"
                     self.texts[identity].append(token)
                 case Scored(start=start, logprobs=values):
@@ -163,7 +181,7 @@ class Machine(RuleBasedStateMachine):
                 prompt = request.prompt
                 right = {i: 0.0 if script(list(prompt[:i])) == prompt[i] else -1.0 for i in range(1, len(prompt))}
                 assert self.scores[identity] == right
-            if not sequence.preemptions and len(text) > len(request.prompt):
+            if not sequence.preemptions and identity not in self.toyed and len(text) > len(request.prompt):
                 n, t = len(request.prompt), len(text)
                 assert sequence.forwarded == (t - 1 if request.cache else sum(range(n, t)))
 
@@ -180,15 +198,19 @@ class Machine(RuleBasedStateMachine):
             assert sequence.tokens == self.texts[identity]
         assert self.scheduler.pool.free == self.scheduler.pool.pages - len(owners)
         waiting = [sequence.id for sequence in self.scheduler.waiting]
-        assert waiting == sorted(waiting), "first come, first served"
-        if waiting and self.scheduler.running:
-            assert max(sequence.id for sequence in self.scheduler.running) < waiting[0]
-        assert len(self.scheduler.running) <= self.scheduler.max_sequences
-        assert all(sequence.preemptions <= MOST_PREEMPTIONS for sequence in self.scheduler.sequences.values())
+        if not self.toyed:  # who was held and put off queues again where it was, behind those that went on
+            assert waiting == sorted(waiting), "first come, first served"
+            if waiting and self.scheduler.running:
+                assert max(sequence.id for sequence in self.scheduler.running) < waiting[0]
+            assert len(self.scheduler.running) <= self.scheduler.max_sequences
+        for identity, sequence in self.scheduler.sequences.items():
+            assert sequence.preemptions <= MOST_PREEMPTIONS or identity in self.toyed
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
+        for identity in self.live:
+            self.engine.hold(identity, None)
         while self.engine.busy:
             self.step()
             self.books_balance()

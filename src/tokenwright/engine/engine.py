@@ -58,7 +58,8 @@ class Engine(Generic[T]):
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
             raise ContextError(len(request.prompt), self.context)
-        sequence = Sequence(next(self._ids), request, request.limit(self.context), list(request.prompt))
+        limit = request.limit(self.context)
+        sequence = Sequence(next(self._ids), request, limit, list(request.prompt), cache=request.cache)
         needed = self.pool.needed(sequence.slots)
         if needed > self.pool.pages:
             raise CapacityError(
@@ -86,6 +87,17 @@ class Engine(Generic[T]):
         except Exception as error:
             return self.scheduler.fail(step, error)
         return self.scheduler.commit(step, picks)
+
+    def hold(self, sequence: int, at: int | None) -> None:
+        """Hold a request once its text has `at` tokens, prompt included: at once where it has. None: let it go on.
+
+        What is held computes nothing and keeps its pages until somebody needs them. Ended ones are left as they are.
+        """
+        self.scheduler.hold(sequence, at)
+
+    def use_cache(self, sequence: int, cache: bool) -> None:
+        """Switch a request's KV cache on or off between two steps. Ended ones are left as they are."""
+        self.scheduler.use_cache(sequence, cache)
 
     def abort(self, sequence: int) -> list[Event]:
         """End a request in any state, and tell of it. One that has ended already is left as it is."""

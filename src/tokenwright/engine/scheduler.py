@@ -6,6 +6,9 @@ the budget admits waiting sequences, first come first served. When pages run out
 gives its pages back and will be recomputed (its tokens are kept): so the oldest always advances, and since no
 request is admitted that the whole pool could not hold, every request ends. A sequence that was put off
 `MOST_PREEMPTIONS` times is admitted again only when nothing can put it off once more.
+
+A held sequence (its viewer has paused it) computes nothing and keeps its pages, until somebody else needs them:
+held ones are put off before all others.
 """
 
 from collections import deque
@@ -56,8 +59,9 @@ class Scheduler:
         """Name the chunks of the next step, with pages reserved for them. Nothing else changes until commit."""
         chunks: list[Chunk] = []
         budget = self.token_budget
-        while budget and len(chunks) < len(self.running):
-            sequence = self.running[len(chunks)]
+        for sequence in self._active():
+            if not budget or sequence.state is not State.RUNNING:
+                break  # it gave its pages to an older one, and so did all after it
             length = min(sequence.pending, budget)
             if not self._reserve(sequence, sequence.computed + length):
                 return Step(tuple(chunks))  # it gave its own pages back: the pool is tight, admit nobody
@@ -93,6 +97,19 @@ class Scheduler:
                 self._end(self.sequences[chunk.sequence], Failed(chunk.sequence, error), events)
         return events
 
+    def hold(self, identity: int, at: int | None) -> None:
+        """Hold a sequence once it has `at` tokens; None lets it go on to its end. Ended ones are left as they are."""
+        if identity in self.sequences:
+            self.sequences[identity].hold_at = at
+
+    def use_cache(self, identity: int, cache: bool) -> None:
+        """Let a sequence keep its K and V from now on, or forget them: now, and after each token."""
+        if identity in self.sequences:
+            sequence = self.sequences[identity]
+            sequence.cache = cache
+            if not cache:
+                sequence.computed = 0
+
     def abort(self, identity: int) -> list[Event]:
         """End a sequence in whatever state it is. Unknown or ended ones are left as they are."""
         events: list[Event] = []
@@ -111,15 +128,23 @@ class Scheduler:
             assert sequence.computed <= len(sequence.pages) * self.pool.page_size, "what is computed has a place"
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Make place for `tokens` tokens, at the cost of the youngest. False: `sequence` was itself the youngest."""
+        """Make place for `tokens` tokens, at the cost of those held, then of the youngest. False: that was itself."""
         while not self.pool.extend(sequence.pages, tokens):
-            victim = self.running.pop()
+            victim = next(reversed(self._held()), self.running[-1])
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
 
+    def _active(self) -> list[Sequence]:
+        """The running sequences that are not held, oldest first."""
+        return [sequence for sequence in self.running if not sequence.held]
+
+    def _held(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.held]
+
     def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
         self.pool.release(sequence.pages)
         sequence.computed = 0
         sequence.preemptions += 1
@@ -128,21 +153,27 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Let the first in the queue run, if there is place for all it has and for a page to write on."""
-        if not self.waiting or len(self.running) >= self.max_sequences:
+        sequence = next((sequence for sequence in self.waiting if not sequence.held), None)
+        if sequence is None or len(self._active()) >= self.max_sequences:
             return False
-        sequence = self.waiting[0]
-        if self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.slots)) > self.pool.free:
+        held = self._held()
+        needed = self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.slots))
+        if needed > self.pool.free + sum(len(other.pages) for other in held):
             return False
-        if sequence.preemptions >= MOST_PREEMPTIONS and not self._safe(sequence):
+        fragile = sequence.preemptions >= MOST_PREEMPTIONS
+        if fragile and not self._safe(sequence):
             return False
+        while held and (fragile or needed > self.pool.free):  # a held one that went on could put off a fragile one
+            self._preempt(held.pop())
         self.pool.extend(sequence.pages, len(sequence.tokens))
-        self.running.append(self.waiting.popleft())
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
         sequence.state = State.RUNNING
         return True
 
     def _safe(self, sequence: Sequence) -> bool:
         """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
-        return sum(self.pool.needed(other.slots) for other in (*self.running, sequence)) <= self.pool.pages
+        return sum(self.pool.needed(other.slots) for other in (*self._active(), sequence)) <= self.pool.pages
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         request, start = sequence.request, sequence.computed
@@ -182,7 +213,7 @@ class Scheduler:
             return
         if reason is not None:
             self._end(sequence, Finished(sequence.id, reason), events)
-        elif not sequence.request.cache:
+        elif not sequence.cache:
             sequence.computed = 0  # the naive loop: forget, and compute everything again
 
     def _exhaust(self, sequence: Sequence, events: list[Event]) -> None:

@@ -131,6 +131,9 @@ class Sequence:
     tokens   [ prompt ............... | written ...... ]
     computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
     pages    [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
+
+    A held sequence is passed over by the scheduler until its hold is moved. It keeps its pages as long as nobody
+    needs them; when somebody does, they are taken, and it is recomputed once it goes on.
     """
 
     id: int
@@ -139,6 +142,8 @@ class Sequence:
     tokens: list[int]
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    cache: bool = True  # as the request says, until it is switched
+    hold_at: int | None = None  # tokens at which it is held; None: never
     state: State = State.WAITING
     scored: int = 0  # prompt tokens whose log-probability was told
     forwarded: int = 0  # tokens sent through the layers on its behalf, recomputation included
@@ -153,6 +158,10 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that the cache has yet to catch up with."""
         return len(self.tokens) - self.computed
+
+    @property
+    def held(self) -> bool:
+        return self.hold_at is not None and len(self.tokens) >= self.hold_at
 
     @property
     def written(self) -> ListLike[int]:
