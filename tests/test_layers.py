@@ -21,6 +21,7 @@ ROWS = (
     ("kernels",),
     ("trace",),
     ("models", "driver"),
+    ("run",),
     ("llm", "planner"),
     ("serve",),
     ("cli",),

@@ -3,12 +3,16 @@
 There is no thread of its own. A waiting client takes the lock, turns the engine once, and hands every event to the
 job it belongs to; so requests from several threads are batched, and nothing runs when nobody waits. Who finds the lock
 taken waits for the end of that turn, not for the lock: what it brought is fetched while the next turn is under way.
+
+A job may be held: its viewer lets it write so many tokens, and then it waits. Who wants to look at the engine's memory
+does so between two turns (`between_turns`).
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tokenwright.completion import Completion, Piece, Usage
@@ -74,31 +78,51 @@ class Driver:
         layers: int,
         bytes_per_token: int,
         clock: Callable[[], float] = time.perf_counter,
+        end_step: Callable[[float, float], object] | None = None,
     ) -> None:
         self.engine = engine
         self.layers = layers  # of the model, for the usage
         self.bytes_per_token = bytes_per_token  # of the KV cache
         self._clock = clock
+        self._end_step = end_step  # told when each step began and ended, before anybody hears what it brought
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
         self._aborts: deque[int] = deque()
         self._released = 0  # times the lock was given back
         self._release = threading.Condition()
 
-    def submit(self, request: Request, guard: TextGuard) -> Job:
-        """Queue a request. Raises what `Engine.submit` raises."""
-        submitted = self._clock()  # before it waits for a turn that is under way
+    @contextmanager
+    def between_turns(self) -> Iterator[Engine[Any]]:
+        """The engine, while nobody turns it."""
         try:
             with self._lock:
-                sequence = self.engine.submit(request)
-                job = self._jobs[sequence.id] = Job(sequence, guard, submitted)
+                yield self.engine
         finally:
             self._tell()
             self._sweep()
+
+    def submit(self, request: Request, guard: TextGuard, *, held: bool = False) -> Job:
+        """Queue a request; `held` ones compute nothing until `allow`. Raises what `Engine.submit` raises."""
+        submitted = self._clock()  # before it waits for a turn that is under way
+        with self.between_turns() as engine:
+            sequence = engine.submit(request)
+            if held:
+                engine.hold(sequence.id, 0)
+            job = self._jobs[sequence.id] = Job(sequence, guard, submitted)
         return job
 
+    def allow(self, job: Job, tokens: int | None) -> None:
+        """Let a job write `tokens` more tokens and then hold it; None: let it go on to its end."""
+        with self.between_turns() as engine:
+            engine.hold(job.sequence.id, None if tokens is None else len(job.sequence.tokens) + tokens)
+
+    def use_cache(self, job: Job, cache: bool) -> None:
+        """Switch a job's KV cache on or off, from its next step on."""
+        with self.between_turns() as engine:
+            engine.use_cache(job.sequence.id, cache)
+
     def fetch(self, job: Job) -> Piece | None:
-        """The job's next piece, turning the engine as long as there is none; None once it has ended.
+        """The job's next piece, turning the engine as long as there is none; None once it has ended or is held.
 
         Raises EngineError if it failed.
         """
@@ -108,7 +132,7 @@ class Driver:
                 return job.pieces.popleft()
             if ended and job.error is not None:
                 raise EngineError(str(job.error) or type(job.error).__name__) from job.error
-            if ended:
+            if ended or job.sequence.held:
                 return None
             self._turn(job)
 
@@ -131,7 +155,7 @@ class Driver:
                 completion_tokens=len(written),
                 forward_tokens=sequence.forwarded,
                 layer_tokens=sequence.forwarded * self.layers,
-                kv_bytes=sequence.computed * self.bytes_per_token if request.cache else 0,
+                kv_bytes=sequence.computed * self.bytes_per_token if sequence.cache else 0,
                 preemptions=sequence.preemptions,
                 seed=request.params.seed,
                 queue_s=0.0 if job.started is None else job.started - job.submitted,
@@ -150,13 +174,9 @@ class Driver:
 
     def close(self) -> None:
         """End every job, after the turn that is under way."""
-        try:
-            with self._lock:
-                for identity in list(self._jobs):
-                    self._route(self.engine.abort(identity))
-        finally:
-            self._tell()
-            self._sweep()
+        with self.between_turns() as engine:
+            for identity in list(self._jobs):
+                self._route(engine.abort(identity))
 
     def _turn(self, job: Job) -> None:
         """Turn the engine once, or wait while another thread does, which may bring something for `job`."""
@@ -186,6 +206,8 @@ class Driver:
             for other in self._jobs.values():
                 if other.started is None and other.sequence.forwarded:
                     other.started = began
+            if self._end_step is not None:
+                self._end_step(began, self._clock())
             self._route(events)
         except BaseException as error:  # Ctrl-C, which mostly meets the model's forward and leaves all as it was
             if any(other.torn for other in self._jobs.values()):

@@ -21,9 +21,13 @@ from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
 from tokenwright.models.device import free_memory, resolve_device, resolve_dtype
+from tokenwright.models.look import Looker
 from tokenwright.models.runner import Model, TorchRunner
+from tokenwright.run import Run
 from tokenwright.text import TextStream, Tokenizer
-from tokenwright.trace import CostModel
+from tokenwright.trace.cost import CostModel
+from tokenwright.trace.counted import CountedKernels
+from tokenwright.trace.recorder import Recorder, device_clock
 
 Prompt = str | Sequence[int]  # text, or token ids
 
@@ -78,6 +82,7 @@ class LLM:
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts.
     token_budget: tokens computed in one step. max_sequences: texts written at once.
     report: called with (bytes done, bytes in all) while the weights are read; a download then shows its bars too.
+    trace: count and time what the engine does, so that `run` can show it.
 
     Raises CheckpointError for a model that cannot be read as it is, CapacityError where memory does not suffice,
     RequestError for an option out of range.
@@ -96,6 +101,7 @@ class LLM:
         token_budget: int = 512,
         max_sequences: int = 64,
         report: Callable[[int, int], None] | None = None,
+        trace: bool = False,
     ) -> None:
         options = EngineConfig(page_size, pages, kv_memory, token_budget, max_sequences)
         place = resolve_device(device)
@@ -108,15 +114,27 @@ class LLM:
         self.eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
         _refuse_if_too_large(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
-        decoder = Decoder(self.config, ReferenceKernels(), weights)
+        counted = CountedKernels(ReferenceKernels()) if trace else None
+        decoder = Decoder(self.config, counted or ReferenceKernels(), weights)
         del weights  # the decoder has joined some and holds the others: free what is left before the cache is sized
         self._model = Model(self.config, decoder, self.dtype, place)
-        engine = self._engine(decoder, options, place)
-        self._driver: Driver | None = Driver(engine, self.config.layers, self._bytes_per_token)
-
-    def _engine(self, decoder: Decoder, options: EngineConfig, place: torch.device) -> Engine[torch.Tensor]:
         specs = layer_specs(self.config, self.dtype)
         self._bytes_per_token = sum(spec.bytes_per_token for spec in specs)
+        self._looker = Looker(self.config, decoder, specs, place)
+        runner, scheduler = self._runner(decoder, options, place)
+        sampler = TorchSampler()
+        self._recorder: Recorder | None = None
+        self._driver: Driver | None
+        if counted is None:
+            engine = Engine(runner, sampler, scheduler, self.config.context)
+            self._driver = Driver(engine, self.config.layers, self._bytes_per_token)
+        else:
+            recorder = self._recorder = Recorder(runner, sampler, counted.counts, self.costs, device_clock(place))
+            engine = Engine(recorder, recorder, scheduler, self.config.context)
+            self._driver = Driver(engine, self.config.layers, self._bytes_per_token, end_step=recorder.end_step)
+
+    def _runner(self, decoder: Decoder, options: EngineConfig, place: torch.device) -> tuple[TorchRunner, Scheduler]:
+        specs = layer_specs(self.config, self.dtype)
         pages = options.pages or self._default_pages(options, place)
         needed, free = pages * options.page_size * self._bytes_per_token, free_memory(place)
         if free is not None and needed > free:  # the system would grant it, and kill us when it is written to
@@ -125,8 +143,7 @@ class LLM:
                 "grant it less (pages or kv_memory)"
             )
         runner = TorchRunner(self.config, decoder, KVStore(specs, pages, options.page_size, place), place)
-        scheduler = Scheduler(PagePool(pages, options.page_size), options.token_budget, options.max_sequences)
-        return Engine(runner, TorchSampler(), scheduler, self.config.context)
+        return runner, Scheduler(PagePool(pages, options.page_size), options.token_budget, options.max_sequences)
 
     def _default_pages(self, options: EngineConfig, place: torch.device) -> int:
         page_bytes = options.page_size * self._bytes_per_token
@@ -158,7 +175,8 @@ class LLM:
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override."""
         suggested = {name: getattr(self.generation, name) for name in ("temperature", "top_k", "top_p")}
-        chosen = {name: value for name, value in (suggested | overrides).items() if value is not None}
+        given = {name: value for name, value in overrides.items() if value is not None}
+        chosen = {name: value for name, value in (suggested | given).items() if value is not None}
         unknown = chosen.keys() - {field.name for field in fields(SamplingParams)}
         if unknown:
             raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
@@ -214,6 +232,32 @@ class LLM:
                 raise EngineError(f"a prompt failed: {job.error}", completions) from job.error
         return [completion for completion in completions if completion is not None]
 
+    def run(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        written: Sequence[int] = (),
+        layer: int = 0,
+        head: int = 0,
+        first_step: int = 0,
+    ) -> Run:
+        """Write one text step by step and see all of each step; nothing is computed before the first `Run.step`.
+
+        layer, head: the attention row that comes with each frame. written: tokens that stand after the prompt already,
+        so that a run can go on where another was lost: with its seed, it goes on alike. first_step: the number of
+        the first frame. Raises RequestError where this LLM was opened without trace=True, and as `stream` does.
+        """
+        if self._recorder is None:
+            raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+        job = self._submit(prompt, params or self.sampling(), cache, written=written, held=True)
+        try:
+            return Run(self._open_driver(), job, self._recorder, self._looker, layer, head, first_step)
+        except RequestError:
+            self._open_driver().abort(job)
+            raise
+
     def score(self, prompt: Prompt) -> list[float]:
         """The log-probability (natural) that the model gives each token of the prompt after the first."""
         driver = self._open_driver()
@@ -232,7 +276,8 @@ class LLM:
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
-            del self._model
+            self._recorder = None
+            del self._model, self._looker
 
     def __enter__(self) -> Self:
         return self
@@ -240,15 +285,28 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _submit(self, prompt: Prompt, params: SamplingParams, cache: bool, prompt_logprobs: bool = False) -> Job:
-        ids = self._ids(prompt)
+    def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        cache: bool,
+        *,
+        prompt_logprobs: bool = False,
+        written: Sequence[int] = (),
+        held: bool = False,
+    ) -> Job:
+        ids, more = self._ids(prompt), self._ids(written)
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(63))
         stream = TextStream(self.tokenizer, params.stop, ids)
+        for token in more:
+            stream.push(token)
+        params = replace(params, max_tokens=max(0, params.max_tokens - len(more)))
         guard = TextGuard(stream, () if params.ignore_eos else self.eos_ids)
-        return self._open_driver().submit(Request(tuple(ids), params, guard, cache, prompt_logprobs), guard)
+        request = Request((*ids, *more), params, guard, cache, prompt_logprobs)
+        return self._open_driver().submit(request, guard, held=held)
 
     def _ids(self, prompt: object) -> list[int]:
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):

@@ -14,7 +14,7 @@ from tokenwright.cache import layer_specs
 from tokenwright.cli.race import forward_tokens
 from tokenwright.llm import LLM, Stream
 from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.trace import CostModel
+from tokenwright.trace.cost import CostModel
 
 Race = Callable[..., Any]
 

@@ -9,12 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from tokenwright.decode.sample import TorchSampler, choose, filtered, logprobs, top_k, top_p, uniform
+from tokenwright.decode import sample
+from tokenwright.decode.sample import TorchSampler, filtered, logprobs, probabilities, top_k, top_p, uniform
 from tokenwright.engine import Chunk, Fault, Output, Pick, Request, SamplingParams, Score, Step, Wants
 
 # Values on a coarse grid make ties, which is where rules differ.
 rows = st.lists(st.integers(-12, 12).map(lambda n: n / 2), min_size=1, max_size=40).map(torch.tensor)
 distinct = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=40, unique=True).map(torch.tensor)
+
+
+def choose(logits, params, position):
+    return sample.choose(logits, probabilities(logits, params), params.seed, position)
 
 
 @given(rows, st.integers(1, 45))

@@ -13,7 +13,7 @@ from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
 from tokenwright.models.runner import Model
-from tokenwright.trace import Cost, CostModel
+from tokenwright.trace.cost import Cost, CostModel
 
 
 def shape(family, layers, width, heads, kv_heads, mlp, vocab, *, tied, bias=False, dtype="bfloat16"):

@@ -1,11 +1,12 @@
 """The KV memory: one tensor, cut into pages, and a view of it for each layer that kernels read and write.
 
 The store owns memory and knows neither sequences nor kernels. Slot `s` is token slot `s % page_size` of page
-`s // page_size`, the same in every layer.
+`s // page_size`, the same in every layer. Behind the last page lies one more that no page table names: who looks at a
+past step runs it again, and what that writes goes there (`scratch`).
 
-    memory [layers, 2, pages, page_size, G, D]
+    memory [layers, 2, pages + 1, page_size, G, D]
                     |
-    view(i).k  [pages, page_size, G, D]      view(i).v  the same
+    view(i).k  [pages + 1, page_size, G, D]      view(i).v  the same
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ TORCH_DTYPES: Mapping[DType, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class KVView:
-    """One layer's K and V: [pages, page_size, G, D] each."""
+    """One layer's K and V: [pages + 1, page_size, G, D] each."""
 
     spec: LayerSpec
     k: torch.Tensor
@@ -44,7 +45,7 @@ class KVStore:
         self.specs = tuple(specs)
         self.pages = pages
         self.page_size = page_size
-        shape = (len(specs), 2, pages, page_size, layout.kv_heads, layout.head_size)
+        shape = (len(specs), 2, pages + 1, page_size, layout.kv_heads, layout.head_size)
         try:
             self.memory = torch.empty(shape, dtype=TORCH_DTYPES[specs[0].dtype], device=device)
         except RuntimeError as error:  # torch has no narrower class for it on the CPU
@@ -59,9 +60,14 @@ class KVStore:
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @property
+    def scratch(self) -> int:
+        """A slot that belongs to no page of the pool."""
+        return self.pages * self.page_size
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the whole memory."""
-        return self.pages * self.page_size * self.bytes_per_token
+        """Bytes of the whole memory, the scratch page included."""
+        return (self.pages + 1) * self.page_size * self.bytes_per_token
 
     def view(self, layer: int) -> KVView:
         """The K and V of one layer, not copied."""

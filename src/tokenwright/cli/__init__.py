@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
 from tokenwright.cli.race import race
@@ -65,6 +66,7 @@ def _options(
 
 
 app.command()(generate)
+app.command()(explore)
 app.command()(inspect)
 app.command()(race)
 

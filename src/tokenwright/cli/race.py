@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.engine.sequence import SamplingParams
     from tokenwright.llm import LLM
-    from tokenwright.trace import Cost
+    from tokenwright.trace.cost import Cost
 
 CACHED, NAIVE = "cached", "naive"
 Row = tuple[str, ...]

@@ -1,6 +1,6 @@
 """From logits to tokens: sampling, and the guards that end a text."""
 
 from tokenwright.decode.guards import TextGuard
-from tokenwright.decode.sample import TorchSampler, choose, uniform
+from tokenwright.decode.sample import TorchSampler, uniform
 
-__all__ = ["TextGuard", "TorchSampler", "choose", "uniform"]
+__all__ = ["TextGuard", "TorchSampler", "uniform"]

@@ -7,11 +7,12 @@ and the position alone: never on the batch, the step or what was drawn before.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from tokenwright.engine import Fault, Output, Pick, Result, SamplingParams, Score, Step, Wants
+from tokenwright.engine import Chunk, Fault, Output, Pick, Result, SamplingParams, Score, Step, Wants
 from tokenwright.errors import EngineError
 
 
@@ -48,19 +49,31 @@ def filtered(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return top_p(top_k(tempered, params.top_k), params.top_p)
 
 
-def choose(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """The id chosen from logits [V] for the token at `position`. `params.seed` must be set unless greedy."""
-    if params.greedy:
+def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+    """The distribution [V], fp64, that a token is drawn from; 0 at what is cut. None: greedy draws nothing."""
+    return None if params.greedy else filtered(logits, params).softmax(-1)
+
+
+def choose(logits: torch.Tensor, chances: torch.Tensor | None, seed: int | None, position: int) -> int:
+    """The token at `position`: the inverse CDF of its uniform number over `chances` [V]; without them, the argmax."""
+    if chances is None:
         return int(logits.argmax())
-    assert params.seed is not None, "the seed is resolved before a request reaches the engine"
-    mass = filtered(logits, params).softmax(-1).cumsum(-1)  # in id order
-    drawn = int(torch.searchsorted(mass, uniform(params.seed, position) * float(mass[-1]), right=True))
+    assert seed is not None, "the seed is resolved before a request reaches the engine"
+    mass = chances.cumsum(-1)  # in id order
+    drawn = int(torch.searchsorted(mass, uniform(seed, position) * float(mass[-1]), right=True))
     return min(drawn, int(torch.searchsorted(mass, mass[-1])))  # rounding must not step past the last kept id
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The model's log-probability [n] of one token in each row of logits [n, V], over all ids at temperature 1."""
     return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
+
+
+def unseen(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> None:
+    """The look of a run that nobody looks at."""
 
 
 class TorchSampler:
@@ -70,7 +83,8 @@ class TorchSampler:
     """
 
     @torch.inference_mode()
-    def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
+    def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]:
+        """`look` is shown each chunk that picks, with its logits [V] and what `probabilities` made of them."""
         results: list[Result] = []
         everything = output.logits.cpu()
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
@@ -86,7 +100,10 @@ class TorchSampler:
                 scores = logprobs(logits[: len(known)], known)
                 results.append(Score(chunk.sequence, chunk.start + 1, tuple(scores.tolist())))
             if chunk.picks:
-                token = choose(logits[-1], chunk.request.params, chunk.stop)
+                params = chunk.request.params
+                chances = probabilities(logits[-1], params)
+                token = choose(logits[-1], chances, params.seed, chunk.stop)
+                look(chunk, logits[-1], chances)
                 score = logprobs(logits[-1:], torch.tensor([token]))
                 results.append(Pick(chunk.sequence, token, float(score)))
         return results

@@ -9,6 +9,7 @@ from tokenwright.config import Learned, ModelConfig
 from tokenwright.kernels import Kernels, Rotation
 from tokenwright.models.batch import Batch
 from tokenwright.models.parts import Weights, linear
+from tokenwright.trace.sites import Site, Tap
 
 HeadPart = Callable[[torch.Tensor], torch.Tensor]
 
@@ -23,6 +24,7 @@ class Attention:
     def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, layer: int) -> None:
         name = f"layers.{layer}.attention"
         self.kernels = kernels
+        self.layer = layer
         self.head_size = config.head_size
         self.heads = [config.heads, config.kv_heads, config.kv_heads]
         self.scale = config.head_size**-0.5
@@ -39,12 +41,15 @@ class Attention:
         weight, eps = weights[f"{name}.weight"], config.norm_eps
         return lambda x: self.kernels.rms_norm(x, weight, eps)
 
-    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor:
         """[T, width] -> [T, width]."""
         projected = self.kernels.linear(x, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         q = self.rotate(self.q_norm(q), batch.rotation)
         k = self.rotate(self.k_norm(k), batch.rotation)
+        tap(Site.QUERY, self.layer, q)
+        tap(Site.KEY, self.layer, k)
+        tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.spans, self.scale)  # [T, H, D]
         return self.kernels.linear(mixed.flatten(1), self.out)  # [T, width]

@@ -11,20 +11,25 @@ from tokenwright.kernels import Kernels
 from tokenwright.models.attention import Attention
 from tokenwright.models.batch import Batch
 from tokenwright.models.parts import Weights, linear, mlp, norm
+from tokenwright.trace.sites import Site, Tap, ignore
 
 
 class Layer:
     """A transformer block in the pre-norm order."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, index: int) -> None:
+        self.index = index
         self.attention_norm = norm(config, kernels, weights, f"layers.{index}.attention_norm")
         self.attention = Attention(config, kernels, weights, index)
         self.mlp_norm = norm(config, kernels, weights, f"layers.{index}.mlp_norm")
         self.mlp = mlp(config, kernels, weights, f"layers.{index}.mlp")
 
-    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), batch, view)
-        return x + self.mlp(self.mlp_norm(x))  # [T, width]
+    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), batch, view, tap)
+        tap(Site.ATTENTION, self.index, x)
+        x = x + self.mlp(self.mlp_norm(x))  # [T, width]
+        tap(Site.MLP, self.index, x)
+        return x
 
 
 class Decoder:
@@ -44,13 +49,17 @@ class Decoder:
         self.head = linear(weights, "embed" if config.tied_head else "head")
         self.layer_tokens = 0
 
-    def forward(self, batch: Batch, store: KVStore) -> torch.Tensor:
-        """The residual stream after the last layer, [T, width]; the step's K and V land in the store."""
+    def forward(self, batch: Batch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
+        """The residual stream after the last layer, [T, width]; the step's K and V land in the store.
+
+        `tap` is called at every site (`trace.sites`) on the way.
+        """
         x = self.embedding[batch.tokens]  # [T, width]
         if self.positions is not None:
             x = x + self.positions[batch.positions]
+        tap(Site.EMBEDDING, 0, x)
         for index, layer in enumerate(self.layers):
-            x = layer(x, batch, store.view(index))
+            x = layer(x, batch, store.view(index), tap)
             self.layer_tokens += len(x)
         return x
 

@@ -10,6 +10,7 @@ from tokenwright.engine import Chunk, Output, Step, Wants
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.batch import Batcher, Piece
 from tokenwright.models.decoder import Decoder
+from tokenwright.trace.sites import Tap, ignore
 
 
 class TorchRunner:
@@ -21,9 +22,9 @@ class TorchRunner:
         self.batcher = Batcher(config, store.page_size, device)
 
     @torch.inference_mode()
-    def forward(self, step: Step) -> Output[torch.Tensor]:
+    def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
         batch = self.batcher([Piece(c.tokens, c.start, c.pages, c.limit) for c in step.chunks])
-        x = self.decoder.forward(batch, self.store)  # [T, width]
+        x = self.decoder.forward(batch, self.store, tap)  # [T, width]
         wanted: list[int] = []
         rows: list[range] = []
         for chunk, span in zip(step.chunks, batch.spans, strict=True):
@@ -87,7 +88,7 @@ class Model:
         cache = cache or Cache(self._store(length))
         if length > cache.store.pages * self.PAGE_SIZE:
             grown = self._store(2 * length)
-            grown.memory[:, :, : cache.store.pages] = cache.store.memory
+            grown.memory[:, :, : cache.store.pages] = cache.store.memory[:, :, :-1]
             cache.store = grown
         batch = self.batcher([Piece(tokens, cache.length, range(-(-length // self.PAGE_SIZE)), length)])
         logits = self.decoder.logits(self.decoder.forward(batch, cache.store))

@@ -1,5 +1,4 @@
-"""Looking at a run: what a step costs, from shapes alone."""
+"""Looking at a run: what a step did, by counting and by the clock; and what it must cost, from shapes alone.
 
-from tokenwright.trace.cost import Cost, CostModel
-
-__all__ = ["Cost", "CostModel"]
+Nothing is imported here: the schema needs no torch, and a server that only waits for its model has none yet.
+"""

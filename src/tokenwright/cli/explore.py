@@ -1,0 +1,87 @@
+"""`tokenwright explore`: open the page on a model that writes one token at a time."""
+
+from __future__ import annotations
+
+import socket
+import webbrowser
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.output import remark
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.llm import LLM
+
+USUAL_PORT = 8321
+
+Port = Annotated[
+    int | None,
+    Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
+]
+NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is told anyway.")]
+
+
+def explore(
+    model: opt.ModelName = "stories",
+    port: Port = None,
+    no_browser: NoBrowser = False,
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+) -> None:
+    """Watch the model at work in a browser: every token, every layer, the KV cache, and what each step costs.
+
+    The page and the engine stay on this machine; nobody else can reach them. Ctrl-C ends both.
+    """
+    import uvicorn
+
+    from tokenwright.serve.page import page_folder
+
+    page = page_folder()  # first: without a page there is nothing to open
+    listener = _listen(port)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def load(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.llm import LLM
+
+        return LLM(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            page_size=page_size,
+            token_budget=token_budget,
+            report=report,
+            trace=True,
+        )
+
+    from tokenwright.serve.explore import Explorer, make_app
+
+    app = make_app(Explorer(model, load), [address, address.replace("127.0.0.1", "localhost")], page)
+    config = uvicorn.Config(app, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2)
+    remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
+    if not no_browser:
+        webbrowser.open(f"http://{address}")  # it waits in the socket's queue until the server answers
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int | None) -> socket.socket:
+    """A socket on this machine alone: on `port`, or on the usual one, or on any that is free."""
+    ports = (USUAL_PORT, 0) if port is None else (port,)
+    for wanted in ports:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            listener.close()
+            reason = error.strerror
+        else:
+            return listener
+    raise RequestError(f"port {port} cannot be listened on ({reason}); give --port another one, or none")

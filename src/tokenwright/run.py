@@ -1,0 +1,145 @@
+"""A run: one text that is written step by step while somebody watches.
+
+It is held before every step and goes on only when it is told to. Each step answers with its frame: what was computed,
+what it cost, what was read and what could have come instead. Between two steps the cache may be switched off and on,
+and any head may be looked at, at any step.
+"""
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tokenwright.completion import Completion
+from tokenwright.driver import Driver, Job
+from tokenwright.engine import FinishReason
+from tokenwright.errors import RequestError
+from tokenwright.models.look import Looker, Text
+from tokenwright.trace.recorder import Recorder, Watch
+from tokenwright.trace.rows import coded
+from tokenwright.trace.schema import AttentionRow, StepFrame
+
+
+class Run:
+    """One watched text. `frames` are all its steps so far; `first_step` is the number of the first."""
+
+    def __init__(
+        self, driver: Driver, job: Job, recorder: Recorder, looker: Looker, layer: int, head: int, first_step: int = 0
+    ) -> None:
+        self._driver = driver
+        self._job = job
+        self._recorder = recorder
+        self._looker = looker
+        self.first_step = first_step
+        self.frames: list[StepFrame] = []
+        self._watch = Watch(job.sequence, job.submitted, layer, head, first_step)
+        self.watch(layer, head)
+        recorder.watch(self._watch)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The whole text so far, prompt included, as ids."""
+        return tuple(self._job.sequence.tokens)
+
+    @property
+    def cache(self) -> bool:
+        """Whether the next step uses the KV cache."""
+        return self._job.sequence.cache
+
+    @cache.setter
+    def cache(self, on: bool) -> None:
+        self._driver.use_cache(self._job, on)
+
+    @property
+    def ended(self) -> bool:
+        return self._job.ended
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """Why it ended well; None before that, and after a failure."""
+        return self._job.reason
+
+    @property
+    def watched(self) -> tuple[int, int]:
+        """Layer and head of the attention row that comes with each frame."""
+        return self._watch.layer, self._watch.head
+
+    def watch(self, layer: int, head: int) -> None:
+        """Choose the attention row of the frames to come. Raises RequestError for one that the model lacks."""
+        self._check(layer, head)
+        self._watch.layer, self._watch.head = layer, head
+
+    def step(self) -> list[StepFrame]:
+        """Let it write one token; the frames of that, several where a long prompt is read in parts; none at its end.
+
+        Raises EngineError if the engine failed.
+        """
+        self._driver.allow(self._job, 1)
+        text = ""
+        try:
+            piece = self._driver.fetch(self._job)
+            text = piece.text if piece is not None else ""
+        finally:
+            if self._job.ended:
+                self._recorder.unwatch(self._watch)
+            fresh = [self._watch.frames.popleft() for _ in range(len(self._watch.frames))]
+            if fresh:
+                fresh[-1] = replace(fresh[-1], text=text)
+            self.frames += fresh  # whole: others read them while we write
+        return fresh
+
+    def frame(self, step: int) -> StepFrame:
+        """The frame of a step. Raises RequestError for one that was not made."""
+        if not 0 <= step - self.first_step < len(self.frames):
+            last = self.first_step + len(self.frames) - 1
+            raise RequestError(f"there is no step {step}: this run has steps {self.first_step} to {last}")
+        return self.frames[step - self.first_step]
+
+    def attention(self, step: int, layer: int, head: int) -> AttentionRow:
+        """What a head read at the end of a step, from the cache; where the pages are gone, they are rebuilt elsewhere.
+
+        Raises RequestError for a step, layer or head that is not there.
+        """
+        return coded(self._weights(step, layer, head), layer, head)
+
+    def reference(self, step: int, layer: int, head: int) -> list[float]:
+        """The same by the definition, from the tokens alone: what `attention` must agree with."""
+        self._check(layer, head)
+        frame = self.frame(step)
+        tokens = self.tokens[: frame.start + frame.length]
+        with self._driver.between_turns():
+            return self._looker.reference(tokens, self._job.sequence.limit, layer, head)
+
+    def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
+        self._check(layer, head)
+        frame = self.frame(step)
+        stop, sequence = frame.start + frame.length, self._job.sequence
+        with self._driver.between_turns():
+            if sequence.computed >= stop and sequence.pages:
+                text = Text(self.tokens, sequence.limit, self._recorder.runner.store, tuple(sequence.pages))
+            else:
+                text = self._looker.rebuilt(self.tokens, sequence.limit)
+            return self._looker.row(text, stop - 1, layer, head)
+
+    def _check(self, layer: int, head: int) -> None:
+        config = self._looker.config
+        for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
+            if not 0 <= value < count:
+                raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")
+
+    @property
+    def completion(self) -> Completion:
+        """What has been written so far, and what it cost."""
+        return self._driver.completion(self._job)
+
+    def close(self) -> None:
+        """End it here and give its pages back. Its frames stay."""
+        self._recorder.unwatch(self._watch)
+        self._driver.abort(self._job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,462 @@
+"""The explorer's server: the page, and the real engine behind it.
+
+Every answer is a message of `trace.schema`. A run's frames go over a WebSocket; the page acknowledges what it has
+shown, and a slow page is never sent more than a window ahead: frames wait here, and when they go on they go without
+their attention rows, which can be asked for later. The engine itself does not wait for anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+
+import tokenwright
+from tokenwright.config import DTYPE_BYTES
+from tokenwright.engine import SamplingParams
+from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
+from tokenwright.serve.origin import OriginGuard
+from tokenwright.serve.player import Player, Runs, new_identity
+from tokenwright.trace.schema import (
+    VERSION,
+    Labels,
+    Loading,
+    ModelCard,
+    RunCard,
+    RunState,
+    StepFrame,
+    TokenCard,
+    Trace,
+    as_json,
+    pack,
+)
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    from tokenwright.llm import LLM
+
+WINDOW = 8  # frames that a page may have unacknowledged
+
+log = logging.getLogger(__name__)
+
+Step = Annotated[int, Field(ge=0, le=2**31)]
+Index = Annotated[int, Field(ge=0, le=2**16)]
+
+
+class Strict(BaseModel):
+    """What clients send: unknown fields are errors, and 1 is not True."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Text(Strict):
+    text: str
+
+
+class Ids(Strict):
+    ids: list[int]
+
+
+class NewRun(Strict):
+    """POST /runs. `written`: ids that stand after the prompt already, where a lost run goes on at `first_step`."""
+
+    prompt: str
+    written: list[int] = []
+    max_tokens: int = 64
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    stop: list[str] = []
+    ignore_eos: bool = False
+    cache: bool = True
+    layer: Index = 0
+    head: Index = 0
+    first_step: Step = 0
+
+
+class Ack(Strict):
+    op: Literal["ack"]
+    step: Step
+
+
+class Play(Strict):
+    op: Literal["play"]
+    pace: Annotated[float, Field(gt=0, le=1000, strict=False)] | None
+
+
+class Plain(Strict):
+    op: Literal["pause", "step"]
+
+
+class UseCache(Strict):
+    op: Literal["cache"]
+    on: bool
+
+
+class Watch(Strict):
+    op: Literal["watch"]
+    layer: Index
+    head: Index
+
+
+Wish = Ack | Play | Plain | UseCache | Watch
+WISH: TypeAdapter[Wish] = TypeAdapter(Annotated[Wish, Field(discriminator="op")])
+
+
+class NotReady(Exception):
+    """The model is still being read."""
+
+
+class Gone(Exception):
+    """There is no such run, or no longer."""
+
+
+class Explorer:
+    """One model and its runs. The model is read in a thread of its own, so that the page is there at once."""
+
+    def __init__(self, name: str, load: Callable[[Callable[[int, int], None]], LLM]) -> None:
+        self.name = name
+        self.runs = Runs()
+        self.loading = Loading("loading", 0, 0, "")
+        self._load = load
+        self._llm: LLM | None = None
+        self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read the model."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all runs and give the memory back."""
+        self.runs.close()
+        self._thread.join()
+        if self._llm is not None:
+            self._llm.close()
+
+    @property
+    def llm(self) -> LLM:
+        if self._llm is None:
+            raise NotReady
+        return self._llm
+
+    def player(self, identity: str) -> Player:
+        player = self.runs.get(identity)
+        if player is None:
+            raise Gone
+        return player
+
+    def model(self) -> ModelCard:
+        llm, config, costs = self.llm, self.llm.config, self.llm.costs
+        suggested = llm.sampling()
+        return ModelCard(
+            name=self.name,
+            version=tokenwright.__version__,
+            device=llm.device,
+            dtype=llm.dtype,
+            layers=config.layers,
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_size=config.head_size,
+            vocab_size=config.vocab_size,
+            context=config.context,
+            windows=config.windows,
+            block_weights=costs.block_weights,
+            head_weights=costs.head_weights,
+            weight_bytes=config.parameters * DTYPE_BYTES[llm.dtype],
+            kv_bytes_per_token=costs.bytes_per_token,
+            page_size=llm.engine.pool.page_size,
+            pages=llm.engine.pool.pages,
+            eos_ids=tuple(sorted(llm.eos_ids)),
+            temperature=suggested.temperature,
+            top_k=suggested.top_k,
+            top_p=suggested.top_p,
+        )
+
+    def begin(self, wanted: NewRun) -> RunCard:
+        """A new run, held before its first step."""
+        llm = self.llm
+        names = ("temperature", "top_k", "top_p", "max_tokens", "stop", "ignore_eos")
+        params = llm.sampling(**{name: getattr(wanted, name) for name in names})
+        seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
+        params = replace(params, seed=None if params.greedy else seed)
+        run = llm.run(
+            wanted.prompt,
+            params,
+            cache=wanted.cache,
+            written=wanted.written,
+            layer=wanted.layer,
+            head=wanted.head,
+            first_step=wanted.first_step,
+        )
+        prompt = run.tokens[: len(run.tokens) - len(wanted.written)]
+        decode = llm.tokenizer.decode
+        card = RunCard(
+            run=new_identity(),
+            model=self.name,
+            prompt=wanted.prompt,
+            tokens=self.looks(prompt),
+            written=self.looks(wanted.written),
+            written_text=decode(run.tokens)[len(decode(prompt)) :],
+            **_sampling(params),
+            first_step=wanted.first_step,
+            watched=run.watched,
+        )
+        self.runs.add(run, card)
+        return card
+
+    def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
+        tokenizer = self.llm.tokenizer
+        return tuple(TokenCard(i, tokenizer.token_text(i), i in tokenizer.special_ids) for i in ids)
+
+    def trace(self, player: Player) -> dict[str, Any]:
+        """A run as a file."""
+        frames = list(player.run.frames)
+        named = {token for frame in frames for token in _named(frame)}
+        labels, state = self.looks(sorted(named)), player.state()
+        whole = asdict(Trace("tokenwright-trace", VERSION, self.model(), player.card, state, labels, ()))
+        return whole | {"steps": [as_json(frame) for frame in frames]}
+
+    def _read(self) -> None:
+        def report(done: int, total: int) -> None:
+            self.loading = Loading("loading", done, total, "")
+
+        try:
+            self._llm = self._load(report)
+            self.loading = replace(self.loading, phase="ready")
+        except TokenwrightError as error:
+            self.loading = replace(self.loading, phase="failed", message=str(error))
+        except Exception:
+            log.exception("the model could not be read")
+            self.loading = replace(self.loading, phase="failed", message="a fault of ours; the server's log says more")
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos")
+    return {name: getattr(params, name) for name in names}
+
+
+def _lasting(state: RunState) -> RunState:
+    """What of a state is worth a message: not the counts that go on by themselves."""
+    return replace(state, lease_s=None, steps=0)
+
+
+def _named(frame: StepFrame) -> list[int]:
+    """The ids that a frame names."""
+    return [candidate.token for candidate in frame.candidates]
+
+
+def make_app(explorer: Explorer, hosts: Iterable[str], page: Path | None) -> FastAPI:
+    """The server as an ASGI app. `hosts`: the names ("127.0.0.1:8321") under which it answers; `page`: its files."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        explorer.start()
+        yield
+        await asyncio.to_thread(explorer.close)
+
+    app = FastAPI(title="Tokenwright explorer", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(OriginGuard, hosts=list(hosts))
+    _add_errors(app)
+    _add_model(app, explorer)
+    _add_runs(app, explorer)
+    if page is not None:
+        app.mount("/", StaticFiles(directory=page, html=True))
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error is {"error": {"kind", "message"}}."""
+
+    def problem(status: int, kind: str, message: str) -> JSONResponse:
+        return JSONResponse({"error": {"kind": kind, "message": message}}, status)
+
+    async def ours(_: Request, error: Exception) -> JSONResponse:
+        match error:
+            case ContextError():
+                return problem(400, "context_overflow", str(error))
+            case RequestError():
+                return problem(400, "bad_request", str(error))
+            case CapacityError():
+                return problem(503, "capacity", str(error))
+            case NotReady():
+                return problem(503, "loading", "the model is still being read; ask /status")
+            case Gone():
+                return problem(404, "gone", "there is no such run, or no longer; begin a new one")
+            case RequestValidationError():
+                first = error.errors()[0]
+                place = ".".join(str(part) for part in first["loc"][1:])
+                return problem(400, "bad_request", f"{place}: {first['msg']}" if place else first["msg"])
+            case HTTPException():
+                return problem(error.status_code, "bad_request", error.detail)
+            case _:
+                log.exception("a request failed", exc_info=error)
+                return problem(500, "engine", "the engine failed on this request; the server's log says more")
+
+    for kind in (TokenwrightError, NotReady, Gone, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, ours)
+
+
+def _add_model(app: FastAPI, explorer: Explorer) -> None:
+    @app.get("/status")
+    def status() -> Loading:
+        return explorer.loading
+
+    @app.get("/model")
+    def model() -> ModelCard:
+        return explorer.model()
+
+    @app.post("/tokenize")
+    def tokenize(body: Text) -> dict[str, tuple[TokenCard, ...]]:
+        return {"tokens": explorer.looks(explorer.llm.tokenizer.encode(body.text))}
+
+    @app.post("/detokenize")
+    def detokenize(body: Ids) -> dict[str, str]:
+        return {"text": explorer.llm.tokenizer.decode(body.ids)}
+
+
+def _add_runs(app: FastAPI, explorer: Explorer) -> None:
+    @app.post("/runs", status_code=201)
+    def begin(body: NewRun) -> RunCard:
+        return explorer.begin(body)
+
+    @app.get("/runs/{identity}")
+    def state(identity: str) -> RunState:
+        return explorer.player(identity).state()
+
+    @app.delete("/runs/{identity}", status_code=204)
+    def end(identity: str) -> Response:
+        if not explorer.runs.remove(identity):
+            raise Gone
+        return Response(status_code=204)
+
+    @app.get("/runs/{identity}/steps/{step}")
+    def one_step(identity: str, step: int) -> JSONResponse:
+        return JSONResponse(as_json(explorer.player(identity).run.frame(step)))
+
+    @app.get("/runs/{identity}/attention")
+    def attention(identity: str, step: int, layer: int, head: int, reference: bool = False) -> dict[str, Any]:
+        run = explorer.player(identity).run
+        row = run.attention(step, layer, head)
+        answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
+        return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
+
+    @app.get("/runs/{identity}/trace.json")
+    def trace(identity: str) -> JSONResponse:
+        name = f'attachment; filename="trace-{identity}.json"'
+        return JSONResponse(explorer.trace(explorer.player(identity)), headers={"content-disposition": name})
+
+    @app.websocket("/runs/{identity}/stream")
+    async def stream(socket: WebSocket, identity: str, since_step: int = 0) -> None:
+        await socket.accept()
+        player = explorer.runs.get(identity)
+        if player is None:
+            await socket.close(4404, "there is no such run, or no longer")
+            return
+        await Viewer(explorer, player, socket, since_step).serve()
+
+
+class Viewer:
+    """One page that looks at one run: sends it what is new, as far as its credit goes, and takes its wishes."""
+
+    def __init__(self, explorer: Explorer, player: Player, socket: WebSocket, since_step: int) -> None:
+        self.explorer = explorer
+        self.player = player
+        self.socket = socket
+        first = player.run.first_step
+        self.next = min(max(since_step, first), first + len(player.run.frames))  # the step to be sent next
+        self.shown = self.next - 1  # the last one that was acknowledged
+        self.throttled = False
+        self._said: RunState | None = None
+        self._told: set[int] = set()  # ids whose looks the page knows
+        self._news = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Until the page goes away."""
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            with suppress(RuntimeError):  # the loop is closing
+                loop.call_soon_threadsafe(self._news.set)
+
+        self.player.enter(changed)
+        speaker = asyncio.create_task(self._speak())
+        try:
+            await self._say(self.player.card)
+            self._news.set()
+            await self._listen()
+        except (WebSocketDisconnect, RuntimeError):  # it is gone, in the middle of a word perhaps
+            pass
+        finally:
+            speaker.cancel()
+            with suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+                await speaker
+            await asyncio.to_thread(self.player.leave, changed)
+
+    async def _listen(self) -> None:
+        while True:
+            text = await self.socket.receive_text()
+            try:
+                self._take(WISH.validate_json(text))
+            except (ValidationError, RequestError) as error:
+                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                await self.socket.close(4400, reason[:120])
+                return
+
+    def _take(self, wish: Wish) -> None:
+        match wish:
+            case Ack(step=step):
+                self.shown = max(self.shown, min(step, self.next - 1))
+                self._news.set()
+            case Play(pace=pace):
+                self.player.play(pace)
+            case Plain(op="pause"):
+                self.player.pause()
+            case Plain():
+                self.player.step()
+            case UseCache(on=on):
+                self.player.use_cache(on)
+            case Watch(layer=layer, head=head):
+                self.player.watch(layer, head)
+
+    async def _speak(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self._send_frames()
+            state = self.player.state(throttled=self.throttled)
+            if self._said is None or _lasting(state) != _lasting(self._said):
+                self._said = state
+                await self._say(state)
+
+    async def _send_frames(self) -> None:
+        frames, first = self.player.run.frames, self.player.run.first_step
+        while (behind := first + len(frames) - self.next) > 0 and self.next - 1 - self.shown < WINDOW:
+            frame = frames[self.next - first]
+            fresh = [token for token in _named(frame) if token not in self._told]
+            if fresh:
+                self._told.update(fresh)
+                await self._say(Labels(self.explorer.looks(fresh)))
+            self.throttled = self.throttled and behind > 1
+            await self.socket.send_bytes(pack(replace(frame, attention=None) if self.throttled else frame))
+            self.next += 1
+        if first + len(frames) > self.next:
+            self.throttled = True
+
+    async def _say(self, message: RunCard | RunState | Labels) -> None:
+        await self.socket.send_text(json.dumps(asdict(message)))

@@ -1,0 +1,39 @@
+"""Where the built page lies, and what the build of this installation noted.
+
+The build (CMakeLists.txt and scripts/page.py) puts the page into `tokenwright/web` and its notes into
+`tokenwright/_build.json`. An editable installation has its sources in one folder and what was built in another:
+both are in `tokenwright.__path__`. Serving the page is not done here.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenwright
+from tokenwright.errors import RequestError
+
+__all__ = ["build_notes", "page_folder", "why_no_page"]
+
+
+def build_notes(folders: Iterable[str] = tokenwright.__path__) -> dict[str, str]:
+    """What the build noted: `cxx`, `web` and, where `web` is empty, `web_missing`. Empty if nothing was installed."""
+    files = (Path(folder, "_build.json") for folder in folders)
+    notes: dict[str, str] = next((json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()), {})
+    return notes
+
+
+def why_no_page(notes: dict[str, str]) -> str:
+    """Why an installation with these notes has no page, and what to do."""
+    return notes.get("web_missing") or (
+        "it was not built, or was taken away; install Tokenwright again, or run `npm ci && npm run build` in web/"
+    )
+
+
+def page_folder(folders: Iterable[str] = tokenwright.__path__) -> Path:
+    """The folder of the page, index.html in it: the installation's, or a developer's own web/dist if that is newer."""
+    roots = [Path(folder) for folder in folders]
+    places = [*(root / "web" for root in roots), *(root.parents[1] / "web" / "dist" for root in roots)]
+    built = [index for place in places if (index := place / "index.html").exists()]
+    if not built:
+        raise RequestError(f"there is no web page in this installation: {why_no_page(build_notes(map(str, roots)))}")
+    return max(built, key=lambda index: index.stat().st_mtime).parent

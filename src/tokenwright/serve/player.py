@@ -1,0 +1,241 @@
+"""Runs that people watch: each has a thread that steps it, and viewers that are told when something has changed.
+
+A run is held before its first step and between any two; it plays at a pace, or makes single steps. Whoever asks never
+waits for the engine: wishes are noted, and the thread sees to them. A run that is held for `LEASE_S` with nobody asking
+gives its pages back; its frames stay, and a new run can go on from where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tokenwright.errors import CapacityError, EngineError
+from tokenwright.trace.schema import RunCard, RunState
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    from tokenwright.run import Run
+
+LEASE_S = 600.0
+MOST_LIVE = 8  # runs that hold pages
+MOST_KEPT = 32  # runs that have ended and can still be looked at
+
+Phase = Literal["held", "running", "done", "failed", "expired"]
+Viewer = Callable[[], object]  # told of each change, from the run's thread
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What the viewers want of a run."""
+
+    playing: bool = False
+    pace: float | None = None  # tokens per second; None: engine speed
+    steps: int = 0  # single ones
+    cache: bool = True
+    closed: bool = False
+
+
+class Player:
+    """Steps one run in a thread of its own, as its viewers wish."""
+
+    def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S) -> None:
+        self.run = run
+        self.card = card
+        self.lease_s = lease_s
+        self.phase: Phase = "held"
+        self.message = ""
+        self._wishes = Wishes(cache=run.cache)
+        self._changed = threading.Condition()
+        self._viewers: list[Viewer] = []
+        self._held_since = time.monotonic()
+        self._thread = threading.Thread(target=self._live, name=f"run {card.run}", daemon=True)
+        self._thread.start()
+
+    @property
+    def live(self) -> bool:
+        """Whether it may still write."""
+        return self.phase in ("held", "running")
+
+    @property
+    def viewed(self) -> bool:
+        """Whether anybody looks on."""
+        return bool(self._viewers)
+
+    def state(self, *, throttled: bool = False) -> RunState:
+        """What it is doing, for a viewer that may be `throttled`."""
+        with self._changed:
+            lease = self.lease_s - (time.monotonic() - self._held_since) if self.phase == "held" else None
+            return RunState(
+                state=self.phase,
+                steps=self.run.first_step + len(self.run.frames),
+                cache=self._wishes.cache,
+                pace=self._wishes.pace,
+                lease_s=lease and round(lease, 1),
+                throttled=throttled,
+                reason=self.run.reason and self.run.reason.value,
+                message=self.message,
+                watched=self.run.watched,
+            )
+
+    def play(self, pace: float | None) -> None:
+        """Go on without pause, at `pace` tokens per second; None: as fast as the engine can."""
+        with self._wishing() as wishes:
+            wishes.playing, wishes.pace = True, pace
+
+    def pause(self) -> None:
+        with self._wishing() as wishes:
+            wishes.playing, wishes.steps = False, 0
+
+    def step(self) -> None:
+        """Write one token more; what plays is paused by it."""
+        with self._wishing() as wishes:
+            wishes.playing, wishes.steps = False, wishes.steps + 1
+
+    def use_cache(self, on: bool) -> None:
+        """Switch the KV cache, from the next step on."""
+        with self._wishing() as wishes:
+            wishes.cache = on
+
+    def watch(self, layer: int, head: int) -> None:
+        """Choose the row of the frames to come. Raises RequestError for a layer or head that the model lacks."""
+        self.run.watch(layer, head)
+        self._tell()
+
+    def close(self) -> None:
+        """End it and give its pages back."""
+        with self._wishing() as wishes:
+            wishes.closed = True
+
+    def join(self) -> None:
+        """Wait for its thread to end."""
+        self._thread.join()
+
+    def enter(self, viewer: Viewer) -> None:
+        """Tell a viewer of every change from now on."""
+        with self._changed:
+            self._viewers.append(viewer)
+
+    def leave(self, viewer: Viewer) -> None:
+        """Tell it no longer; a run that nobody views is held."""
+        with self._changed:
+            self._viewers.remove(viewer)
+            alone = not self._viewers
+        if alone:
+            self.pause()
+
+    @contextmanager
+    def _wishing(self) -> Iterator[Wishes]:
+        with self._changed:
+            yield self._wishes
+            self._held_since = time.monotonic()
+            self._changed.notify_all()
+        self._tell()
+
+    def _tell(self) -> None:
+        for viewer in list(self._viewers):
+            viewer()
+
+    def _become(self, phase: Phase, message: str = "") -> None:
+        if self.phase != phase:
+            self.phase, self.message = phase, message
+            self._tell()
+
+    def _live(self) -> None:
+        try:
+            while self._await_turn():
+                self._turn()
+        except EngineError:
+            log.exception("run %s failed", self.card.run)
+            self._become("failed", "the engine failed on this run; the server's log says more")
+        except Exception:
+            log.exception("run %s failed", self.card.run)
+            self._become("failed", "this run met a fault of ours; the server's log says more")
+        finally:
+            self.run.close()
+
+    def _await_turn(self) -> bool:
+        """Wait until a step is wanted. False: it has ended, was closed, or its lease is over."""
+        if self.run.ended:
+            self._become("done")
+            return False
+        with self._changed:
+            wishes = self._wishes
+            while not (wishes.closed or wishes.playing or wishes.steps):
+                self._become("held")
+                rest = self._held_since + self.lease_s - time.monotonic()
+                if rest <= 0:
+                    wishes.closed = True
+                self._changed.wait(max(0.0, rest))
+            wishes.steps = max(0, wishes.steps - 1)
+        self._become("expired" if wishes.closed else "running")
+        return not wishes.closed
+
+    def _turn(self) -> None:
+        """One step, and the time that the pace leaves after it."""
+        began, wishes = time.monotonic(), self._wishes
+        if self.run.cache != wishes.cache:
+            self.run.cache = wishes.cache
+        self.run.step()
+        self._tell()
+        with self._changed:
+            while wishes.playing and wishes.pace is not None and not wishes.closed and not self.run.ended:
+                rest = began + 1 / wishes.pace - time.monotonic()
+                if rest <= 0:
+                    break
+                self._changed.wait(rest)
+
+
+class Runs:
+    """All runs of a server, by their ids."""
+
+    def __init__(self) -> None:
+        self._players: dict[str, Player] = {}
+        self._lock = threading.Lock()
+
+    def add(self, run: Run, card: RunCard) -> Player:
+        """Take a run in. Raises CapacityError while too many are being watched."""
+        with self._lock:
+            live = [player for player in self._players.values() if player.live]
+            left = [player for player in live if not player.viewed]
+            if len(live) >= MOST_LIVE and not left:
+                run.close()
+                raise CapacityError(f"{MOST_LIVE} runs are being watched already; close one of their pages")
+            if len(live) >= MOST_LIVE:
+                left[0].close()
+            for identity in [i for i, player in self._players.items() if not player.live][:-MOST_KEPT]:
+                del self._players[identity]
+            player = self._players[card.run] = Player(run, card)
+        return player
+
+    def get(self, identity: str) -> Player | None:
+        return self._players.get(identity)
+
+    def remove(self, identity: str) -> bool:
+        """End and forget a run; whether it was there."""
+        with self._lock:
+            player = self._players.pop(identity, None)
+        if player is not None:
+            player.close()
+        return player is not None
+
+    def close(self) -> None:
+        """End all, and wait for their threads."""
+        with self._lock:
+            players, self._players = list(self._players.values()), {}
+        for player in players:
+            player.close()
+        for player in players:
+            player.join()
+
+
+def new_identity() -> str:
+    """An id that nobody guesses."""
+    return secrets.token_urlsafe(9)

@@ -1,0 +1,73 @@
+"""Kernels that count: the work of a forward pass, added up where it is called.
+
+Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 n in out FLOP; attention over a span is
+4 H D for each pair of a row and a position up to the span's end, the hidden half of a chunk included, because the
+kernels beneath compute it. `CostModel` derives what had to be computed; where the two differ, both are shown.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenwright.cache import KVView
+from tokenwright.kernels import Kernels, Linear, Rotation, Span
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one forward pass did since `reset`. A part is the layers' share or, after them, the head's."""
+
+    row_flops: int = 0  # of the matrix products of this part, for each of its rows
+    span_flops: list[int] = field(default_factory=list)  # of attention, for each span of the step
+    weight_bytes: int = 0
+    kv_read: list[int] = field(default_factory=list)  # bytes, for each span of the step
+    kv_written: int = 0  # bytes, for each row
+
+    def reset(self, spans: int) -> None:
+        """Begin a forward pass over `spans` spans."""
+        self.span_flops, self.kv_read = [0] * spans, [0] * spans
+        self.row_flops = self.weight_bytes = self.kv_written = 0
+
+    def turn(self) -> int:
+        """End a part; returns its FLOP for each row."""
+        done, self.row_flops = self.row_flops, 0
+        return done
+
+
+class CountedKernels:
+    """Implements `Kernels` by others, and counts."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.counts = Counts()
+
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        self.counts.row_flops += 2 * weight.weight.numel()
+        self.counts.weight_bytes += weight.weight.nbytes + (0 if weight.bias is None else weight.bias.nbytes)
+        return self.kernels.linear(x, weight)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self.kernels.rms_norm(x, weight, eps)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        return self.kernels.layer_norm(x, weight, bias, eps)
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self.kernels.activate(x, activation)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self.kernels.gated(x, activation)
+
+    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        return self.kernels.rotate(x, rotation)
+
+    def store(self, view: KVView, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.counts.kv_written += view.spec.bytes_per_token
+        self.kernels.store(view, slots, k, v)
+
+    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+        for index, span in enumerate(spans):
+            self.counts.span_flops[index] += 4 * q.shape[1] * q.shape[2] * len(span.rows) * span.stop
+            self.counts.kv_read[index] += view.spec.bytes_per_token * span.stop
+        return self.kernels.attention(q, view, spans, scale)

@@ -1,0 +1,275 @@
+"""The recorder: stands between the engine and its runner and sampler, and keeps what each step did.
+
+It is a Runner and a Sampler itself, so the engine does not know of it. A step with no watched sequence goes through
+untouched. Of a watched one it keeps the times of the layers, the counts, the likeliest tokens and one row of attention:
+fused kernels have no attention matrix, so the row is computed again from the query that the step used and the keys that
+lie in the cache. What looking takes is measured apart and is not part of the step's time.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from tokenwright.cache import KVStore
+from tokenwright.decode.sample import Look, uniform, unseen
+from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
+from tokenwright.trace.cost import CostModel
+from tokenwright.trace.counted import Counts
+from tokenwright.trace.rows import attention_row, coded
+from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
+from tokenwright.trace.sites import Site, Tap, ignore
+
+CANDIDATES = 20
+
+Clock = Callable[[], float]  # seconds
+
+
+def device_clock(device: torch.device) -> Clock:
+    """The monotonic clock, read when `device` has done what it was given."""
+    wait: Callable[[], None]
+    match device.type:
+        case "cuda":
+            wait = partial(torch.cuda.synchronize, device)
+        case "mps":
+            wait = torch.mps.synchronize
+        case _:
+            return time.perf_counter
+
+    def now() -> float:
+        wait()
+        return time.perf_counter()
+
+    return now
+
+
+class TappedRunner(Protocol):
+    """A Runner whose forward pass can be looked at."""
+
+    store: KVStore
+
+    def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]: ...
+
+
+class SeenSampler(Protocol):
+    """A Sampler that shows what it chose from."""
+
+    def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """One sequence under observation. `frames` are those nobody has taken yet."""
+
+    sequence: Sequence
+    accepted: float  # when the request came, by the driver's clock
+    layer: int
+    head: int
+    step: int = 0  # number of the next frame
+    seen: int = 0  # tokens from the first on that were computed at some time
+    frames: deque[StepFrame] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A frame on its way: what the forward pass has told of one watched chunk."""
+
+    watch: Watch
+    chunk: Chunk
+    span: int  # its place in the step
+    row: int  # of its last token, among the rows of the step
+    query: torch.Tensor | None = None  # [D]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What the sampler had before it: logits [V] and the distribution [V] it drew from, None if it was greedy."""
+
+    logits: torch.Tensor
+    chances: torch.Tensor | None
+
+
+class Recorder:
+    """Records the watched sequences of one engine.
+
+    The driver tells it the begin and the end of every step (`end_step`); all calls come from whoever turns the engine.
+    """
+
+    def __init__(
+        self,
+        runner: TappedRunner,
+        sampler: SeenSampler,
+        counts: Counts,
+        costs: CostModel,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.runner = runner
+        self.sampler = sampler
+        self.counts = counts
+        self.costs = costs
+        self.clock = clock
+        self._watches: dict[int, Watch] = {}
+        self._drafts: list[_Draft] = []
+        self._marks: list[float] = []  # the clock at the borders of the layers' halves
+        self._parts: list[int] = []  # FLOP for each row: of the layers, then of the head
+        self._look_s = 0.0
+        self._done: list[tuple[Watch, StepFrame]] = []
+
+    def watch(self, watch: Watch) -> None:
+        """Record a sequence from its next step on, until `unwatch`."""
+        self._watches[watch.sequence.id] = watch
+
+    def unwatch(self, watch: Watch) -> None:
+        """Record it no longer."""
+        self._watches.pop(watch.sequence.id, None)
+
+    def forward(self, step: Step) -> Output[torch.Tensor]:
+        """The runner's forward pass; if something of it is watched, with a tap."""
+        self._drafts = self._drafted(step) if self._watches else []
+        if not self._drafts:
+            return self.runner.forward(step)
+        self.counts.reset(len(step.chunks))
+        self._marks, self._parts = [], []
+        output = self.runner.forward(step, self._tap)
+        self._marks.append(self.clock())
+        self._parts.append(self.counts.turn())
+        return output
+
+    def _drafted(self, step: Step) -> list[_Draft]:
+        drafts, row = [], -1
+        for index, chunk in enumerate(step.chunks):
+            row += len(chunk.tokens)
+            if chunk.sequence in self._watches:
+                drafts.append(_Draft(self._watches[chunk.sequence], chunk, index, row))
+        return drafts
+
+    def _tap(self, site: Site, layer: int, value: torch.Tensor) -> None:
+        match site:
+            case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
+                self._marks.append(self.clock())
+                if site is Site.MLP and layer == self.costs.config.layers - 1:
+                    self._parts.append(self.counts.turn())
+            case Site.QUERY:
+                for draft in self._drafts:
+                    if draft.watch.layer == layer:
+                        draft.query = value[draft.row, draft.watch.head]
+
+    @torch.inference_mode()
+    def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
+        """The sampler's picks; then a look at the watched rows."""
+        if not self._drafts:
+            return self.sampler.pick(output, step)
+        began = self.clock()
+        choices: dict[int, _Choice] = {}
+        results = self.sampler.pick(output, step, lambda chunk, *seen: choices.update({chunk.sequence: _Choice(*seen)}))
+        sampled = self.clock()
+        picks = {result.parent: result for result in results if isinstance(result, Pick)}
+        frames = []
+        for draft in self._drafts:
+            frame = self._frame(draft, len(output.rows[draft.span]))
+            identity = draft.chunk.sequence
+            if identity in picks:
+                frame = _chosen(frame, picks[identity].token, choices[identity], draft.chunk)
+            frames.append((draft.watch, frame))
+        self._look_s = self.clock() - sampled
+        sampling_us, look_us = _us(sampled - began), _us(self._look_s / len(frames))
+        self._done = [(watch, replace(frame, sampling_us=sampling_us, look_us=look_us)) for watch, frame in frames]
+        self._drafts = []
+        return results
+
+    def end_step(self, began: float, ended: float) -> None:
+        """The step is over, by the driver's clock: hand its frames out."""
+        for watch, frame in self._done:
+            step_us = _us(ended - began - self._look_s)
+            watch.frames.append(replace(frame, began_us=_us(began - watch.accepted), step_us=step_us))
+        self._done = []
+
+    def _frame(self, draft: _Draft, rows: int) -> StepFrame:
+        watch, chunk = draft.watch, draft.chunk
+        length, layers = len(chunk.tokens), self._layers()
+        block_row, head_row = self._parts
+        kept = chunk.stop if watch.sequence.cache else 0
+        page_bytes = self.runner.store.page_size * self.costs.bytes_per_token
+        frame = StepFrame(
+            step=watch.step,
+            start=chunk.start,
+            length=length,
+            recomputed=max(0, min(chunk.stop, watch.seen) - chunk.start),
+            seq_len=len(watch.sequence.tokens),
+            layer_tokens=length * len(layers),
+            flops=block_row * length + head_row * rows + self.counts.span_flops[draft.span],
+            flops_derived=self.costs.chunk(chunk.start, length, rows).flops,
+            weight_bytes=self.counts.weight_bytes,
+            kv_read=self.counts.kv_read[draft.span],
+            kv_written=self.counts.kv_written * length,
+            kv_resident=kept * self.costs.bytes_per_token,
+            kv_allocated=len(chunk.pages) * page_bytes,
+            began_us=0,
+            step_us=0,
+            attention_us=sum(layer.attention_us for layer in layers),
+            mlp_us=sum(layer.mlp_us for layer in layers),
+            head_us=_us(self._marks[-1] - self._marks[-2]),
+            sampling_us=0,
+            look_us=0,
+            token=None,
+            rank=None,
+            logprob=None,
+            sampled=None,
+            entropy=None,
+            uniform=None,
+            cache=watch.sequence.cache,
+            layers=layers,
+            candidates=(),
+            attention=self._row(draft),
+            text="",
+        )
+        watch.step += 1
+        watch.seen = max(watch.seen, chunk.stop)
+        return frame
+
+    def _layers(self) -> tuple[LayerTime, ...]:
+        borders = [mark - self._marks[0] for mark in self._marks[:-1]]
+        halves = [_us(after) - _us(before) for before, after in pairwise(borders)]
+        return tuple(LayerTime(*pair) for pair in zip(halves[::2], halves[1::2], strict=True))
+
+    def _row(self, draft: _Draft) -> AttentionRow | None:
+        if draft.query is None:
+            return None
+        watch, chunk = draft.watch, draft.chunk
+        config = self.costs.config
+        pages = torch.tensor(chunk.pages, device=draft.query.device)
+        group = watch.head * config.kv_heads // config.heads
+        weights = attention_row(self.runner.store.view(watch.layer), pages, draft.query, group, chunk.stop - 1)
+        return coded(weights, watch.layer, watch.head)
+
+
+def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> StepFrame:
+    """`frame` with what is to be told of the choice of `token` after a chunk."""
+    logits, params = choice.logits, chunk.request.params
+    scores = logits.double().log_softmax(-1)
+    likeliest = scores.topk(min(CANDIDATES, len(scores))).indices.tolist()
+    ids = likeliest if token in likeliest else [*likeliest[:-1], token]
+    models = scores[ids].tolist()
+    samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
+    place = ids.index(token)
+    return replace(
+        frame,
+        seq_len=chunk.stop + 1,
+        token=token,
+        rank=int((logits > logits[token]).sum()),
+        logprob=models[place],
+        sampled=samplers[place],
+        entropy=-float((scores.exp() * scores).sum()) / math.log(2),
+        uniform=None if params.seed is None or choice.chances is None else uniform(params.seed, chunk.stop),
+        candidates=tuple(Candidate(*one) for one in zip(ids, models, samplers, strict=True)),
+    )
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -1,0 +1,94 @@
+"""A server over a tiny random model, or over the model that ships inside; each with a client of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.models.fixtures import make_checkpoint
+from tokenwright import LLM
+from tokenwright.serve.explore import Explorer, make_app
+from tokenwright.trace.schema import unpack
+
+HOST = "127.0.0.1:8321"
+
+
+@contextmanager
+def served(model, page=None, **options):
+    """A client of a server whose model has been read, and its Explorer."""
+    explorer = Explorer(str(model), lambda report: LLM(model, trace=True, report=report, **options))
+    with TestClient(make_app(explorer, [HOST], page), base_url=f"http://{HOST}") as client:
+        while client.get("/status").json()["phase"] == "loading":
+            time.sleep(0.01)
+        yield client, explorer
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("run ")], "no thread is left"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    folder, _ = make_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen2", "qwen2")
+    return folder
+
+
+@pytest.fixture
+def server(tiny):
+    with served(tiny, pages=64) as (client, explorer):
+        yield client, explorer
+
+
+class Page:
+    """What the page is to the server: it takes what comes and acknowledges it."""
+
+    def __init__(self, socket, acks=True):
+        self.socket, self.acks = socket, acks
+        self.frames, self.messages = [], []
+
+    def take(self):
+        message = self.socket.receive()
+        if message.get("bytes"):
+            self.frames.append(unpack(message["bytes"]))
+            if self.acks:
+                self.ack()
+        elif message["type"] == "websocket.close":
+            raise AssertionError(f"the server closed the stream: {message}")
+        else:
+            self.messages.append(json.loads(message["text"]))
+
+    def ack(self):
+        self.send(op="ack", step=self.frames[-1].step)
+
+    def send(self, **wish):
+        self.socket.send_json(wish)
+
+    def until(self, condition):
+        while not condition(self):
+            self.take()
+
+    @property
+    def states(self):
+        return [message for message in self.messages if message["kind"] == "state"]
+
+    @property
+    def state(self):
+        return self.states[-1]["state"] if self.states else None
+
+
+@contextmanager
+def watching(client, run, since=0, acks=True):
+    with client.websocket_connect(f"ws://{HOST}/runs/{run}/stream?since_step={since}") as socket:
+        yield Page(socket, acks)
+
+
+def begin(client, **wanted):
+    answer = client.post("/runs", json={"prompt": "ab", "max_tokens": 8, "ignore_eos": True, "seed": 1} | wanted)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+__all__ = ["HOST", "Page", "asdict", "begin", "served", "watching"]

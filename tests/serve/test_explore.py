@@ -1,0 +1,488 @@
+"""The explorer's server, as a page meets it: runs over a socket, figures as JSON, and whatever may go wrong."""
+
+import base64
+import json
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from tests.serve.conftest import HOST, asdict, begin, served, watching
+from tokenwright import CheckpointError, SamplingParams
+from tokenwright.serve import player as player_module
+from tokenwright.serve.explore import WINDOW, Explorer, NewRun, make_app
+from tokenwright.serve.origin import MOST_BODY
+from tokenwright.serve.player import Player
+from tokenwright.trace.schema import as_json, decode_weights, from_json
+
+AS_JSON = {"content-type": "application/json"}
+RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.json"
+
+
+def played(page):
+    """Play to the end at engine speed."""
+    page.until(lambda p: p.state == "held")
+    page.send(op="play", pace=None)
+    page.until(lambda p: p.state == "done" and p.frames[-1].step + 1 == p.states[-1]["steps"])
+    return page.frames
+
+
+def test_the_model_tells_what_the_formulas_need(server):
+    client, explorer = server
+    card, config = client.get("/model").json(), explorer.llm.config
+    assert (card["layers"], card["heads"], card["kv_heads"]) == (config.layers, config.heads, config.kv_heads)
+    assert card["head_weights"] == config.width * config.vocab_size
+    assert card["kv_bytes_per_token"] == 2 * config.layers * config.kv_heads * config.head_size * 4
+    assert card["weight_bytes"] == 4 * config.parameters
+    assert (card["page_size"], card["pages"]) == (16, 64)
+
+
+def test_a_text_goes_to_tokens_and_back(server):
+    client, _ = server
+    text = "ab 😀 日本 é\n"
+    tokens = client.post("/tokenize", json={"text": text}).json()["tokens"]
+    assert "<0xF0>" in [token["text"] for token in tokens]
+    ids = [token["id"] for token in tokens]
+    assert client.post("/detokenize", json={"ids": ids}).json() == {"text": text}
+
+
+def test_a_run_over_the_socket_is_what_the_api_says_of_it(server):
+    client, explorer = server
+    card = begin(client, prompt="ab 😀", temperature=0.9)
+    with watching(client, card["run"]) as page:
+        frames = played(page)
+    assert [frame.step for frame in frames] == list(range(8))
+    steps = [client.get(f"/runs/{card['run']}/steps/{n}").json() for n in range(8)]
+    for frame, step in zip(frames, steps, strict=True):
+        known = from_json(step)
+        assert frame == known or (frame.attention is None and as_json(frame) == step | {"attention": None})
+    ids = [frame.token for frame in frames]
+    [completion] = explorer.llm.generate(
+        "ab 😀", SamplingParams(temperature=0.9, seed=1, max_tokens=8, ignore_eos=True, top_k=card["top_k"])
+    )
+    assert list(completion.token_ids) == ids
+    assert "".join(frame.text for frame in frames) == completion.text
+    whole = client.post("/detokenize", json={"ids": [token["id"] for token in card["tokens"]] + ids}).json()["text"]
+    assert whole == "ab 😀" + completion.text
+    named = {token["id"] for message in page.messages if message["kind"] == "labels" for token in message["tokens"]}
+    assert named >= {candidate.token for frame in frames for candidate in frame.candidates}
+
+
+def test_nothing_is_computed_before_the_viewer_says_so(server):
+    client, explorer = server
+    card = begin(client)
+    with watching(client, card["run"]) as page:
+        page.until(lambda p: p.state == "held")
+        assert client.get(f"/runs/{card['run']}").json()["steps"] == 0
+        assert explorer.llm.engine.pool.free == 64
+        for n in range(3):
+            page.send(op="step")
+            page.until(lambda p, n=n: len(p.frames) == n + 1)
+        page.until(lambda p: p.state == "held")
+        assert client.get(f"/runs/{card['run']}").json()["steps"] == 3
+        assert page.states[-1]["lease_s"] > 500
+
+
+def test_a_pause_holds_and_the_pace_is_kept_until_then(server):
+    client, _ = server
+    card = begin(client, max_tokens=500)
+    with watching(client, card["run"]) as page:
+        page.send(op="play", pace=200)
+        page.until(lambda p: len(p.frames) >= 5)
+        page.send(op="pause")
+        page.until(lambda p: p.states and p.state == "held")
+        steps = client.get(f"/runs/{card['run']}").json()["steps"]
+        time.sleep(0.2)
+        assert client.get(f"/runs/{card['run']}").json()["steps"] == steps
+        page.until(lambda p: len(p.frames) == steps)
+        begins = [frame.began_us for frame in page.frames]
+        gaps = [after - before for before, after in pairwise(begins)]
+        assert min(gaps[1:]) > 4_000, "not faster than 200 a second"
+
+
+def test_the_cache_is_switched_at_any_time(server):
+    client, explorer = server
+    card = begin(client)
+    with watching(client, card["run"]) as page:
+        for n in range(6):
+            page.send(op="cache", on=n not in (2, 3))
+            page.send(op="step")
+            page.until(lambda p, n=n: len(p.frames) == n + 1)
+    kv = explorer.llm.costs.bytes_per_token
+    prompt = len(card["tokens"])
+    told = [(frame.cache, frame.length, frame.kv_resident) for frame in page.frames]
+    lengths = [prompt, 1, prompt + 2, prompt + 3, prompt + 4, 1]
+    kept = [prompt * kv, (prompt + 1) * kv, 0, 0, (prompt + 4) * kv, (prompt + 5) * kv]
+    assert told == list(zip([True, True, False, False, True, True], lengths, kept, strict=True))
+
+
+def test_another_head_may_be_watched_and_any_be_asked_for(server):
+    client, _ = server
+    card = begin(client, layer=1, head=2)
+    with watching(client, card["run"]) as page:
+        page.send(op="step")
+        page.until(lambda p: len(p.frames) == 1)
+        page.send(op="watch", layer=0, head=3)
+        page.until(lambda p: p.states and p.states[-1]["watched"] == [0, 3])
+        page.send(op="step")
+        page.until(lambda p: len(p.frames) == 2)
+        rows = [(frame.attention.layer, frame.attention.head) for frame in page.frames]
+        assert rows == [(1, 2), (0, 3)]
+        for step in (0, 1):
+            for layer, head in ((0, 0), (1, 3)):
+                where = f"/runs/{card['run']}/attention?step={step}&layer={layer}&head={head}"
+                row = client.get(f"{where}&reference=true").json()
+                codes = base64.b64decode(row["codes"])
+                weights = decode_weights(codes)
+                assert max(abs(a - b) for a, b in zip(weights, row["weights"], strict=True)) <= 0.004
+                assert row["weights"][row["argmax"]] == max(row["weights"])
+                assert "weights" not in client.get(where).json()
+
+
+def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
+    client, _ = server
+    card = begin(client, max_tokens=40)
+    with watching(client, card["run"], acks=False) as page:
+        page.until(lambda p: p.state == "held")
+        page.send(op="play", pace=None)
+        page.until(lambda p: p.state == "done" and p.states[-1]["throttled"])
+        assert len(page.frames) == WINDOW
+        assert client.get(f"/runs/{card['run']}").json()["steps"] == 40, "the engine does not wait"
+        page.acks = True
+        page.ack()
+        page.until(lambda p: len(p.frames) == 40 and not p.states[-1]["throttled"])
+    assert [frame.step for frame in page.frames] == list(range(40))
+    assert all(frame.candidates for frame in page.frames), "the figures of no step are lost"
+    dropped = [frame.step for frame in page.frames if frame.attention is None]
+    assert dropped and set(dropped) <= set(range(WINDOW, 39))
+    assert page.frames[-1].attention is not None
+    step = client.get(f"/runs/{card['run']}/steps/{dropped[0]}").json()
+    assert step["attention"] is not None, "what was left out can be had later"
+
+
+def test_a_page_that_comes_back_goes_on_where_it_was(server):
+    client, _ = server
+    card = begin(client, max_tokens=20)
+    with watching(client, card["run"]) as page:
+        page.send(op="play", pace=100)
+        page.until(lambda p: len(p.frames) >= 4)
+        seen = len(page.frames)
+    while client.get(f"/runs/{card['run']}").json()["state"] == "running":
+        time.sleep(0.01)
+    steps = client.get(f"/runs/{card['run']}").json()["steps"]
+    assert steps < 20, "nobody looks: it is held"
+    with watching(client, card["run"], since=seen) as again:
+        played(again)
+    assert [frame.step for frame in page.frames[:seen] + again.frames] == list(range(20))
+
+
+def test_a_run_that_was_lost_is_rebuilt_and_goes_on_alike(server):
+    client, _ = server
+    card = begin(client, prompt="abc", max_tokens=12, temperature=1.0, seed=9)
+    with watching(client, card["run"]) as page:
+        whole = played(page)
+    assert client.delete(f"/runs/{card['run']}").status_code == 204
+    written = [frame.token for frame in whole[:5]]
+    again = begin(client, prompt="abc", max_tokens=12, temperature=1.0, seed=9, written=written, first_step=5)
+    assert again["written_text"] == "".join(frame.text for frame in whole[:5])
+    with watching(client, again["run"], since=5) as page:
+        rest = played(page)
+    assert [(frame.step, frame.token, frame.text, frame.seq_len) for frame in rest] == [
+        (frame.step, frame.token, frame.text, frame.seq_len) for frame in whole[5:]
+    ]
+
+
+def test_a_lease_that_ends_gives_the_pages_back_and_keeps_the_frames(server):
+    _, explorer = server
+    card = explorer.begin(NewRun(prompt="abc", max_tokens=9))
+    explorer.runs.remove(card.run)
+    run = explorer.llm.run("abc", SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
+    player = Player(run, card, lease_s=0.3)
+    player.step()
+    player.join()
+    assert player.phase == "expired"
+    assert len(run.frames) == 1
+    assert explorer.llm.engine.pool.free == 64
+    assert run.attention(0, 0, 0).codes, "from a cache of its own"
+
+
+def test_a_run_that_fails_says_so_and_tells_no_secrets(server):
+    client, explorer = server
+    card, other = begin(client), begin(client)
+    recorder = explorer.llm.engine.runner
+    forward = recorder.runner.forward
+
+    def broken(step, *tap):
+        raise RuntimeError("at 0x7f00 in /home/someone")
+
+    with watching(client, card["run"]) as page:
+        recorder.runner.forward = broken
+        page.send(op="step")
+        page.until(lambda p: p.state == "failed")
+        recorder.runner.forward = forward
+    assert "0x7f" not in json.dumps(page.messages)
+    assert "log says more" in page.states[-1]["message"]
+    with watching(client, other["run"]) as page:
+        assert len(played(page)) == 8, "others go on"
+
+
+def test_only_so_many_runs_are_watched_at_once(server, monkeypatch):
+    client, _ = server
+    monkeypatch.setattr(player_module, "MOST_LIVE", 2)
+    first, second = begin(client), begin(client)
+    with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
+        page.until(lambda p: p.state == "held")
+        other.until(lambda p: p.state == "held")
+        refused = client.post("/runs", json={"prompt": "ab"})
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
+    while any(client.get(f"/runs/{card['run']}").json()["state"] == "running" for card in (first, second)):
+        time.sleep(0.01)
+    third = begin(client)
+    with watching(client, third["run"]) as page:
+        assert len(played(page)) == 8, "a run that nobody looks at makes place"
+
+
+def test_ended_runs_are_kept_for_a_while(server, monkeypatch):
+    client, _ = server
+    monkeypatch.setattr(player_module, "MOST_KEPT", 2)
+    cards = []
+    for _ in range(4):
+        card = begin(client, max_tokens=1)
+        with watching(client, card["run"]) as page:
+            played(page)
+        cards.append(card)
+    begin(client)
+    kept = [client.get(f"/runs/{card['run']}").status_code for card in cards]
+    assert kept == [404, 404, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "ab", "speed": 1}, "speed"),
+        ({"prompt": "ab", "cache": 1}, "cache"),
+        ({"prompt": "ab", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "ab", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "ab", "temperature": "hot"}, "temperature"),
+        ({"prompt": "ab", "top_p": 0}, "top_p"),
+        ({"prompt": "ab", "seed": -1}, "seed"),
+        ({"prompt": "ab", "seed": 2**53}, "seed"),
+        ({"prompt": "ab", "written": [10**6]}, "token ids"),
+        ({"prompt": "ab", "layer": 99}, "layer must be from 0 to"),
+        ({"prompt": "ab", "stop": [""]}, "stop"),
+        ({"prompt": "\ud800"}, "surrogate"),
+        ({"prompt": ""}, "the prompt has no tokens"),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused_in_words(server, body, told):
+    client, explorer = server
+    answer = client.post("/runs", content=json.dumps(body), headers=AS_JSON)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["kind"] == "bad_request"
+    assert told in answer.json()["error"]["message"]
+    assert explorer.llm.engine.pool.free == 64
+
+
+def test_a_prompt_beyond_the_context_says_by_how_much(server):
+    client, explorer = server
+    length = explorer.llm.config.context + 3
+    answer = client.post("/runs", json={"prompt": "~" * length})
+    assert answer.json()["error"]["kind"] == "context_overflow"
+    assert "3 more than" in answer.json()["error"]["message"]
+
+
+def closing(socket):
+    """Listen until the server closes the stream: its code and its reason."""
+    try:
+        while True:
+            socket.receive_text()
+    except WebSocketDisconnect as closed:
+        return closed.code, closed.reason
+
+
+@pytest.mark.parametrize(
+    "wish", ["no json", "{}", '{"op":"fly"}', '{"op":"play","pace":0}', '{"op":"watch","layer":0}']
+)
+def test_a_wish_that_makes_no_sense_closes_the_stream_with_the_reason(server, wish):
+    client, _ = server
+    card = begin(client)
+    with client.websocket_connect(f"ws://{HOST}/runs/{card['run']}/stream") as socket:
+        socket.send_text(wish)
+        code, reason = closing(socket)
+    assert code == 4400
+    assert reason
+
+
+def test_a_head_that_is_not_there_closes_the_stream_with_the_reason(server):
+    client, _ = server
+    card = begin(client)
+    with client.websocket_connect(f"ws://{HOST}/runs/{card['run']}/stream") as socket:
+        socket.send_json({"op": "watch", "layer": 0, "head": 99})
+        assert "head must be from 0" in closing(socket)[1]
+
+
+def test_what_is_not_there_is_gone(server):
+    client, _ = server
+    card = begin(client)
+    for path in ("/runs/x", "/runs/x/steps/0", "/runs/x/attention?step=0&layer=0&head=0", "/runs/x/trace.json"):
+        assert client.get(path).json()["error"]["kind"] == "gone"
+    assert client.delete("/runs/x").status_code == 404
+    assert "there is no step 5" in client.get(f"/runs/{card['run']}/steps/5").json()["error"]["message"]
+    with client.websocket_connect(f"ws://{HOST}/runs/x/stream") as socket:
+        with pytest.raises(WebSocketDisconnect) as closed:
+            socket.receive_text()
+        assert closed.value.code == 4404
+
+
+ROUTES = [
+    ("GET", "/status"),
+    ("GET", "/model"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/runs"),
+    ("GET", "/runs/x"),
+    ("DELETE", "/runs/x"),
+    ("GET", "/runs/x/steps/0"),
+    ("GET", "/runs/x/attention"),
+    ("GET", "/runs/x/trace.json"),
+    ("GET", "/"),
+    ("GET", "/nothing"),
+]
+
+
+def test_every_route_is_in_the_list(server):
+    client, _ = server
+    paths = {route.path.replace("{identity}", "x").replace("{step}", "0") for route in client.app.routes}
+    assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1:9"},
+        {"host": ""},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": f"https://{HOST}"},
+        {"origin": f"http://{HOST}.evil.example"},
+    ],
+)
+def test_other_hosts_and_origins_are_turned_away(server, method, path, headers):
+    client, _ = server
+    answer = client.request(method, path, headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["kind"] == "forbidden"
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])
+def test_the_socket_too(server, headers):
+    client, _ = server
+    card = begin(client)
+    with (
+        pytest.raises(WebSocketDisconnect) as closed,
+        client.websocket_connect(f"/runs/{card['run']}/stream", headers=headers),
+    ):
+        pass
+    assert closed.value.code == 4403
+
+
+def test_its_own_page_may_call(server):
+    client, _ = server
+    assert client.get("/model", headers={"origin": f"http://{HOST}"}).status_code == 200
+
+
+def test_a_body_without_bounds_is_cut_off(server):
+    client, _ = server
+    body = b'{"text":"' + b"a" * MOST_BODY + b'"}'
+    for content in (body, iter([body[: MOST_BODY // 2], body[MOST_BODY // 2 :]])):  # with its length told, and without
+        answer = client.post("/tokenize", content=content, headers=AS_JSON)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (413, "bad_request")
+    assert client.post("/tokenize", content=iter([b'{"text":', b'"ab"}']), headers=AS_JSON).status_code == 200
+
+
+def test_a_path_that_is_not_there_is_told_like_any_error(server):
+    client, _ = server
+    assert client.get("/nothing").json()["error"]["kind"] == "bad_request"
+    assert client.put("/model").status_code == 405
+
+
+def test_a_server_is_there_before_its_model_is(tiny):
+    """It says that it is loading, with the bytes; and what went wrong, if it did."""
+    going = threading.Event()
+
+    def load(report):
+        report(10, 100)
+        going.wait()
+        raise CheckpointError("the folder is empty; give another")
+
+    explorer = Explorer("broken", load)
+    with TestClient(make_app(explorer, [HOST], None), base_url=f"http://{HOST}") as client:
+        while client.get("/status").json()["done"] != 10:
+            time.sleep(0.01)
+        assert client.get("/status").json() == {"phase": "loading", "done": 10, "total": 100, "message": ""}
+        assert client.get("/model").status_code == 503
+        assert client.get("/model").json()["error"]["kind"] == "loading"
+        going.set()
+        while client.get("/status").json()["phase"] == "loading":
+            time.sleep(0.01)
+        assert client.get("/status").json()["message"] == "the folder is empty; give another"
+
+
+def test_a_run_can_be_taken_home(server):
+    client, explorer = server
+    card = begin(client, max_tokens=3)
+    with watching(client, card["run"]) as page:
+        played(page)
+    trace = client.get(f"/runs/{card['run']}/trace.json").json()
+    assert trace["format"] == "tokenwright-trace"
+    assert trace["model"] == client.get("/model").json()
+    frames = explorer.player(card["run"]).run.frames
+    assert trace["steps"] == json.loads(json.dumps([as_json(frame) for frame in frames]))
+    named = {label["id"] for label in trace["labels"]}
+    assert named >= {candidate["token"] for step in trace["steps"] for candidate in step["candidates"]}
+
+
+def test_the_recorded_run_is_what_the_model_inside_does():
+    """The golden file that the page plays: the same tokens, counts and rows today; times are that day's."""
+    trace = json.loads(RECORDED.read_text(encoding="utf-8"))
+    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "look_us"}
+    with served("stories") as (client, explorer):
+        live = client.get("/model").json()
+        unlike = {"pages", "version"}
+        assert {k: v for k, v in trace["model"].items() if k not in unlike} == {
+            k: v for k, v in live.items() if k not in unlike
+        }
+        run = trace["run"]
+        card = begin(
+            client,
+            prompt=run["prompt"],
+            max_tokens=run["max_tokens"],
+            seed=run["seed"],
+            layer=run["watched"][0],
+            head=run["watched"][1],
+        )
+        assert card["tokens"] == run["tokens"]
+        player = explorer.player(card["run"])
+        for step in trace["steps"]:
+            player.use_cache(step["cache"])
+            player.step()
+            while len(player.run.frames) <= step["step"]:
+                time.sleep(0.005)
+        for golden, frame in zip(map(from_json, trace["steps"]), player.run.frames, strict=True):
+            ours, theirs = asdict(frame), asdict(golden)
+            for name in measured | {"layers", "candidates", "attention", "logprob", "sampled", "entropy"}:
+                ours.pop(name), theirs.pop(name)
+            assert ours == theirs
+            assert frame.logprob == pytest.approx(golden.logprob, abs=1e-3)
+            assert frame.sampled == pytest.approx(golden.sampled, abs=1e-3)
+            pairs = zip(frame.attention.codes, golden.attention.codes, strict=True)
+            assert max(abs(a - b) for a, b in pairs) <= 1
+            assert sorted(c.token for c in frame.candidates)[:5] and frame.attention.argmax == golden.attention.argmax

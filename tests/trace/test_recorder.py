@@ -1,0 +1,279 @@
+"""What a run tells of each step, against closed formulas, against transformers, and with faults planted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.models.fixtures import KINDS, make_checkpoint
+from tokenwright import LLM, RequestError, SamplingParams
+from tokenwright.engine import FinishReason
+from tokenwright.trace.schema import decode_weights
+from tokenwright.trace.sites import DIMS, Site
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPT = [7, 3, 11, 5, 2, 9, 8]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def traced(request, tmp_path_factory):
+    folder, oracle = make_checkpoint(tmp_path_factory.mktemp("traced") / request.param, request.param)
+    with LLM(folder, pages=64, trace=True) as llm:
+        yield llm, oracle
+
+
+def shapes(llm):
+    """P_b, P_lm and A(t) from the config alone, the masked half of a chunk counted (full attention's A)."""
+    config = llm.config
+    matrices = [s for name, s in config.shapes.items() if name.startswith("layers.") and len(s) == 2]
+    block = sum(rows * columns for rows, columns in matrices)
+    head = config.width * config.vocab_size
+    return block, head, 4 * config.heads * config.head_size * config.layers
+
+
+def steps(run):
+    while not run.ended:
+        yield from run.step()
+
+
+def test_counts_are_the_closed_formulas_with_the_cache_and_without(traced):
+    llm, _ = traced
+    block, head, slope = shapes(llm)
+    kv, layers = llm.costs.bytes_per_token, llm.config.layers
+    run = llm.run(PROMPT, GREEDY)
+    for frame in steps(run):
+        run.cache = frame.step not in (2, 3)  # off for steps 3 and 4
+        t = frame.start + frame.length
+        assert frame.seq_len == t + 1
+        assert frame.cache is (frame.step not in (3, 4))
+        expected = 0 if frame.step in (0, 3, 4, 5) else len(PROMPT) + frame.step - 1
+        assert (frame.start, frame.length) == (expected, t - expected)
+        assert frame.recomputed == (0 if frame.step in (0, 1, 2) else t - 1)
+        assert frame.layer_tokens == frame.length * layers
+        assert frame.flops == 2 * block * frame.length + 2 * head + slope * frame.length * t
+        assert frame.flops_derived == llm.costs.chunk(frame.start, frame.length).flops
+        assert frame.kv_written == frame.length * kv
+        assert frame.kv_read == t * kv
+        assert frame.kv_resident == (t * kv if frame.cache else 0)
+        assert frame.kv_allocated == -(-t // 16) * 16 * kv
+        weights = {name: s for name, s in llm.config.shapes.items() if name.startswith("layers.") and len(s) == 2}
+        biases = {n: s for n, s in llm.config.shapes.items() if n.endswith(".bias") and "norm" not in n}
+        numbers = sum(a * b for a, b in weights.values()) + head + sum(s[0] for s in biases.values())
+        assert frame.weight_bytes == 4 * numbers
+    assert [frame.step for frame in run.frames] == list(range(6))
+    assert run.reason is FinishReason.LENGTH
+
+
+def test_a_row_is_what_transformers_attends_to(traced):
+    llm, oracle = traced
+    run = llm.run(PROMPT, GREEDY, layer=llm.config.layers - 1, head=llm.config.heads - 1)
+    list(steps(run))
+    oracle.set_attn_implementation("eager")
+    with torch.no_grad():
+        theirs = oracle(torch.tensor([run.tokens[:-1]]), output_attentions=True).attentions
+    for frame in run.frames:
+        row, position = frame.attention, frame.start + frame.length - 1
+        right = theirs[row.layer][0, row.head, position, : position + 1]
+        assert (right - torch.tensor(decode_weights(row.codes))).abs().max() <= 0.004
+        assert abs(sum(decode_weights(row.codes)) - 1) <= 0.01
+        assert len(row.codes) == position + 1, "nothing beyond the row's own position"
+        for layer, head in ((0, 0), (0, 1)):  # asked for afterwards, when the pages are gone
+            again = run.attention(frame.step, layer, head)
+            right = theirs[layer][0, head, position, : position + 1]
+            assert (right - torch.tensor(decode_weights(again.codes))).abs().max() <= 0.004
+            assert torch.allclose(torch.tensor(run.reference(frame.step, layer, head)), right, atol=2e-5)
+
+
+def test_looking_changes_nothing(traced):
+    """Rows are asked for at every step, of every head: the text and the cache stay to the bit."""
+    llm, _ = traced
+    store = llm.engine.runner.runner.store
+    run = llm.run(PROMPT, replace(GREEDY, max_tokens=4))
+    while not run.ended:
+        [frame] = run.step()
+        held = store.memory[:, :, : store.pages].clone()
+        for step in range(frame.step + 1):
+            run.attention(step, 1, 1)
+        assert torch.equal(held.view(torch.int32), store.memory[:, :, : store.pages].view(torch.int32))
+    [alone] = llm.generate([PROMPT], replace(GREEDY, max_tokens=4))
+    assert alone.token_ids == run.completion.token_ids
+
+
+def test_every_site_is_seen_with_its_dims(traced):
+    llm, _ = traced
+    config = llm.config
+    sizes = {"T": 3, "d": config.width, "H": config.heads, "G": config.kv_heads, "D": config.head_size}
+    seen = []
+
+    def tap(site, layer, value):
+        seen.append((site, layer))
+        assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
+
+    looker = llm._looker
+    looker._computed([1, 2, 3], 3, tap)
+    inner = (Site.QUERY, Site.KEY, Site.VALUE, Site.ATTENTION, Site.MLP)
+    assert seen == [(Site.EMBEDDING, 0), *((site, layer) for layer in range(config.layers) for site in inner)]
+    assert set(DIMS) == set(Site)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder, _ = make_checkpoint(tmp_path_factory.mktemp("one") / "qwen2", "qwen2")
+    with LLM(folder, pages=64, trace=True, token_budget=5) as llm:
+        yield llm
+
+
+def test_a_long_prompt_is_read_in_parts_and_each_part_has_its_frame(llm):
+    run = llm.run(PROMPT, GREEDY)
+    first = run.step()
+    assert [(frame.start, frame.length, frame.token is None) for frame in first] == [(0, 5, True), (5, 2, False)]
+    assert [frame.seq_len for frame in first] == [7, 8]
+    assert first[0].candidates == () and len(first[1].candidates) == 20
+    assert len(run.step()) == 1
+    run.close()
+
+
+def test_the_choice_is_told(llm):
+    params = SamplingParams(temperature=0.8, top_k=5, seed=3, max_tokens=5, ignore_eos=True)
+    run = llm.run(PROMPT, params)
+    list(steps(run))
+    logits, _ = llm.model(run.tokens)
+    for frame in run.frames:
+        if frame.token is None:
+            continue
+        row = logits[frame.seq_len - 2].double()
+        scores = row.log_softmax(-1)
+        order = scores.argsort(descending=True)
+        assert [candidate.token for candidate in frame.candidates[:5]] == order[:5].tolist()
+        assert frame.logprob == pytest.approx(float(scores[frame.token]), abs=1e-4)
+        assert frame.entropy == pytest.approx(float(-(scores.exp() * scores).sum()) / 0.6931471805599453, abs=1e-4)
+        assert frame.rank == order.tolist().index(frame.token)
+        kept = (row / 0.8).masked_fill(row < row.topk(5).values[-1], -torch.inf).softmax(-1)
+        for candidate in frame.candidates:
+            assert candidate.sampled == pytest.approx(float(kept[candidate.token]), abs=1e-4)
+        below = float(kept[: frame.token].sum())
+        assert below - 1e-6 <= frame.uniform <= below + float(kept[frame.token]) + 1e-6
+
+
+def test_neighbours_in_the_batch_are_counted_apart(traced):
+    """Three runs and a text that nobody watches share their steps; each run tells what it tells alone."""
+    llm, _ = traced
+    texts = [PROMPT[:3], PROMPT[:5], PROMPT[:2]]
+    alone = [[work(frame) for frame in steps(llm.run(text, GREEDY))] for text in texts]
+    runs = [llm.run(text, GREEDY) for text in texts]
+    stream = llm.stream(PROMPT, GREEDY)
+    for run in runs:
+        llm._driver.allow(run._job, None)
+    assert len(list(stream)) == 6
+    assert llm.engine.pool.free == llm.engine.pool.pages, "all went on together"
+    assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
+
+
+def work(frame):
+    return frame.token, frame.start, frame.length, frame.flops, frame.kv_read, frame.kv_written, frame.attention
+
+
+def test_a_lost_run_goes_on_alike(llm):
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
+    whole = llm.run(PROMPT, params)
+    list(steps(whole))
+    written = whole.completion.token_ids
+    for cut in (1, 4, 8):
+        rest = llm.run(PROMPT, params, written=written[:cut], first_step=100)
+        list(steps(rest))
+        assert rest.completion.token_ids == written[cut:]
+        assert rest.frames[0].step == 100
+        texts = "".join(frame.text for frame in whole.frames if frame.seq_len > len(PROMPT) + cut)
+        assert "".join(frame.text for frame in rest.frames) == texts
+
+
+def test_a_run_that_is_not_there_is_refused(llm):
+    run = llm.run(PROMPT, GREEDY)
+    run.step()
+    with pytest.raises(RequestError, match="head must be from 0 to"):
+        run.watch(0, 99)
+    with pytest.raises(RequestError, match="layer must be from 0 to"):
+        run.attention(0, -1, 0)
+    with pytest.raises(RequestError, match="there is no step 7"):
+        run.attention(7, 0, 0)
+    with pytest.raises(RequestError, match="layer must be from"):
+        llm.run(PROMPT, GREEDY, layer=50)
+    run.close()
+    assert llm.engine.pool.free == llm.engine.pool.pages
+
+
+def test_without_trace_there_is_no_run(tmp_path):
+    folder, _ = make_checkpoint(tmp_path / "m", "qwen2")
+    with LLM(folder, pages=8) as plain, pytest.raises(RequestError, match="trace=True"):
+        plain.run(PROMPT)
+
+
+def test_a_held_run_writes_nothing_while_others_turn_the_engine(llm):
+    with llm.run(PROMPT, GREEDY) as run:
+        run.step()
+        tokens = run.tokens
+        llm.generate([PROMPT], GREEDY)
+        assert run.tokens == tokens
+
+
+# Planted faults: a runner that computes something else. Each must move what is told beyond what is tolerated.
+
+
+class Wrong:
+    """A runner with a fault in the steps it is given. It is looked at as the true one is."""
+
+    def __init__(self, runner, fault):
+        self.runner, self.store, self.fault = runner, runner.store, fault
+
+    def forward(self, step, tap):
+        return self.runner.forward(replace(step, chunks=tuple(map(self.fault, step.chunks))), tap)
+
+
+def shifted(chunk):
+    """Decode steps at a position too far."""
+    if chunk.start == 0:
+        return chunk
+    return replace(chunk, start=chunk.start + 1)
+
+
+def stale(chunk):
+    """A decode step that reads its first page from a page of nobody."""
+    return replace(chunk, pages=(60, *chunk.pages[1:])) if chunk.start else chunk
+
+
+class Twice(Wrong):
+    """Does all its work twice."""
+
+    def forward(self, step, tap):
+        self.runner.forward(step)
+        return self.runner.forward(step, tap)
+
+
+@pytest.mark.parametrize("fault", [shifted, stale])
+def test_a_planted_fault_shows_in_the_rows(tmp_path, fault):
+    folder, _ = make_checkpoint(tmp_path / "m", "qwen2")
+    with LLM(folder, pages=64, trace=True) as llm:
+        recorder = llm.engine.runner
+        recorder.runner = Wrong(recorder.runner, fault)
+        worst = 0.0
+        for layer in range(llm.config.layers):
+            run = llm.run(list(range(2, 22)), GREEDY, layer=layer, head=0)
+            for frame in steps(run):
+                right = torch.tensor(run.reference(frame.step, layer, 0))
+                codes = frame.attention.codes[: len(right)]
+                worst = max(worst, float((right - torch.tensor(decode_weights(codes))).abs().max()))
+        assert worst > 0.004
+
+
+def test_a_planted_fault_shows_in_the_counts(tmp_path):
+    folder, _ = make_checkpoint(tmp_path / "m", "qwen2")
+    with LLM(folder, pages=64, trace=True) as llm:
+        recorder = llm.engine.runner
+        recorder.runner = Twice(recorder.runner, None)
+        block, head, slope = shapes(llm)
+        run = llm.run(PROMPT, GREEDY, cache=False)
+        run.step()
+        [frame] = run.step()
+        t = frame.seq_len - 1
+        assert frame.flops != 2 * block * t + 2 * head + slope * t * t
+        assert frame.flops > 1.5 * frame.flops_derived

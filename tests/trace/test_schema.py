@@ -1,0 +1,126 @@
+"""Frames on the wire: binary and JSON say the same, to the bit, and the page's types are those of the schema."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenwright.trace import schema
+from tokenwright.trace.schema import (
+    NUMBERS,
+    AttentionRow,
+    Candidate,
+    LayerTime,
+    StepFrame,
+    as_json,
+    decode_weights,
+    from_json,
+    pack,
+    unpack,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+BY_CODE = {
+    "B": st.booleans(),
+    "I": st.integers(0, 2**32 - 2),
+    "Q": st.integers(0, 2**64 - 1),
+    "f": SINGLE,
+    "d": st.floats(allow_nan=False, allow_infinity=False),
+}
+OPTIONAL = {"token", "rank", "logprob", "sampled", "entropy", "uniform"}
+
+
+def number(name):
+    some = BY_CODE[NUMBERS[name].code]
+    return st.none() | some if name in OPTIONAL else some
+
+
+FRAMES = st.builds(
+    StepFrame,
+    **{name: number(name) for name in NUMBERS},
+    layers=st.lists(st.builds(LayerTime, BY_CODE["I"], BY_CODE["I"]), max_size=4).map(tuple),
+    candidates=st.lists(st.builds(Candidate, BY_CODE["I"], SINGLE, SINGLE), max_size=4).map(tuple),
+    attention=st.none()
+    | st.builds(AttentionRow, st.integers(0, 65535), st.integers(0, 65535), BY_CODE["I"], st.binary(max_size=50)),
+    text=st.text(),
+)
+
+
+@given(FRAMES)
+def test_a_frame_survives_the_wire_and_json(frame):
+    assert unpack(pack(frame)) == frame
+    assert from_json(json.loads(json.dumps(as_json(frame)))) == frame
+
+
+@given(FRAMES)
+def test_json_numbers_are_exact_for_a_reader_with_doubles(frame):
+    for name, value in as_json(frame).items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            assert int(float(value)) == value, name
+
+
+def test_another_version_is_refused():
+    frame = replace(example(), text="")
+    data = bytes([schema.VERSION + 1]) + pack(frame)[1:]
+    with pytest.raises(ValueError, match="has version"):
+        unpack(data)
+
+
+def example():
+    numbers = dict.fromkeys(NUMBERS, 1) | {"cache": True, "logprob": -0.5, "uniform": 0.25}
+    return StepFrame(
+        **numbers,
+        layers=(LayerTime(3, 4),),
+        candidates=(Candidate(9, -0.5, 0.75),),
+        attention=AttentionRow(1, 2, 0, bytes([255, 0])),
+        text="é",
+    )
+
+
+def test_the_layout_is_what_the_page_reads():
+    """Byte for byte, by hand: the page's decoder is generated and has no other witness here."""
+    data = pack(example())
+    codes = "".join(wire.code for wire in NUMBERS.values())
+    size = struct.calcsize("<B" + codes)
+    assert data[0] == schema.VERSION
+    assert struct.unpack_from("<I", data, 1) == (1,)
+    sections = data[size:]
+    layers = struct.pack("<BIII", 1, 8, 3, 4)
+    candidates = struct.pack("<BIIff", 2, 12, 9, -0.5, 0.75)
+    attention = struct.pack("<BIHHI", 3, 10, 1, 2, 0) + bytes([255, 0])
+    text = struct.pack("<BI", 4, 2) + "é".encode()
+    assert sections == layers + candidates + attention + text
+
+
+def test_codes_lose_little_of_any_weight():
+    for weight in [0.0, 1e-6, 1 / 2048, 0.01, 0.3, 0.999, 1.0]:
+        code = round(255 * math.sqrt(weight))
+        assert abs(decode_weights(bytes([code]))[0] - weight) <= 0.004
+
+
+def test_a_flat_row_keeps_its_mass():
+    code = round(255 * math.sqrt(1 / 2048))
+    assert abs(sum(decode_weights(bytes([code] * 2048))) - 1) < 0.14, "the worst case: all are rounded alike"
+    assert round(255 / 2048) == 0, "linear codes would lose it altogether"
+
+
+def test_the_pages_types_are_generated_from_the_schema():
+    """Run as people run it: without the package, so that a build needs no torch."""
+    command = [sys.executable, "-I", ROOT / "src/tokenwright/trace/schema.py"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout
+    kept = (ROOT / "web/src/schema.ts").read_text(encoding="utf-8")
+    assert made == kept, "run: python src/tokenwright/trace/schema.py > web/src/schema.ts"
+
+
+def test_every_number_says_where_it_comes_from():
+    for name, wire in NUMBERS.items():
+        assert wire.meaning, name
+        assert wire.source in schema.Source
