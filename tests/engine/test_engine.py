@@ -233,6 +233,72 @@ def test_an_abort_ends_a_request_in_every_state(steps):
     assert engine.abort(sequences[0].id) == []
 
 
+def test_a_held_request_computes_nothing_and_goes_on_where_it_was():
+    engine, model = scripted_engine(up)
+    sequence = engine.submit(request(1, 2, 3))
+    engine.hold(sequence.id, 0)
+    assert engine.step() == [] and model.forwarded == 0
+    for written in (1, 2):
+        engine.hold(sequence.id, 3 + written)
+        drain_held(engine)
+        assert len(sequence.written) == written and sequence.held
+    engine.hold(sequence.id, None)
+    drain(engine)
+    assert list(sequence.written) == [4, 5, 6, 7]
+    assert sequence.forwarded == 3 + 4 - 1, "a pause costs nothing"
+
+
+def drain_held(engine):
+    while engine.step():
+        engine.scheduler.check()
+
+
+def test_a_held_request_keeps_its_pages_until_somebody_needs_them():
+    engine, _ = scripted_engine(up, pages=4, page_size=4)
+    held = engine.submit(request(*range(8), most=8))
+    engine.hold(held.id, 9)
+    drain_held(engine)
+    assert len(held.pages) == 2
+    small = engine.submit(request(1, most=4))
+    while small.state is not State.FINISHED:
+        engine.step()
+    assert len(held.pages) == 2, "there was room beside it"
+    large = engine.submit(request(*range(9), most=7))
+    while large.state is not State.FINISHED:
+        engine.step()
+    assert (held.pages, held.preemptions) == ([], 1), "the other came first"
+    engine.hold(held.id, None)
+    drain(engine)
+    assert list(held.written) == list(range(8, 16))
+
+
+def test_a_held_request_in_the_queue_is_passed_by():
+    engine, _ = scripted_engine(up, pages=4, page_size=4)
+    first = engine.submit(request(1, 2))
+    engine.hold(first.id, 0)
+    second = engine.submit(request(5, 6))
+    while second.state is not State.FINISHED:
+        engine.step()
+    assert first.state is State.WAITING
+    engine.hold(first.id, None)
+    drain(engine)
+    assert list(first.written) == [3, 4, 5, 6]
+
+
+def test_the_cache_is_switched_between_steps():
+    engine, model = scripted_engine(up)
+    sequence = engine.submit(request(1, 2, 3, most=6))
+    lengths = []
+    for cache in (True, True, False, False, True, True):
+        if cache is not sequence.cache:
+            engine.use_cache(sequence.id, cache)
+        before = model.forwarded
+        engine.step()
+        lengths.append(model.forwarded - before)
+    assert lengths == [3, 1, 5, 6, 7, 1], "off: all of it each time; on again: all of it once"
+    assert list(sequence.written) == [4, 5, 6, 7, 8, 9]
+
+
 def test_prompt_logprobs_cover_every_token_once():
     engine, _ = scripted_engine(up, token_budget=2)
     sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, prompt_logprobs=True))

@@ -11,7 +11,7 @@ from typer import Option
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
-from tokenwright.errors import RequestError
+from tokenwright.errors import RequestError, TokenwrightError
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
@@ -50,16 +50,20 @@ def explore(
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.llm import LLM
 
-        return LLM(
-            model,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            page_size=page_size,
-            token_budget=token_budget,
-            report=report,
-            trace=True,
-        )
+        try:
+            return LLM(
+                model,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                page_size=page_size,
+                token_budget=token_budget,
+                report=report,
+                trace=True,
+            )
+        except TokenwrightError as error:
+            remark(f"tokenwright: {error}")  # the page says it too
+            raise
 
     from tokenwright.serve.explore import Explorer, make_app
 
@@ -67,7 +71,7 @@ def explore(
     config = uvicorn.Config(app, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
-        webbrowser.open(f"http://{address}")  # it waits in the socket's queue until the server answers
+        webbrowser.open(f"http://{address}")
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -79,6 +83,7 @@ def _listen(port: int | None) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", wanted))
+            listener.listen()  # a browser may call already: it waits until the server answers
         except OSError as error:
             listener.close()
             reason = error.strerror
