@@ -18,7 +18,7 @@ from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["inspect"], ["race"]])
+@pytest.mark.parametrize("command", [[], ["explore"], ["generate"], ["inspect"], ["race"]])
 def test_help_does_not_load_torch(command: list[str], record_property: Callable[[str, object], None]) -> None:
     code = (
         "import atexit, sys; from tokenwright.cli import main; sys.argv[0] = 'tokenwright'; "
@@ -46,14 +46,23 @@ def test_version(run: Run) -> None:
 @pytest.mark.parametrize(
     ("build", "told", "untold"),
     [
-        ({"cxx": "GNU 12.2.0", "node": "v20.1.0"}, ["built with GNU 12.2.0 and Node v20.1.0"], ["without"]),
         (
-            {"cxx": "", "node": "v20.1.0"},
-            ["built with Node v20.1.0", "without a C++ compiler: "],
-            ["without Node"],
+            {"cxx": "GNU 12.2.0", "web": "9 files, built with Node v20.19.0"},
+            ["built with GNU 12.2.0\n", "the web page: 9 files, built with Node v20.19.0"],
+            ["without"],
         ),
-        ({"cxx": "GNU 12.2.0", "node": ""}, ["built with GNU 12.2.0\n", "without Node: "], ["C++"]),
-        ({"cxx": "", "node": ""}, ["without a C++ compiler: ", "without Node: "], ["built with "]),
+        (
+            {"cxx": "", "web": "9 files, built with Node v20.19.0"},
+            ["without a C++ compiler: ", "the web page: 9 files"],
+            ["without the web page"],
+        ),
+        (
+            {"cxx": "GNU 12.2.0", "web": "", "web_missing": "no Node; install it"},
+            ["built with GNU 12.2.0\n", "built without the web page: no Node; install it"],
+            ["C++"],
+        ),
+        # as builds before the page left it
+        ({"cxx": "GNU 12.2.0", "node": "v20.19.0"}, ["without the web page: it was not built"], ["C++"]),
     ],
 )
 def test_version_says_what_the_build_lacked(

@@ -1,12 +1,11 @@
 """What `tokenwright --version` says: the versions, and what the build of this installation did without."""
 
 import importlib.metadata
-import json
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 
 import tokenwright
+from tokenwright.serve.page import build_notes, why_no_page
 
 
 def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
@@ -27,21 +26,17 @@ def _torch_version() -> str:
 
 
 def _build_lines(folders: Iterable[str]) -> list[str]:
-    notes = next((note for folder in folders if (note := Path(folder, "_build.json")).exists()), None)
-    if notes is None:
+    notes = build_notes(folders)
+    if not notes:
         return ["not installed: running from a folder of sources"]
-    build = json.loads(notes.read_text(encoding="utf-8"))
     lines = []
-    if found := [name for name in (build["cxx"], build["node"] and f"Node {build['node']}") if name]:
-        lines.append(f"built with {' and '.join(found)}")
-    if not build["cxx"]:
+    if notes["cxx"]:
+        lines.append(f"built with {notes['cxx']}")
+    else:
         lines.append(
             "built without a C++ compiler: nothing is lost today, the kernels run in torch; native kernels "
             "will need one (install g++ or clang++, then reinstall)"
         )
-    if not build["node"]:
-        lines.append(
-            "built without Node: nothing is lost today; the explorer's page will need it (install Node 20 or "
-            "newer, then reinstall)"
-        )
+    web = notes.get("web")
+    lines.append(f"the web page: {web}" if web else f"built without the web page: {why_no_page(notes)}")
     return lines
