@@ -169,6 +169,12 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
 
 
+def test_a_traced_model_writes_for_those_who_do_not_look(llm):
+    prompts = [[3, 4], [5], [6, 7, 8]]
+    for completion in llm.generate(prompts, GREEDY):
+        assert len(completion.token_ids) == 6
+
+
 def work(frame):
     return frame.token, frame.start, frame.length, frame.flops, frame.kv_read, frame.kv_written, frame.attention
 

@@ -5,6 +5,7 @@ Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 
 kernels beneath compute it. `CostModel` derives what had to be computed; where the two differ, both are shown.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,14 +20,15 @@ class Counts:
     """What one forward pass did since `reset`. A part is the layers' share or, after them, the head's."""
 
     row_flops: int = 0  # of the matrix products of this part, for each of its rows
-    span_flops: list[int] = field(default_factory=list)  # of attention, for each span of the step
+    span_flops: Counter[int] = field(default_factory=Counter)  # of attention, for each span of the step
     weight_bytes: int = 0
-    kv_read: list[int] = field(default_factory=list)  # bytes, for each span of the step
+    kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each span of the step
     kv_written: int = 0  # bytes, for each row
 
-    def reset(self, spans: int) -> None:
-        """Begin a forward pass over `spans` spans."""
-        self.span_flops, self.kv_read = [0] * spans, [0] * spans
+    def reset(self) -> None:
+        """Begin a forward pass."""
+        self.span_flops.clear()
+        self.kv_read.clear()
         self.row_flops = self.weight_bytes = self.kv_written = 0
 
     def turn(self) -> int:

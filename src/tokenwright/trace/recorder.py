@@ -134,7 +134,7 @@ class Recorder:
         self._drafts = self._drafted(step) if self._watches else []
         if not self._drafts:
             return self.runner.forward(step)
-        self.counts.reset(len(step.chunks))
+        self.counts.reset()
         self._marks, self._parts = [], []
         output = self.runner.forward(step, self._tap)
         self._marks.append(self.clock())

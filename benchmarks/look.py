@@ -1,0 +1,109 @@
+"""What looking costs: decode with nobody looking, with the counters alone, and with one row of attention watched.
+
+    python benchmarks/look.py [MODEL] [--pairs 30] [--out build/benchmarks]
+
+Each round writes the same text three ways, in an order that turns from round to round; a ratio compares two texts of
+one round. Told are the median ratio and its 95 % interval (by order statistics). Nothing else may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from tokenwright import LLM, SamplingParams
+
+PROMPT, TOKENS = 64, 64
+OFF, COUNTED, WATCHED = "off", "counted", "one row watched"
+
+
+def plain(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
+    """Seconds per token after the first."""
+    [completion] = llm.generate([ids], params)
+    return per_token(completion.usage.token_s)
+
+
+def watched(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
+    """The same, step by step, each with its frame and a row of the last layer."""
+    with llm.run(ids, params, layer=llm.config.layers - 1) as run:
+        while not run.ended:
+            run.step()
+        return per_token(run.completion.usage.token_s)
+
+
+def per_token(times: tuple[float, ...]) -> float:
+    steps = [after - before for before, after in pairwise(times)]
+    return median(steps)
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """The median and its 95 % interval: the ranks n/2 -+ 0.98 sqrt(n), whatever the distribution."""
+    ordered, reach = sorted(ratios), 0.98 * len(ratios) ** 0.5
+    low, high = round(len(ordered) / 2 - reach) - 1, round(len(ordered) / 2 + reach)
+    return median(ordered), ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
+
+
+def measure(model: str, pairs: int) -> dict[str, list[float]]:
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    with LLM(model) as quiet, LLM(model, trace=True) as traced:
+        ids = [5 + i % 90 for i in range(PROMPT)]
+        ways: list[tuple[str, Callable[[], float]]] = [
+            (OFF, lambda: plain(quiet, params, ids)),
+            (COUNTED, lambda: plain(traced, params, ids)),
+            (WATCHED, lambda: watched(traced, params, ids)),
+        ]
+        for _, way in ways:
+            way()  # torch's first calls are not part of it
+        seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
+        for turn in range(pairs):
+            for name, way in ways[turn % 3 :] + ways[: turn % 3]:
+                seconds[name].append(way())
+    return seconds
+
+
+def picture(ratios: dict[str, list[float]], title: str, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 2.2), layout="constrained")
+    for row, values in enumerate(ratios.values()):
+        axes.plot(values, [row] * len(values), "o", alpha=0.4, markersize=4)
+        axes.plot([median(values)], [row], "|", markersize=22, color="black")
+    axes.set_yticks(range(len(ratios)), list(ratios))
+    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.set(title=title, xlabel="time of a decode step, as a multiple of one that nobody looks at")
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="stories")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    arguments = parser.parse_args()
+    seconds = measure(arguments.model, arguments.pairs)
+    ratios = {
+        name: [ours / off for ours, off in zip(seconds[name], seconds[OFF], strict=True)] for name in (COUNTED, WATCHED)
+    }
+    name = Path(arguments.model).name
+    print(f"{name}, {platform.machine()}, {arguments.pairs} rounds of {TOKENS} tokens after {PROMPT}")
+    print(f"{OFF:>16}  {median(seconds[OFF]) * 1000:8.3f} ms a step")
+    found = {}
+    for way, values in ratios.items():
+        middle, low, high = found[way] = interval(values)
+        print(f"{way:>16}  {median(seconds[way]) * 1000:8.3f} ms a step, {middle:.4f} times ({low:.4f} to {high:.4f})")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = {"model": name, "seconds": seconds, "ratios": found}
+    (arguments.out / f"look-{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    picture(ratios, f"What looking costs on {name}", arguments.out / f"look-{name}.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""The page in a headless Chromium on a live engine. A missing browser or page is a failure here, never a skip.
+
+WebGL is drawn in software, and a test asserts that it is drawn at all: a suite whose canvas stayed black would be
+green on nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import uvicorn
+from playwright.sync_api import sync_playwright
+
+from tokenwright import LLM
+from tokenwright.serve.explore import Explorer, make_app
+from tokenwright.serve.page import page_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--ignore-gpu-blocklist",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+)
+SIZE = {"width": 1280, "height": 800}
+
+
+class Server:
+    """A server in a thread of this process, so that tests can reach into its engine; it can be killed and come back."""
+
+    def __init__(self, load):
+        self.load = load
+        self.port = 0
+        self.start()
+
+    def start(self):
+        """Listen, on the same port as before."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self.explorer = Explorer("stories", self.load)
+        app = make_app(self.explorer, [f"127.0.0.1:{self.port}"], page_folder())
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self.thread.start()
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def llm(self):
+        return self.explorer.llm
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join()
+
+
+def load(report):
+    return LLM("stories", trace=True, report=report, pages=512)
+
+
+@pytest.fixture(scope="session")
+def server():
+    server = Server(load)
+    while server.explorer.loading.phase == "loading":
+        time.sleep(0.05)
+    yield server
+    server.stop()
+
+
+def executable():
+    """The browser's path."""
+    command = [sys.executable, ROOT / "scripts/browser", "find"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, f"no browser for the page's tests; run scripts/browser: {found.stderr}"
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def launch():
+    """Starts a browser with these flags beside the usual ones."""
+    with sync_playwright() as playwright:
+        yield lambda *flags: playwright.chromium.launch(executable_path=executable(), args=[*FLAGS, *flags])
+
+
+@pytest.fixture(scope="session")
+def browser(launch):
+    browser = launch()
+    yield browser
+    browser.close()
+
+
+class Explored:
+    """A tab with the explorer in it, and the words for what one does there."""
+
+    def __init__(self, tab, address):
+        self.tab, self.address = tab, address
+        self.errors = []
+        self.known = {}  # steps by run, so that each is asked for once
+        tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        tab.on("console", self.note)
+
+    def note(self, message):
+        if message.type == "error":
+            self.errors.append(message.text)
+
+    def open(self, where=""):
+        self.tab.goto(f"{self.address}/{where}")
+        self.tab.wait_for_function("window.__explorer !== undefined")
+        return self
+
+    def empty(self):
+        """The page with nothing running."""
+        self.open("#p=")
+        self.until_state("empty")
+        return self
+
+    def run(self, prompt, tokens, *, seed=1, temperature=0.7, face=None, stop=0):
+        """Begin a run that is held after its step `stop`."""
+        look = f"&face={face}" if face else ""
+        self.open(f"#p={look}")
+        self.until_state("empty")
+        self.tab.get_by_label("max tokens").fill(str(tokens))
+        self.tab.get_by_label("seed").fill(str(seed))
+        self.tab.get_by_label("temperature").fill(str(temperature))
+        self.tab.get_by_label("Prompt", exact=True).first.click()
+        self.tab.locator("#prompt").fill(prompt)
+        self.tab.get_by_label("seed").blur()
+        self.pace(None)
+        if stop is None:
+            self.tab.get_by_role("button", name="Run", exact=True).click()
+            self.until_state("done")
+            return self
+        self.pace(0.25)
+        self.tab.get_by_role("button", name="Run", exact=True).click()
+        self.until("window.__explorer.state.steps >= 1")
+        self.tab.get_by_role("button", name="Pause").click()
+        self.until_state("paused")
+        while self.state["steps"] <= stop:
+            self.step()
+        return self
+
+    def pace(self, speed):
+        """Tokens per second by the slider; None: its end, the engine's own speed."""
+        slider = self.tab.get_by_role("slider", name="speed")
+        slider.focus()
+        self.tab.keyboard.press("End" if speed is None else "Home")
+        slider.blur()
+
+    def step(self):
+        """One step of the engine, at the end of what there is."""
+        before = self.state["steps"]
+        self.press("End")
+        self.press("ArrowRight")
+        self.until(f"window.__explorer.state.steps > {before} && window.__explorer.state.step === {before}")
+
+    def press(self, key):
+        self.tab.keyboard.press(key)
+
+    def until(self, condition):
+        self.tab.wait_for_function(f"() => {condition}", timeout=120_000)
+
+    def until_state(self, *states):
+        self.until(f"{json.dumps(states)}.includes(document.documentElement.dataset.state)")
+
+    def scrub(self, step):
+        """Show a step that was made, by the scrubber's own keys."""
+        self.press("Home")
+        for _ in range(step // 10):
+            self.press("Shift+ArrowRight")
+        for _ in range(step % 10):
+            self.press("ArrowRight")
+        self.until(f"window.__explorer.state.step === {step}")
+
+    @property
+    def state(self):
+        return self.tab.evaluate("window.__explorer.state")
+
+    @property
+    def face(self):
+        return self.tab.evaluate("window.__explorer.face")
+
+    def get(self, path):
+        return self.tab.evaluate("async (path) => (await fetch(path)).json()", path)
+
+    def post(self, path, body):
+        return self.tab.evaluate(
+            "async ([path, body]) => (await fetch(path, {method: 'POST', body, "
+            "headers: {'content-type': 'application/json'}})).json()",
+            [path, json.dumps(body)],
+        )
+
+    def api(self, path):
+        """What the server says of the run that is shown."""
+        return self.get(f"runs/{self.state['run']}{path}")
+
+    def steps(self, count):
+        """The first `count` steps of the run that is shown, as the server tells them."""
+        known = self.known.setdefault(self.state["run"], [])
+        known += [self.api(f"/steps/{n}") for n in range(len(known), count)]
+        return known[:count]
+
+    def stats(self):
+        """Every number in the document: name -> (exact value, source). The same name always has the same value."""
+        found = self.tab.eval_on_selector_all(
+            "[data-stat]", "all => all.map(e => [e.dataset.stat, e.dataset.value, e.dataset.src])"
+        )
+        stats = {}
+        for name, value, source in found:
+            assert value is not None and source in ("measured", "counted", "derived", "given"), name
+            assert stats.setdefault(name, (value, source)) == (value, source), f"{name} is shown with two values"
+        return stats
+
+    def settle(self):
+        """Until nothing moves: then the picture is the shown step's."""
+        frames = -1
+        while frames != (frames := self.tab.evaluate("window.__explorer.frames")):
+            self.tab.wait_for_timeout(300)
+
+    def picture(self):
+        """The canvas as it is on the screen: [height, width, 3], one pixel per CSS pixel."""
+        self.settle()
+        png = self.tab.locator(".canvas canvas").screenshot()
+        return (matplotlib.image.imread(io.BytesIO(png))[:, :, :3] * 255).round().astype(int)
+
+    def project(self, position):
+        return self.tab.evaluate("p => window.__explorer.project(p)", position)
+
+    def colour(self, name):
+        """A colour of the page's theme as three numbers."""
+        return self.tab.evaluate(
+            """name => {
+              const probe = document.createElement('i');
+              probe.style.color = `var(--${name})`;
+              document.body.append(probe);
+              const [r, g, b] = getComputedStyle(probe).color.match(/[\\d.]+/g).map(Number);
+              probe.remove();
+              return [r, g, b];
+            }""",
+            name,
+        )
+
+
+@pytest.fixture
+def explored(browser, server):
+    context = browser.new_context(viewport=SIZE, color_scheme="dark")
+    explored = Explored(context.new_page(), server.address)
+    yield explored
+    context.close()
+    assert explored.errors == []
+
+
+def near(pixels, colour, tolerance=12):
+    """Which of the pixels [..., 3] have about this colour."""
+    return np.abs(pixels - np.array(colour)).max(-1) <= tolerance

@@ -1,0 +1,227 @@
+"""The page through a run's life: pause, step, scrub; and what it says when something is missing, wrong or gone."""
+
+import json
+import re
+import threading
+import time
+
+import pytest
+
+from tests.browser.conftest import SIZE, Explored, Server, load
+from tests.browser.test_figures import PROMPT
+from tokenwright import CheckpointError
+
+
+def snapshot(explored):
+    """All that is shown, but for what the clock of the page itself says."""
+    explored.settle()
+    html = explored.tab.locator("body").evaluate("e => e.innerHTML")
+    return re.sub(r"K/V kept for [^<]*|\d+ frames", "", html)
+
+
+def test_a_pause_is_a_pause(explored):
+    explored.run(PROMPT, 300, stop=0)
+    explored.pace(None)
+    explored.press("Space")
+    explored.until("window.__explorer.state.steps > 5")
+    explored.press("Space")
+    explored.until_state("paused")
+    explored.tab.wait_for_timeout(300)
+    steps = explored.api("")["steps"]
+    explored.tab.wait_for_timeout(2000)
+    assert explored.api("")["steps"] == steps
+    assert explored.state["steps"] == steps
+    assert explored.api("")["state"] == "held"
+    explored.step()
+    assert explored.api("")["steps"] == steps + 1, "a step is one step"
+
+
+def test_to_a_step_and_back_shows_the_same(explored):
+    explored.run(PROMPT, 40, face="2d", stop=20)
+    explored.press("Escape")
+    before = snapshot(explored)
+    calls = []
+    explored.tab.on("request", lambda request: calls.append(request.url))
+    explored.scrub(7)
+    assert explored.stats()["step"][0] == "7"
+    explored.press("End")
+    explored.until("window.__explorer.state.step === 20")
+    assert snapshot(explored) == before
+    assert [url for url in calls if "/attention" not in url and "/status" not in url] == [], "history is at hand"
+
+
+def test_the_switch_works_while_it_plays(explored):
+    explored.run(PROMPT, 200, stop=0)
+    explored.pace(None)
+    explored.press("Space")
+    explored.until("window.__explorer.state.steps > 4")
+    explored.press("n")
+    explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'false'")
+    explored.press("n")
+    explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'true'")
+    explored.press("Space")
+    explored.until_state("paused", "done")
+    kinds = [step["cache"] for step in explored.steps(explored.state["steps"])]
+    assert kinds[0] and kinds[-1] and False in kinds
+
+
+def test_a_page_that_is_behind_says_so_and_misses_no_number(explored):
+    explored.run(PROMPT, 60, face="2d", stop=0)
+    explored.tab.evaluate("window.__explorer.delayAcks(150)")
+    explored.pace(None)
+    explored.press("Space")
+    explored.until_state("throttled")
+    explored.tab.evaluate("window.__explorer.delayAcks(null)")
+    explored.until_state("done")
+    assert explored.state["steps"] == 60
+    for step in (3, 30, 59):
+        explored.scrub(step)
+        assert explored.stats()["flops"][0] == str(explored.api(f"/steps/{step}")["flops"])
+
+
+def test_the_end_is_told_with_its_reason(explored):
+    explored.run(PROMPT, 5, stop=None)
+    assert "length" in explored.tab.locator(".activity").inner_text().lower() or explored.api("")["reason"] == "length"
+    assert explored.tab.get_by_role("button", name="Run again").is_visible()
+
+
+def test_a_prompt_that_is_too_long_is_told_with_a_way_out(explored):
+    explored.empty()
+    explored.tab.locator("#prompt").fill("a " * 1500)
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    explored.until_state("error")
+    assert "shorten it by" in explored.tab.get_by_role("alert").inner_text()
+    explored.errors[:] = [error for error in explored.errors if "400" not in error]  # the browser's own line for it
+
+
+@pytest.fixture
+def own(browser):
+    """A server of its own, which may be killed."""
+    server = Server(load)
+    context = browser.new_context(viewport=SIZE)
+    yield Explored(context.new_page(), server.address), server
+    context.close()
+    server.stop()
+
+
+def test_a_server_that_goes_and_comes_back_costs_no_step(own):
+    explored, server = own
+    explored.run(PROMPT, 40, face="2d", stop=0)
+    explored.pace(None)
+    explored.pace(0.25)
+    for _ in range(4):
+        explored.step()
+    explored.press("Space")
+    before = explored.state["ids"]
+    server.stop()
+    began = time.monotonic()
+    explored.until_state("disconnected")
+    print(f"disconnected was shown after {time.monotonic() - began:.2f} s")
+    server.start()
+    explored.pace(None)
+    explored.until_state("done")
+    state = explored.state
+    assert state["ids"][: len(before)] == before
+    prompt = int(explored.stats()["prompt_tokens"][0])
+    [whole] = server.llm.generate(PROMPT, server.llm.sampling(temperature=0.7, seed=1, max_tokens=40))
+    assert state["ids"][prompt:] == list(whole.token_ids), "no token twice, none missing"
+    assert state["steps"] == len(whole.token_ids)
+    numbers = []
+    for step in range(state["steps"]):
+        explored.scrub(step) if step == 0 else explored.press("ArrowRight")
+        explored.until(f"window.__explorer.state.step === {step}")
+        numbers.append(int(explored.stats()["seq_len"][0]))
+    assert numbers == list(range(prompt + 1, prompt + 1 + state["steps"]))
+
+
+def test_while_the_model_loads_the_recording_plays_and_a_failure_is_told(browser):
+    going = threading.Event()
+
+    def slow(report):
+        report(3 * 2**20, 11 * 2**20)
+        going.wait()
+        raise CheckpointError("the folder has no weights; give another")
+
+    server = Server(slow)
+    context = browser.new_context(viewport=SIZE)
+    explored = Explored(context.new_page(), server.address).open()
+    try:
+        explored.until_state("loading-model")
+        explored.until("window.__explorer.state.origin === 'recorded' && window.__explorer.state.step >= 2")
+        assert "recorded" in explored.tab.locator(".stage").inner_text().lower()
+        recorded = explored.get("recorded.json")["steps"][explored.state["step"]]
+        assert explored.stats()["weight_bytes"][0] == str(recorded["weight_bytes"])
+        going.set()
+        explored.until_state("error")
+        assert "the folder has no weights; give another" in explored.tab.locator(".stage").inner_text().lower()
+    finally:
+        going.set()
+        context.close()
+        server.stop()
+
+
+def test_without_webgl_the_flat_picture_is_there_and_all_numbers(launch, server):
+    browser = launch("--disable-3d-apis")
+    explored = Explored(browser.new_page(viewport=SIZE), server.address)
+    explored.run(PROMPT, 8, stop=3)
+    assert explored.face["kind"] == "2d"
+    assert explored.picture().std() > 5
+    assert explored.stats()["seq_len"][0] == str(len(explored.state["ids"]))
+    assert explored.errors == []
+    browser.close()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("size", [(1440, 900), (1000, 800), (390, 844)])
+def test_no_size_of_the_window_scrolls_sideways(browser, server, scheme, size):
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    explored = Explored(context.new_page(), server.address)
+    explored.open("#p=Once%20upon&seed=1&step=3&face=2d")
+    explored.until("window.__explorer.state.step >= 3")
+    assert explored.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert (sum(explored.colour("bg")) > 3 * 128) is (scheme == "light")
+    assert explored.errors == []
+    context.close()
+
+
+def test_reduced_motion_draws_no_frames_between(browser, server):
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
+    explored = Explored(context.new_page(), server.address)
+    explored.run(PROMPT, 20, stop=2)
+    assert explored.face["kind"] == "2d"
+    explored.settle()
+    before = explored.tab.evaluate("window.__explorer.frames")
+    explored.step()
+    explored.tab.wait_for_timeout(700)
+    assert explored.tab.evaluate("window.__explorer.frames") - before <= 4
+    context.close()
+
+
+def test_a_link_brings_the_run_back(browser, server):
+    ids = []
+    for _ in range(2):
+        context = browser.new_context(viewport=SIZE)
+        explored = Explored(context.new_page(), server.address)
+        explored.open(f"#p={PROMPT.replace(' ', '%20')}&seed=7&T=0.9&step=5&layer=2&head=6&cam=top&face=2d")
+        explored.until("window.__explorer.state.step === 5 && document.documentElement.dataset.state === 'paused'")
+        state = explored.state
+        assert (state["layer"], state["head"]) == (2, 6)
+        assert explored.tab.evaluate("window.__explorer.camera.name") == "top"
+        ids.append(state["ids"][: int(explored.stats()["seq_len"][0])])  # the engine may be ahead of what is shown
+        context.close()
+    assert ids[0] == ids[1]
+
+
+def test_a_trace_goes_out_and_comes_back_with_the_same_numbers(explored, tmp_path):
+    explored.run(PROMPT, 6, face="2d", stop=5)
+    live = explored.stats()
+    with explored.tab.expect_download() as download:
+        explored.tab.get_by_role("button", name="Export trace").click()
+    download.value.save_as(tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text())["format"] == "tokenwright-trace"
+    with explored.tab.expect_file_chooser() as chooser:
+        explored.tab.get_by_role("button", name="Open trace").click()
+    chooser.value.set_files(tmp_path / "trace.json")
+    explored.until_state("replay")
+    explored.press("End")
+    assert explored.stats() == live

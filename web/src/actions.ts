@@ -1,0 +1,114 @@
+// What a person can do, one function each: the buttons, the keys and the test hook all call these.
+
+import { address } from "./api";
+import * as live from "./live";
+import * as player from "./player";
+import * as session from "./session";
+import { writeTrace } from "./trace";
+import { select } from "./rows";
+import {
+  cache,
+  camera,
+  card,
+  face,
+  faceChoice,
+  faceNote,
+  head,
+  last,
+  layer,
+  link,
+  playing,
+  problem,
+  run,
+  shown,
+  switched,
+} from "./store";
+import type { Camera } from "./faces/face";
+
+/** Play or pause; on a finished run: run again, or for a replay from the beginning. */
+export function toggle(): void {
+  dismiss();
+  const current = run.value;
+  if (playing.value) return player.pause();
+  if (current === null) return void session.start();
+  if (shown.value >= last.value && current.origin !== "live") player.seek(-1);
+  else if (shown.value >= last.value && current.ended) return void session.start();
+  player.play();
+  wake();
+}
+
+export function step(by: number): void {
+  dismiss();
+  const lost = session.isLost() && by > 0 && shown.value >= last.value;
+  if (!lost) return player.step(by);
+  player.stepLater(by);
+  void session.revive();
+}
+
+/** A run whose pages are gone is built again when it is to go on. */
+function wake(): void {
+  if (session.isLost() && playing.value) void session.revive();
+}
+
+export const first = (): void => player.seek(0);
+export const end = (): void => player.seek(last.value);
+
+export function setCache(on: boolean): void {
+  if (run.value !== null && run.value.origin !== "live") return;
+  cache.value = on;
+  switched.value = true;
+  live.send({ op: "cache", on });
+}
+
+export function changeLayer(by: number): void {
+  const layers = card.value?.layers ?? 1;
+  select((layer.value + by + layers) % layers, head.value);
+}
+
+export function changeHead(by: number): void {
+  const heads = card.value?.heads ?? 1;
+  select(layer.value, (head.value + by + heads) % heads);
+}
+
+/** Asked for a second time, a camera goes back to its place: hence a new object each time. */
+export function setCamera(name: Camera): void {
+  camera.value = { name };
+}
+
+export function setFace(kind: "2d" | "3d"): void {
+  faceNote.value = "";
+  faceChoice.value = kind;
+}
+
+export function toggleFace(): void {
+  setFace(face.value === "3d" ? "2d" : "3d");
+}
+
+/** The whole run as trace.json: the server's own, which lacks nothing, or what the page holds. */
+export async function exportTrace(): Promise<void> {
+  const current = run.value;
+  if (current === null) return;
+  const whole = current.origin === "live" && link.value === "open" && current.card.first_step === 0;
+  const answer = whole ? await fetch(address(`runs/${current.id.value}/trace.json`)).catch(() => null) : null;
+  const text = answer?.ok ? await answer.blob() : new Blob([writeTrace(current)], { type: "application/json" });
+  const anchor = document.createElement("a");
+  anchor.href = URL.createObjectURL(text);
+  anchor.download = "trace.json";
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
+}
+
+export function chooseTrace(): void {
+  const input = document.createElement("input");
+  input.type = "file";
+  input.accept = ".json,application/json";
+  input.onchange = () => {
+    const file = input.files?.[0];
+    if (file) void session.openTrace(file);
+  };
+  input.click();
+}
+
+export function dismiss(): void {
+  problem.value = null;
+}

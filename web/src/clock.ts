@@ -1,0 +1,63 @@
+// The only loop of the page: one animation frame at a time, asked for when something has changed and again only while
+// something moves. In each: take what has arrived, draw, then report what was rendered. A page that is not visible gets
+// no animation frames, so a slow timer stands in; a run must not stall because someone looks elsewhere.
+
+const LONGEST = 900; // ms that the animation of a step may take
+const SHARE = 0.6; // of the time until the next step
+const SHORTEST = 150; // ms between steps below which nothing is animated
+
+export const parts = {
+  take: (): void => undefined,
+  draw: (_now: number, _progress: number): boolean => false, // whether it wants another frame
+  rendered: (): void => undefined,
+};
+
+const reduced = matchMedia("(prefers-reduced-motion: reduce)");
+
+let asked = false;
+let request = 0;
+let timer: ReturnType<typeof setTimeout> | undefined;
+let began = 0;
+let duration = 0; // of the step's animation; 0: at rest
+
+export function invalidate(): void {
+  if (asked) return;
+  asked = true;
+  if (document.hidden) timer = setTimeout(frame, 100);
+  else request = requestAnimationFrame(frame);
+}
+
+/** Lets a new step appear: over a part of the time until the next one, or at once where that is short. */
+export function animate(interval: number): void {
+  const length = Math.min(interval * SHARE, LONGEST);
+  duration = interval >= SHORTEST && !reduced.matches && !document.hidden ? length : 0;
+  began = performance.now();
+  invalidate();
+}
+
+/** The step that is shown is at rest. */
+export function settle(): void {
+  duration = 0;
+  invalidate();
+}
+
+function frame(): void {
+  cancelAnimationFrame(request);
+  clearTimeout(timer);
+  parts.take(); // still asked: what this changes is drawn now
+  asked = false;
+  const now = performance.now();
+  const progress = duration > 0 ? Math.min(1, (now - began) / duration) : 1;
+  if (progress === 1) duration = 0;
+  const more = parts.draw(now, progress);
+  if (more || progress < 1) invalidate();
+  setTimeout(parts.rendered); // after the components have written the same step into the page
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!asked) return;
+  asked = false;
+  cancelAnimationFrame(request);
+  clearTimeout(timer);
+  invalidate();
+});

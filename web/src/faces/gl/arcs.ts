@@ -1,0 +1,141 @@
+// The beams: one instanced ribbon along a cubic curve from the write head to a token, bent up and back, and as wide on
+// the screen as its weight says whatever the camera. Two floats an instance: position and weight.
+
+import {
+  BufferAttribute,
+  CustomBlending,
+  DoubleSide,
+  GLSL3,
+  InstancedBufferAttribute,
+  InstancedBufferGeometry,
+  Mesh,
+  OneFactor,
+  OneMinusSrcAlphaFactor,
+  RawShaderMaterial,
+  Sphere,
+  Vector3,
+} from "three";
+import { type Beams, MOST_BEAMS, beamOpacity, beamWidth } from "../beams";
+import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
+import { HUB, LEAN, type Pose, TILE, onBoard } from "./pose";
+
+const PARTS = 28;
+const SPREAD = 2.2; // of the faint light around a beam, times its width
+
+/** A point of the arc from the write head to a token; the vertex shader has the same curve. */
+export function arcPoint(out: Vector3, head: number, position: number, t: number, pose: Pose): Vector3 {
+  const a = new Vector3(head, HUB.y, HUB.z);
+  const d = onBoard(new Vector3(), position, -TILE.long / 2, TILE.high, pose.slope);
+  const far = Math.abs(head - position);
+  const apex = (0.5 + pose.arc * (1 - Math.exp(-far / pose.reach))) * 1.33;
+  const rise = new Vector3(0, LEAN.y * apex, LEAN.z * apex);
+  const lean = 0.1 * Math.min(far, 3 * pose.reach) * Math.sign(head - position);
+  const b = a
+    .clone()
+    .add(rise)
+    .setX(a.x - lean);
+  const c = d
+    .clone()
+    .add(rise)
+    .setX(d.x + lean);
+  const u = 1 - t;
+  return out
+    .copy(a)
+    .multiplyScalar(u * u * u)
+    .addScaledVector(b, 3 * u * u * t)
+    .addScaledVector(c, 3 * u * t * t)
+    .addScaledVector(d, t * t * t);
+}
+
+export function makeArcs(frame: FrameUniforms) {
+  const sides: number[] = [];
+  const index: number[] = [];
+  for (let part = 0; part <= PARTS; part++) {
+    sides.push(part / PARTS, -1, part / PARTS, 1);
+    const at = part * 2;
+    if (part < PARTS) index.push(at, at + 1, at + 2, at + 2, at + 1, at + 3);
+  }
+  const geometry = new InstancedBufferGeometry();
+  const beams = new InstancedBufferAttribute(new Float32Array(MOST_BEAMS * 4), 4);
+  geometry.setAttribute("position", new BufferAttribute(new Float32Array(sides), 2));
+  geometry.setAttribute("beam", beams);
+  geometry.setIndex(index);
+  geometry.instanceCount = 0;
+  geometry.boundingSphere = new Sphere(); // never asked: the shader places the ribbon
+  const uniforms = { ...frame, uGrown: { value: 1 }, uArc: { value: 1 }, uReach: { value: 10 } };
+  const material = new RawShaderMaterial({
+    glslVersion: GLSL3,
+    uniforms,
+    side: DoubleSide,
+    transparent: true,
+    depthWrite: false,
+    blending: CustomBlending,
+    blendSrc: OneFactor,
+    blendDst: OneMinusSrcAlphaFactor,
+    vertexShader: /* glsl */ `${VERTEX}
+      in vec2 position;
+      in vec4 beam; // position, weight, width in CSS pixels, opacity
+      uniform float uGrown, uArc, uReach;
+      uniform vec2 uSize;
+      out float vAcross; // CSS pixels from the middle
+      out float vAlong;
+      flat out vec3 vBeam;
+      void main() {
+        vec3 a = vec3(float(uHead), ${HUB.y}, ${HUB.z});
+        vec3 d = onBoard(beam.x, ${(-TILE.long / 2).toFixed(3)}, ${TILE.high});
+        float far = abs(a.x - d.x);
+        float apex = 0.5 + uArc * (1.0 - exp(-far / uReach));
+        vec3 rise = vec3(0.0, ${LEAN.y}, ${LEAN.z}) * apex * 1.33;
+        vec3 lean = vec3(0.1 * min(far, 3.0 * uReach) * sign(a.x - d.x), 0.0, 0.0);
+        vec3 b = a + rise - lean;
+        vec3 c = d + rise + lean;
+        float t = position.x * uGrown, u = 1.0 - t;
+        vec3 place = a * u * u * u + b * 3.0 * u * u * t + c * 3.0 * u * t * t + d * t * t * t;
+        vec3 way = (b - a) * u * u + (c - b) * 2.0 * u * t + (d - c) * t * t;
+        vec4 here = toClip(place);
+        vec4 next = toClip(place + normalize(way + 1e-5) * 0.02);
+        vec2 line = (next.xy / next.w - here.xy / here.w) * uSize;
+        line = length(line) > 1e-9 ? normalize(line) : vec2(0.0, 1.0);
+        float halfWidth = beam.z * 0.5 * (beam.y > 0.1 ? ${SPREAD.toFixed(1)} : 1.0) + 1.0;
+        vAcross = position.y * halfWidth;
+        vAlong = position.x;
+        vBeam = beam.yzw;
+        here.xy += vec2(-line.y, line.x) * position.y * halfWidth * 2.0 / uSize * here.w;
+        here.z -= 0.0004 * here.w; // over the edge it lands on
+        gl_Position = here;
+      }`,
+    fragmentShader: /* glsl */ `${FRAGMENT}
+      in float vAcross;
+      in float vAlong;
+      flat in vec3 vBeam;
+      void main() {
+        float strong = sqrt(vBeam.x);
+        float halfWidth = vBeam.y * 0.5;
+        float soft = 1.0 / uRatio;
+        float core = 1.0 - smoothstep(halfWidth - soft * 0.5, halfWidth + soft, abs(vAcross));
+        float glow = 1.0 - smoothstep(0.0, halfWidth * ${SPREAD.toFixed(1)} + 1.0, abs(vAcross));
+        glow *= vBeam.x > 0.1 ? 0.2 : 0.0;
+        float a = max(core * vBeam.z, glow * uDark);
+        vec3 c = uDark > 0.5 ? mix(uBeam, vec3(1.0), 0.3 * strong * core) : mix(uBeam, uInk, 0.25 * strong);
+        // On a dark ground a beam is light and adds a little; on a light one it is ink.
+        colour = vec4(c * a, a * mix(1.0, 0.85, uDark));
+      }`,
+  });
+  const mesh = new Mesh(geometry, material);
+  let last: Beams | null = null;
+  return {
+    mesh,
+    uniforms,
+    set(chosen: Beams): void {
+      if (chosen === last) return;
+      last = chosen;
+      chosen.drawn.forEach(({ position, weight }, i) =>
+        beams.setXYZW(i, position, weight, beamWidth(weight), beamOpacity(weight)),
+      );
+      geometry.instanceCount = chosen.drawn.length;
+      beams.clearUpdateRanges();
+      beams.addUpdateRange(0, chosen.drawn.length * 4);
+      beams.needsUpdate = true;
+    },
+  };
+}

@@ -1,0 +1,86 @@
+// The cache: one instanced box per token, sliced into its layers by the fragment shader, which reads each cell's
+// state. What is kept is a solid block; what was computed and thrown away is a flat, hollow, hatched outline; what is
+// not there is an empty one. 12 triangles a token, for any number of layers.
+
+import { GLSL3, Mesh, RawShaderMaterial } from "three";
+import { boxGeometry } from "./box";
+import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
+import { TILE } from "./pose";
+
+export function makeColumns(uniforms: FrameUniforms) {
+  const material = new RawShaderMaterial({
+    glslVersion: GLSL3,
+    uniforms: { ...uniforms },
+    vertexShader: /* glsl */ `${VERTEX}
+      in vec3 position;
+      in float face;
+      out vec3 vAt; // across the column, in layers, above the board
+      flat out int vFace;
+      flat out int vPosition;
+      void main() {
+        int p = uFirst + gl_InstanceID;
+        vPosition = p;
+        vFace = int(face + 0.5);
+        int state = stateOf(p, 1);
+        float high = state == 1 ? 0.4 : state == 2 && uCache > 0.5 ? 0.4 : 0.02;
+        float s = uBoard.x + (position.z + 0.5) * uBoard.y;
+        vAt = vec3(position.x, (position.z + 0.5) * uBoard.z, position.y);
+        gl_Position = toClip(onBoard(float(p) + position.x * ${TILE.wide}, s, position.y * high));
+      }`,
+    fragmentShader: /* glsl */ `${FRAGMENT}
+      in vec3 vAt;
+      flat in int vFace;
+      flat in int vPosition;
+      void main() {
+        float along = clamp(vAt.y, 0.0, uBoard.z - 1e-3);
+        float layer = floor(along);
+        float at = along - layer;
+        int state = stateOf(vPosition, int(layer) + 1);
+        float high = max(fwidth(vAt.y), 1e-5) * uRatio; // of a CSS pixel, in layers
+        float wide = max(fwidth(vFace == 2 ? vAt.z : vAt.x), 1e-5) * uRatio;
+        bool grows = state >= 2;
+        bool done = !grows || along < uBoard.w;
+        float small = smoothstep(0.2, 0.45, high); // cells of few pixels lose their gaps
+        float edgeS = min(at, 1.0 - at) / high; // CSS pixels
+        float edgeX = vFace == 0 ? (0.5 - abs(vAt.x)) / wide : 9.0;
+        float gap = mix(smoothstep(0.1, 0.9, edgeS), 1.0, 0.25 + 0.6 * small);
+        if (vFace == 1) { gap = 1.0; edgeS = 9.0; }
+        float edge = min(edgeX, edgeS);
+        float outline = 1.0 - smoothstep(1.0, 2.0, edge);
+        vec3 ground = uGround;
+        vec3 c;
+        bool scratch = state == 3 || (state == 2 && uCache < 0.5);
+        if (state == 0 || !done) {
+          outline = max(1.0 - smoothstep(0.8, 1.6, edgeX), (1.0 - smoothstep(0.3, 1.0, edgeS)) * (1.0 - small));
+          c = mix(ground, uOutline, outline * 0.8);
+        } else if (scratch) {
+          vec3 role = state == 3 ? uRecomputed : uFresh;
+          float stripe = fract((gl_FragCoord.x + gl_FragCoord.y) / (7.0 * uRatio));
+          float hatch = smoothstep(0.0, 0.14, stripe) * (1.0 - smoothstep(0.42, 0.56, stripe));
+          c = mix(mix(ground, role, 0.17), role, hatch * 0.92);
+          c = mix(c, role, 1.0 - smoothstep(1.0, 1.8, edgeX));
+          c = mix(c, role, uHeat * 0.75);
+          c = mix(ground, c, mix(gap, 1.0, 0.3));
+        } else {
+          c = state == 1 ? mix(uBg, uKept, 0.92) : uFresh;
+          c = mix(mix(c, ground, 0.78), c, gap);
+        }
+        if (done && state != 0) {
+          if (grows && uHeat > 0.0) {
+            float since = (uBoard.w - along);
+            c = mix(uInk, c, smoothstep(0.0, 0.25 + high, since + step(uBoard.z - 0.01, uBoard.w)));
+          }
+        }
+        float lit = vFace == 0 ? 1.0 : vFace == 1 ? 0.66 : 0.5;
+        c = mix(uBg, c, lit);
+        if (int(layer) == uLayer) {
+          c = mix(c, uDark > 0.5 || state != 1 ? uInk : uBg, (state == 0 ? 0.16 : 0.3) * lit);
+          float rim = 1.0 - smoothstep(0.7, 1.5, min(at, 1.0 - at) / high);
+          if (vFace != 1) c = mix(c, uInk, rim * (vFace == 0 ? 0.6 : 0.4));
+        }
+        if (vPosition == uHovered) c = mix(c, uInk, 0.14 * lit);
+        colour = vec4(c, 1.0);
+      }`,
+  });
+  return new Mesh(boxGeometry(), material);
+}

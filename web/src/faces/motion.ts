@@ -1,0 +1,70 @@
+// The time of a step's animation, and the gliding of a view from one place to another. The step: cells fill from the
+// first layer to the last as the engine's own layer times say, then the beams grow, then the type bar strikes.
+
+export const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
+export const easeOut = (t: number): number => 1 - (1 - t) ** 3;
+
+export interface Phases {
+  filled: number; // layers that are done, with a fraction
+  beams: number; // 0 none, 1 fully grown
+  strike: number; // 0 the bar is up, 1 the token stands
+}
+
+export function phasesOf(progress: number, layerShare: Float32Array, layers: number): Phases {
+  const part = (from: number, length: number) => clamp((progress - from) / length, 0, 1);
+  return {
+    filled: filledLayers(part(0, 0.5), layerShare, layers),
+    beams: easeOut(part(0.4, 0.4)),
+    strike: part(0.8, 0.2),
+  };
+}
+
+/** How many layers are done when `share` of the step's layer time has passed. */
+export function filledLayers(share: number, layerShare: Float32Array, layers: number): number {
+  if (share >= 1) return layers;
+  let before = 0;
+  for (let layer = 0; layer < layers; layer++) {
+    const after = layerShare[layer] ?? (layer + 1) / layers;
+    if (share < after) return layer + (after > before ? clamp((share - before) / (after - before), 0, 1) : 0);
+    before = after;
+  }
+  return layers;
+}
+
+export function reducedMotion(): boolean {
+  return matchMedia("(prefers-reduced-motion: reduce)").matches;
+}
+
+const GLIDE_MS = 260;
+
+/** Some numbers on their way to a goal. A goal that is set again from where they are never makes them jump. */
+export class Glide<T extends Record<keyof T, number>> {
+  private from: T | null = null;
+  private goal: T | null = null;
+  private began = 0;
+  private duration = 0;
+
+  aim(goal: T, now: number, atOnce: boolean): void {
+    const before = this.goal;
+    if (before && !atOnce && (Object.keys(goal) as (keyof T)[]).every((key) => goal[key] === before[key])) return;
+    this.from = before ? this.at(now) : goal;
+    this.goal = goal;
+    this.began = now;
+    this.duration = before && !atOnce && !reducedMotion() ? GLIDE_MS : 0;
+  }
+
+  at(now: number): T {
+    const { from, goal } = this;
+    if (!from || !goal) throw new Error("A glide was read before it had a goal.");
+    // A frame's time may lie a little before that of the call that set the goal.
+    const share = this.moving(now) ? easeOut(Math.max(0, now - this.began) / this.duration) : 1;
+    const values = { ...goal };
+    for (const key of Object.keys(goal) as (keyof T)[])
+      values[key] = (from[key] + (goal[key] - from[key]) * share) as T[keyof T];
+    return values;
+  }
+
+  moving(now: number): boolean {
+    return this.duration > 0 && now - this.began < this.duration;
+  }
+}

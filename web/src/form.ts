@@ -1,0 +1,64 @@
+// What the next run is asked for: the prompt box and the dials beside it. The prompt's tokens are asked for while it is
+// typed, so that what the model will read is seen before it runs.
+
+import { computed, effect, signal } from "@preact/signals";
+import * as api from "./api";
+import { card, loading, model, problem } from "./store";
+import type { RunRequest } from "./api";
+import type { TokenCard } from "./schema";
+
+export const PROMPTS = [
+  { name: "Story", text: "Once upon a time, there was a little fox who" },
+  { name: "Fact", text: "The capital of France is" },
+  { name: "Code", text: "def fibonacci(n):\n    if n < 2:\n        return n\n    return" },
+] as const;
+
+const PAUSE = 200; // ms without a key before the tokens are asked for
+
+export const prompt = signal<string>(PROMPTS[0].text);
+export const maxTokens = signal(120);
+export const temperature = signal<number | null>(null); // null: what the checkpoint suggests
+export const seed = signal<number | null>(null); // null: a fresh one for each run
+
+/** The tokens of the prompt as the engine reads it; `text` says of which prompt. */
+export const tokens = signal<{ text: string; cards: TokenCard[] } | null>(null);
+
+export const usedTemperature = computed(() => temperature.value ?? card.value?.temperature ?? 1);
+
+export function request(cache: boolean, layer: number, head: number): RunRequest {
+  return {
+    prompt: prompt.value,
+    max_tokens: maxTokens.value,
+    temperature: usedTemperature.value,
+    top_k: model.value?.top_k ?? 0,
+    top_p: model.value?.top_p ?? 1,
+    seed: seed.value,
+    stop: [],
+    ignore_eos: false,
+    cache,
+    layer,
+    head,
+  };
+}
+
+effect(() => {
+  const text = prompt.value;
+  if (loading.value?.phase !== "ready" || model.value === null) return;
+  if (text === "") {
+    tokens.value = { text, cards: [] };
+    return;
+  }
+  if (tokens.peek()?.text === text) return;
+  const timer = setTimeout(
+    async () => {
+      const cards = await api.tokenize(text).catch(() => null);
+      if (cards !== null && prompt.value === text) tokens.value = { text, cards };
+    },
+    tokens.peek() === null ? 0 : PAUSE,
+  );
+  return () => clearTimeout(timer);
+});
+
+// An edit is an answer to a problem with the last attempt.
+prompt.subscribe(() => (problem.value = null));
+maxTokens.subscribe(() => (problem.value = null));

@@ -1,0 +1,67 @@
+// Numbers for people. The exact value is always in the DOM beside what is shown (see ui/Stat); these say how much of it
+// is worth reading. Memory is in binary units (KiB = 1024 B), work in decimal ones (1 MFLOP = 10^6), never mixed.
+
+type Amount = number | bigint;
+
+const NONE = "–";
+
+/** Three figures that matter: 1.23, 12.3, 123, 1,234. */
+export function figures(value: number): string {
+  const size = Math.abs(value);
+  const digits = size >= 100 || Number.isInteger(value) ? 0 : size >= 10 ? 1 : 2;
+  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+export function count(value: Amount): string {
+  return value.toLocaleString("en-US");
+}
+
+function scaled(value: Amount, base: number, units: readonly string[]): [string, string] {
+  let size = Number(value);
+  let unit = 0;
+  while (Math.abs(size) >= base && unit < units.length - 1) {
+    size /= base;
+    unit++;
+  }
+  return [figures(size), units[unit] ?? ""];
+}
+
+export const bytes = (value: Amount): [string, string] => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+export const flop = (value: Amount): [string, string] =>
+  scaled(value, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
+export const micros = (value: Amount): [string, string] => scaled(value, 1000, ["µs", "ms", "s"]);
+
+/** A value in the unit of its kind: the figures and the unit apart, so that they can be set apart. */
+export function shown(value: Amount | boolean | null, unit: string): [string, string] {
+  if (value === null) return [NONE, ""];
+  if (typeof value === "boolean") return [value ? "on" : "off", ""];
+  switch (unit) {
+    case "B":
+      return bytes(value);
+    case "FLOP":
+      return flop(value);
+    case "us":
+      return micros(value);
+    case "bit":
+    case "nat":
+      return [Number(value).toFixed(2), unit];
+    case "share":
+      return [Number(value).toFixed(4), ""];
+    case "tokens":
+      return [count(value), Number(value) === 1 ? "token" : "tokens"];
+    default:
+      return [count(value), unit];
+  }
+}
+
+export const joined = ([figure, unit]: [string, string]): string => (unit === "" ? figure : `${figure} ${unit}`);
+
+export function percent(share: number): string {
+  const value = share * 100;
+  if (value > 0 && value < 0.1) return "<0.1 %";
+  return `${value.toFixed(value < 10 ? 1 : 0)} %`;
+}
+
+export function plural(value: number, one: string, many = `${one}s`): string {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}

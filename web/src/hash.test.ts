@@ -1,0 +1,22 @@
+import { expect, it } from "vitest";
+import { format, parse, type Link } from "./hash";
+
+it("brings back what it wrote", () => {
+  const link: Link = {
+    prompt: "a & b\n= “c”#",
+    seed: 7,
+    temperature: 0,
+    layer: 3,
+    head: 2,
+    step: 12,
+    camera: "top",
+    face: "2d",
+  };
+  expect(parse(format(link))).toEqual(link);
+  expect(format({})).toBe("");
+});
+
+it("leaves out a prompt that is too long, and ignores what it does not understand", () => {
+  expect(format({ prompt: "x".repeat(1501), seed: 1 })).toBe("#seed=1");
+  expect(parse("#seed=-1&T=x&layer=1.5&cam=moon&face=4d&other=1")).toEqual({});
+});

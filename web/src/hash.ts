@@ -1,0 +1,59 @@
+// The part of the page's state that a link carries, in the address after #. Only what differs from the defaults is
+// written, so a plain address stays plain. A long prompt belongs into a trace file, not into a link.
+
+import { CAMERAS, type Camera } from "./faces/face";
+
+export interface Link {
+  prompt?: string;
+  seed?: number;
+  temperature?: number;
+  layer?: number;
+  head?: number;
+  step?: number;
+  camera?: Camera;
+  face?: "2d" | "3d";
+}
+
+const LONGEST = 1500; // bytes of a prompt in a link
+
+export function parse(hash: string): Link {
+  const values = new URLSearchParams(hash.replace(/^#/, ""));
+  const link: Link = {};
+  const prompt = values.get("p");
+  if (prompt !== null) link.prompt = prompt;
+  for (const [key, name] of [
+    ["seed", "seed"],
+    ["layer", "layer"],
+    ["head", "head"],
+    ["step", "step"],
+  ] as const) {
+    const value = whole(values.get(key));
+    if (value !== null) link[name] = value;
+  }
+  const temperature = Number(values.get("T") ?? NaN);
+  if (temperature >= 0 && temperature <= 10) link.temperature = temperature;
+  const camera = CAMERAS.find((name) => name === values.get("cam"));
+  if (camera !== undefined) link.camera = camera;
+  const face = values.get("face");
+  if (face === "2d" || face === "3d") link.face = face;
+  return link;
+}
+
+export function format(link: Link): string {
+  const values = new URLSearchParams();
+  if (link.prompt !== undefined && new TextEncoder().encode(link.prompt).length <= LONGEST)
+    values.set("p", link.prompt);
+  if (link.seed !== undefined) values.set("seed", String(link.seed));
+  if (link.temperature !== undefined) values.set("T", String(link.temperature));
+  if (link.layer !== undefined) values.set("layer", String(link.layer));
+  if (link.head !== undefined) values.set("head", String(link.head));
+  if (link.step !== undefined) values.set("step", String(link.step));
+  if (link.camera !== undefined) values.set("cam", link.camera);
+  if (link.face !== undefined) values.set("face", link.face);
+  const text = values.toString();
+  return text === "" ? "" : `#${text}`;
+}
+
+function whole(text: string | null): number | null {
+  return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
+}

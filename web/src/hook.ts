@@ -1,0 +1,65 @@
+// What tests may look at: attributes of the document and one global, window.__explorer. Nothing in the page reads them.
+
+import { effect } from "@preact/signals";
+import type { FaceStats } from "./faces/face";
+import { delayAcks } from "./live";
+import { row, selected } from "./rows";
+import * as stage from "./stage";
+import { cache, camera, face, frame, last, link, pace, pageState, playing, run } from "./store";
+
+interface Explorer {
+  readonly state: object;
+  readonly face: FaceStats | null;
+  readonly camera: { name: string; orthographic: boolean };
+  readonly frames: number;
+  readonly row: { layer: number; head: number; argmax: number; codes: number[] } | null;
+  project(position: number): { x: number; y: number } | null;
+  renderOnce(): void;
+  delayAcks(ms: number | null): void;
+}
+
+declare global {
+  interface Window {
+    __explorer?: Explorer;
+  }
+}
+
+export function install(): void {
+  const { dataset } = document.documentElement;
+  effect(() => void (dataset.state = pageState.value));
+  effect(() => void (dataset.face = face.value ?? ""));
+  effect(() => void (dataset.shown = String(frame.value?.step ?? -1)));
+  window.__explorer = {
+    get state() {
+      return {
+        state: pageState.value,
+        run: run.value?.id.value ?? null,
+        origin: run.value?.origin ?? null,
+        engine: run.value?.state.value ?? null,
+        ids: run.value?.tokens.map((token) => token.id) ?? [],
+        step: frame.value?.step ?? -1,
+        steps: last.value + 1,
+        playing: playing.value,
+        pace: pace.value,
+        cache: cache.value,
+        link: link.value,
+        ...selected.value,
+      };
+    },
+    get face() {
+      return stage.stats();
+    },
+    get camera() {
+      return { name: camera.value.name, orthographic: stage.orthographic() };
+    },
+    get frames() {
+      return stage.frames();
+    },
+    get row() {
+      return row.value && { ...row.value, codes: [...row.value.codes] };
+    },
+    project: stage.project,
+    renderOnce: stage.renderOnce,
+    delayAcks,
+  };
+}

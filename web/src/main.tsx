@@ -1,0 +1,34 @@
+// Where the page begins: the parts are connected, the address is read, the first minute starts.
+
+import { render } from "preact";
+import * as address from "./address";
+import * as clock from "./clock";
+import { install } from "./hook";
+import { listen } from "./keys";
+import { acknowledge } from "./live";
+import { take } from "./player";
+import { boot, openTrace } from "./session";
+import { App } from "./ui/App";
+import "./style/roles.css";
+import "./style/base.css";
+import "./style/layout.css";
+import "./style/panels.css";
+import "./style/rail.css";
+
+clock.parts.take = take;
+clock.parts.rendered = acknowledge;
+
+const wanted = address.read();
+const root = document.getElementById("app");
+if (root) render(<App />, root);
+install();
+listen();
+
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  const file = event.dataTransfer?.files[0];
+  if (file) void openTrace(file);
+});
+
+void boot(wanted).finally(address.keep);

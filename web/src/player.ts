@@ -1,0 +1,138 @@
+// The playhead. It moves over the frames that are here, whoever made them; at the end of a live run, moving on means to
+// let the engine work. Going back never asks the engine for anything. Every arriving frame is shown when the pace
+// leaves time for it; at engine speed those that arrive between two pictures are shown as one.
+
+import { batch } from "@preact/signals";
+import * as clock from "./clock";
+import * as live from "./live";
+import { last, pace, playing, run, shown } from "./store";
+
+let following = true; // whether the playhead goes along with new frames
+let working = false; // whether the engine has been told to play
+let single = 0; // steps that were asked for one by one and are not here yet
+let owed = 0; // steps to ask for when the link is there
+let timer: ReturnType<typeof setTimeout> | undefined;
+
+/** Starts on another run: before its first frame, or at its end. */
+export function reset(index: number): void {
+  clearTimeout(timer);
+  batch(() => {
+    playing.value = false;
+    shown.value = index;
+  });
+  following = index === last.value;
+  working = false;
+  single = 0;
+  owed = 0;
+  clock.settle();
+}
+
+export function play(): void {
+  playing.value = true;
+  advance();
+}
+
+export function pause(): void {
+  clearTimeout(timer);
+  playing.value = false;
+  if (working) live.send({ op: "pause" });
+  working = false;
+}
+
+/** Steps on, or back for a negative number; at the end of a live run the engine takes them. */
+export function step(by: number): void {
+  const current = run.value;
+  if (current === null) return;
+  pause();
+  if (by < 0 || shown.value < last.value) {
+    seek(shown.value + by);
+    if (by === 1) clock.animate(Infinity);
+  } else if (current.origin === "live" && !current.ended) {
+    following = true;
+    ask(by);
+  }
+}
+
+/** As `step`, for a run whose link is not there yet: then the engine takes the steps. */
+export function stepLater(by: number): void {
+  owed += by;
+}
+
+function ask(steps: number): void {
+  for (let i = 0; i < steps; i++) if (live.send({ op: "step" })) single++;
+}
+
+/** Shows another frame of the history. */
+export function seek(index: number): void {
+  pause();
+  const first = Math.min(0, last.value);
+  shown.value = Math.max(first, Math.min(last.value, index));
+  following = shown.value === last.value;
+  clock.settle();
+}
+
+export function setPace(value: number | null): void {
+  pace.value = value;
+  if (working) live.send({ op: "play", pace: value });
+  else if (playing.value) advance();
+}
+
+/** The link is there (again): what was going on goes on. */
+export function resume(): void {
+  working = false;
+  single = 0;
+  if (playing.value && shown.value === last.value) work();
+  else ask(owed);
+  owed = 0;
+}
+
+/** Called before each picture: new frames become the shown one. */
+export function take(): void {
+  const current = run.value;
+  if (current?.origin !== "live" || !following) return;
+  if (shown.value < last.value) show(last.value);
+  if (current.ended) {
+    playing.value = false;
+    working = false;
+    single = 0;
+  }
+}
+
+function show(end: number): void {
+  const asked = single > 0;
+  single = Math.max(0, single - (end - shown.value));
+  shown.value = end;
+  if (asked) clock.animate(single === 0 ? Infinity : 0);
+  else clock.animate(pace.value === null ? 0 : 1000 / pace.value);
+}
+
+function advance(): void {
+  clearTimeout(timer);
+  if (!playing.value) return;
+  if (shown.value >= last.value) return work();
+  timer = setTimeout(() => {
+    const interval = wait();
+    shown.value += 1;
+    following = shown.value === last.value;
+    clock.animate(interval);
+    advance();
+  }, wait());
+}
+
+/** At the end of the history: the engine makes more, if there is one. */
+function work(): void {
+  const current = run.value;
+  following = true;
+  if (current === null || current.origin !== "live" || current.ended) {
+    playing.value = false;
+    return;
+  }
+  working = live.send({ op: "play", pace: pace.value });
+}
+
+/** Milliseconds between two frames of the history; at engine speed the time that the engine took. */
+function wait(): number {
+  if (pace.value !== null) return 1000 / pace.value;
+  const next = run.value?.frames[shown.value + 1];
+  return Math.max(16, (next?.step_us ?? 0) / 1000);
+}

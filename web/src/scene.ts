@@ -1,0 +1,73 @@
+// The scene of one step: what the faces draw. It is derived from the run's frames alone, in time proportional to
+// tokens times layers, and only when another step, row or layer is shown. The arrays are kept and grown, so that a run
+// of a thousand steps allocates a few times, not a thousand.
+
+import { Cell, type Scene, type SceneRow, type SceneToken } from "./faces/face";
+import type { AttentionRow, StepFrame } from "./schema";
+import type { Run } from "./run";
+
+/** The weight that a code stands for: codes are round(255 sqrt(weight)). */
+export const WEIGHTS: Float32Array = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2);
+
+export class SceneBuilder {
+  private cells = new Uint8Array(0);
+  private weights = new Float32Array(0);
+  private share = new Float32Array(0);
+  private readonly tokens: SceneToken[] = [];
+
+  /** The scene after the frame at `index`; -1 is before the first. `progress` and `hovered` are the caller's to set. */
+  build(run: Run, index: number, row: AttentionRow | null, layer: number): Scene {
+    const frame = run.frames[index];
+    const layers = run.model.layers;
+    const count = Math.min(run.length(index), run.tokens.length);
+    this.tokens.length = count;
+    for (let i = 0; i < count; i++) this.tokens[i] = run.looks[i] ?? { label: "", kind: "generated" };
+    return {
+      tokens: this.tokens,
+      head: Math.max(0, count - 1),
+      layers,
+      cells: this.cellsOf(frame, count, layers),
+      layerShare: this.shareOf(frame, layers),
+      row: row && this.rowOf(row),
+      layer,
+      cache: frame?.cache ?? true,
+      progress: 1,
+      hovered: null,
+    };
+  }
+
+  private cellsOf(frame: StepFrame | undefined, count: number, layers: number): Uint8Array {
+    const size = count * layers;
+    if (this.cells.length < size) this.cells = new Uint8Array(Math.ceil(size * 1.5));
+    const cells = this.cells.subarray(0, size);
+    if (frame === undefined) return cells.fill(Cell.empty);
+    // What had been computed is always a beginning of the text, so the recomputed positions are the first ones.
+    const again = frame.start + frame.recomputed;
+    const end = frame.start + frame.length;
+    cells.fill(Cell.kept, 0, frame.start * layers);
+    cells.fill(Cell.recomputed, frame.start * layers, again * layers);
+    cells.fill(Cell.fresh, again * layers, end * layers);
+    return cells.fill(Cell.empty, end * layers);
+  }
+
+  private shareOf(frame: StepFrame | undefined, layers: number): Float32Array {
+    if (this.share.length !== layers) this.share = new Float32Array(layers);
+    const times = frame?.layers ?? [];
+    const whole = times.reduce((sum, time) => sum + time.attention_us + time.mlp_us, 0);
+    let passed = 0;
+    for (let i = 0; i < layers; i++) {
+      const time = times[i];
+      passed += time ? time.attention_us + time.mlp_us : 0;
+      this.share[i] = whole > 0 ? passed / whole : (i + 1) / layers;
+    }
+    return this.share;
+  }
+
+  private rowOf(row: AttentionRow): SceneRow {
+    const size = row.codes.length;
+    if (this.weights.length < size) this.weights = new Float32Array(Math.ceil(size * 1.5));
+    const weights = this.weights.subarray(0, size);
+    for (let i = 0; i < size; i++) weights[i] = WEIGHTS[row.codes[i] ?? 0] ?? 0;
+    return { layer: row.layer, head: row.head, weights, argmax: row.argmax };
+  }
+}

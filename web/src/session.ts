@@ -1,0 +1,194 @@
+// The course of a visit: the recording plays while the model loads, then the same prompt runs for real; later runs,
+// opened files, and a run that the server has lost and that is built again from its text. It decides; live.ts and
+// player.ts carry out.
+
+import { batch } from "@preact/signals";
+import * as api from "./api";
+import * as form from "./form";
+import * as live from "./live";
+import * as player from "./player";
+import type { Link } from "./hash";
+import { Run } from "./run";
+import type { ModelCard } from "./schema";
+import { asking, cache, head, layer, link, loading, model, playing, problem, reachable, run, shown } from "./store";
+import { select } from "./rows";
+import { readTrace } from "./trace";
+
+const ASK = 250; // ms between two looks at a loading model
+const LONGEST_ASK = 4000; // where nobody answers
+
+let reviving: Promise<void> | null = null;
+
+/** The first minute. A link may bring a prompt and a step to stop at; a link with an empty prompt runs nothing. */
+export async function boot(wanted: Link): Promise<void> {
+  void playRecording();
+  await ready();
+  if (wanted.layer !== undefined || wanted.head !== undefined) select(wanted.layer ?? 0, wanted.head ?? 0);
+  if (run.value?.origin === "file") return; // someone opened a file meanwhile
+  if (wanted.prompt === "") leave();
+  else await start(wanted.step ?? null);
+}
+
+/** Waits until the model is there. Fails never: it asks for as long as the page is open. */
+async function ready(): Promise<void> {
+  for (let pause = ASK; ;) {
+    try {
+      loading.value = await api.status();
+      reachable.value = true;
+      pause = ASK;
+      if (loading.value.phase === "ready") {
+        setModel(await api.model());
+        return;
+      }
+    } catch {
+      reachable.value = false;
+      pause = Math.min(LONGEST_ASK, pause * 2);
+    }
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}
+
+function setModel(card: ModelCard): void {
+  batch(() => {
+    model.value = card;
+    layer.value = Math.min(layer.value, card.layers - 1);
+    head.value = Math.min(head.value, card.heads - 1);
+  });
+}
+
+async function playRecording(): Promise<void> {
+  const answer = await fetch(api.address("recorded.json")).catch(() => null);
+  if (!answer?.ok || run.value !== null) return;
+  try {
+    const recorded = readTrace(await answer.text(), "recorded", "recorded.json");
+    if (run.value !== null) return; // the engine was faster
+    show(recorded, -1);
+    player.play();
+  } catch {
+    // Without a recording the page waits for the model; nothing is lost but a picture.
+  }
+}
+
+/** Runs what the form asks for, from its first step. */
+export async function start(stopAt: number | null = null): Promise<void> {
+  if (asking.value || model.value === null || form.prompt.value === "") return;
+  player.pause();
+  batch(() => {
+    asking.value = true;
+    problem.value = null;
+  });
+  try {
+    const card = await api.createRun(form.request(cache.value, layer.value, head.value));
+    const before = run.value;
+    if (before?.origin === "live" && link.value !== "lost") api.deleteRun(before.id.value);
+    const fresh = new Run(model.value, card, "live");
+    show(fresh, -1);
+    follow(fresh);
+    if (stopAt === null) player.play();
+    else player.stepLater(stopAt + 1);
+  } catch (error) {
+    report(error);
+  } finally {
+    asking.value = false;
+  }
+}
+
+function follow(current: Run): void {
+  live.attach(current, {
+    ready: player.resume,
+    lost: () => {
+      if (playing.value) void revive();
+    },
+  });
+}
+
+/** A lost run is built again: the same prompt and seed, and what was written, so that it goes on as it would have. */
+export function revive(): Promise<void> {
+  reviving ??= rebuild().finally(() => (reviving = null));
+  return reviving;
+}
+
+async function rebuild(): Promise<void> {
+  const current = run.value;
+  if (current?.origin !== "live" || current.ended) return;
+  await ready();
+  if (run.value !== current) return;
+  const { prompt, temperature, top_k, top_p, seed, max_tokens, stop, ignore_eos } = current.card;
+  const wanted = { prompt, temperature, top_k, top_p, seed, max_tokens, stop: [...stop], ignore_eos };
+  try {
+    const card = await api.createRun({
+      ...wanted,
+      written: current.written(),
+      first_step: current.next,
+      cache: cache.value,
+      layer: layer.value,
+      head: head.value,
+    });
+    if (run.value !== current) return api.deleteRun(card.run);
+    current.id.value = card.run;
+    follow(current);
+  } catch (error) {
+    if (error instanceof api.ApiError && error.kind === "unreachable") return rebuild();
+    player.pause();
+    report(error);
+  }
+}
+
+/** Whether the live run is one that must be built again before the engine can go on with it. */
+export function isLost(): boolean {
+  const current = run.value;
+  return current?.origin === "live" && (link.value === "lost" || current.state.value.state === "expired");
+}
+
+/** Shows a trace file in place of what is shown. */
+export async function openTrace(file: File): Promise<void> {
+  try {
+    const opened = readTrace(await file.text(), "file", file.name);
+    release();
+    show(opened, opened.count.value - 1);
+    problem.value = null;
+  } catch (error) {
+    problem.value = { kind: "trace", message: error instanceof Error ? error.message : String(error) };
+  }
+}
+
+/** Nothing is shown: the page offers something to begin with. */
+export function leave(): void {
+  release();
+  batch(() => {
+    run.value = null;
+    problem.value = null;
+  });
+  player.reset(-1);
+}
+
+/** Asks again at once, where the page would wait before its next attempt. */
+export function retryNow(): void {
+  live.retryNow();
+}
+
+function release(): void {
+  const before = run.value;
+  if (before?.origin === "live") api.deleteRun(before.id.value);
+  live.detach();
+}
+
+function show(next: Run, index: number): void {
+  batch(() => {
+    run.value = next;
+    shown.value = index;
+    const [l, h] = next.card.watched;
+    const watched = next.frames[Math.max(0, index)]?.attention;
+    layer.value = watched?.layer ?? l;
+    head.value = watched?.head ?? h;
+  });
+  player.reset(index);
+}
+
+function report(error: unknown): void {
+  problem.value =
+    error instanceof api.ApiError
+      ? { kind: error.kind, message: error.message }
+      : { kind: "page", message: error instanceof Error ? error.message : String(error) };
+  if (error instanceof api.ApiError && error.kind === "loading") void ready();
+}

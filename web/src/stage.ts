@@ -1,0 +1,254 @@
+// The stage: one canvas and the face that draws on it. A face cannot share a canvas with another, so changing the face
+// replaces the canvas. This owns which face draws (3-D where the machine can, else 2-D, or what was asked for), its
+// size, and what hands and wheels do to it. Nothing is drawn unless something has changed.
+
+import { effect, signal, untracked } from "@preact/signals";
+import * as clock from "./clock";
+import { createCanvasFace } from "./faces/canvas2d";
+import type { Face, FaceStats, Scene } from "./faces/face";
+import { row, selected } from "./rows";
+import { SceneBuilder } from "./scene";
+import { camera, face as drawing, faceChoice, faceNote, hovered, run, shown } from "./store";
+import { theme } from "./theme";
+
+type Kind = "2d" | "3d";
+
+const SLOW = 50; // ms a picture may take before a machine without graphics hardware is given the 2-D face
+const TRIAL = 20; // pictures by which that is judged
+const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
+const ORBIT = 0.008; // radians per CSS pixel
+const TURN = 0.12; // radians per key
+const PAUSE = 100; // ms: a longer gap between two pictures is a rest, not slowness
+
+const builder = new SceneBuilder();
+const reduced = matchMedia("(prefers-reduced-motion: reduce)");
+const lost = signal(false); // whether the 3-D face was lost and may not come back by itself
+
+let host: HTMLElement | null = null;
+let canvas: HTMLCanvasElement | null = null;
+let face: Face | null = null;
+let scene: Scene | null = null;
+let stale = true; // whether the scene must be built anew
+let drawn = 0; // pictures since the page was opened
+let before = 0; // when the last one was drawn
+let trial: number[] | null = null;
+let making = 0; // the face being made; an older one is thrown away
+
+export const stats = (): FaceStats | null => face?.stats() ?? null;
+export const frames = (): number => drawn;
+export const orthographic = (): boolean => face?.orthographic ?? false;
+export const project = (position: number): { x: number; y: number } | null => face?.project(position) ?? null;
+
+/** Puts the stage into an element of the page. Returns what takes it out again. */
+export function mount(element: HTMLElement): () => void {
+  host = element;
+  clock.parts.draw = draw;
+  const sizes = new ResizeObserver(() => fit());
+  sizes.observe(element);
+  const stops = [
+    effect(() => void make(wish())),
+    effect(() => {
+      void [run.value, shown.value, row.value, selected.value];
+      stale = true;
+      clock.invalidate();
+    }),
+    effect(() => {
+      void hovered.value;
+      clock.invalidate();
+    }),
+    effect(() => {
+      const { name } = camera.value;
+      untracked(() => face?.camera(name, current()));
+      clock.invalidate();
+    }),
+    effect(() => {
+      void theme.value;
+      face?.theme();
+      clock.invalidate();
+    }),
+  ];
+  return () => {
+    sizes.disconnect();
+    for (const stop of stops) stop();
+    remove();
+    host = null;
+  };
+}
+
+/** Draws at once, also where nothing has changed. */
+export function renderOnce(): void {
+  draw(performance.now(), 1);
+}
+
+export function zoom(factor: number): void {
+  if (!canvas) return;
+  face?.zoom(factor, canvas.clientWidth / 2, canvas.clientHeight / 2);
+  clock.invalidate();
+}
+
+/** Turns the picture by keys; a flat one is moved. */
+export function turn(x: number, y: number): void {
+  if (drawing.value === "3d" && !orthographic()) face?.orbit(x * TURN, y * TURN);
+  else face?.pan(-x * 40, -y * 40);
+  clock.invalidate();
+}
+
+function wish(): Kind {
+  if (faceChoice.value !== null) return faceChoice.value;
+  return lost.value || reduced.matches ? "2d" : "3d";
+}
+
+async function make(kind: Kind): Promise<void> {
+  const turn = ++making;
+  const element = host;
+  if (element === null) return;
+  const fresh = document.createElement("canvas");
+  fresh.tabIndex = 0;
+  fresh.setAttribute("role", "img");
+  fresh.setAttribute(
+    "aria-label",
+    "The tokens in a row, with one slice per layer below each. The text and the instruments say the same.",
+  );
+  let made: Face;
+  try {
+    made = kind === "2d" ? createCanvasFace(fresh) : (await import("./faces/scene3d")).createSceneFace(fresh);
+  } catch {
+    if (turn !== making) return;
+    lost.value = true;
+    faceChoice.value = null;
+    faceNote.value = "3-D needs WebGL 2, which this browser does not offer here. The same is drawn in 2-D.";
+    return;
+  }
+  if (turn !== making) return made.dispose();
+  remove();
+  element.append(fresh);
+  canvas = fresh;
+  face = made;
+  handle(fresh, made);
+  fit();
+  made.theme();
+  untracked(() => made.camera(camera.value.name, current()));
+  trial = kind === "3d" && faceChoice.peek() === null && SOFTWARE.test(made.stats().renderer) ? [] : null;
+  drawing.value = kind;
+  clock.invalidate();
+}
+
+function remove(): void {
+  face?.dispose();
+  canvas?.remove();
+  face = null;
+  canvas = null;
+}
+
+function fit(): void {
+  if (!host || !face || !canvas) return;
+  const { clientWidth: width, clientHeight: height } = host;
+  if (width === 0 || height === 0) return;
+  face.resize(width, height, Math.min(devicePixelRatio, 2));
+  if (scene) draw(performance.now(), scene.progress); // in the same turn, or an empty canvas shows for a moment
+  clock.invalidate();
+}
+
+function current(): Scene {
+  if (stale || scene === null) {
+    stale = false;
+    const shownRun = run.peek();
+    scene = shownRun ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer) : EMPTY;
+  }
+  return scene;
+}
+
+function draw(now: number, progress: number): boolean {
+  if (face === null || host === null || host.clientWidth === 0) return false;
+  const picture = current();
+  picture.progress = progress;
+  picture.hovered = hovered.peek();
+  const more = face.draw(picture, now);
+  drawn++;
+  judge(now);
+  return more;
+}
+
+/** A machine without graphics hardware may still be fast enough; the gaps between pictures say whether it is. */
+function judge(now: number): void {
+  const gap = now - before;
+  before = now;
+  if (trial === null || gap > PAUSE * 10) return;
+  trial.push(gap);
+  if (trial.length < TRIAL) return;
+  const median = trial.toSorted((a, b) => a - b)[TRIAL >> 1] ?? 0;
+  trial = null;
+  if (median <= SLOW) return;
+  lost.value = true;
+  faceNote.value = `Without graphics hardware 3-D takes ${Math.round(median)} ms a picture here: 2-D is drawn.`;
+}
+
+function handle(element: HTMLCanvasElement, own: Face): void {
+  const pointers = new Map<number, { x: number; y: number }>();
+  const at = (event: MouseEvent): { x: number; y: number } => {
+    const box = element.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  };
+  const flat = (): boolean => own.stats().kind === "2d" || own.orthographic;
+
+  element.addEventListener("pointerdown", (event) => {
+    event.preventDefault(); // the keys stay with the page; Tab reaches the canvas
+    if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
+    element.setPointerCapture(event.pointerId);
+    pointers.set(event.pointerId, at(event));
+  });
+  element.addEventListener("pointermove", (event) => {
+    const now = at(event);
+    const then = pointers.get(event.pointerId);
+    if (then === undefined) {
+      hovered.value = own.pick(now.x, now.y);
+      return;
+    }
+    const [dx, dy] = [now.x - then.x, now.y - then.y];
+    const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
+    if (other !== undefined) {
+      const spread = Math.hypot(then.x - other.x, then.y - other.y);
+      if (spread > 0)
+        own.zoom(Math.hypot(now.x - other.x, now.y - other.y) / spread, (now.x + other.x) / 2, (now.y + other.y) / 2);
+      own.pan(dx / 2, dy / 2);
+    } else if (event.shiftKey || event.buttons === 4 || flat()) own.pan(dx, dy);
+    else own.orbit(dx * ORBIT, dy * ORBIT);
+    pointers.set(event.pointerId, now);
+    clock.invalidate();
+  });
+  const release = (event: PointerEvent): void => void pointers.delete(event.pointerId);
+  element.addEventListener("pointerup", release);
+  element.addEventListener("pointercancel", release);
+  element.addEventListener("pointerleave", () => (hovered.value = null));
+  element.addEventListener(
+    "wheel",
+    (event) => {
+      const scrolls = document.documentElement.scrollHeight > innerHeight + 1;
+      if (scrolls && !event.ctrlKey) return; // the page scrolls; a pinch still zooms
+      event.preventDefault();
+      const { x, y } = at(event);
+      own.zoom(Math.exp(-event.deltaY * (event.deltaMode === 1 ? 0.03 : 0.0015)), x, y);
+      clock.invalidate();
+    },
+    { passive: false },
+  );
+  element.addEventListener("webglcontextlost", (event) => {
+    event.preventDefault();
+    lost.value = true;
+    faceChoice.value = null;
+    faceNote.value = "The graphics context was lost. The same is drawn in 2-D; press V for 3-D again.";
+  });
+}
+
+const EMPTY: Scene = {
+  tokens: [],
+  head: 0,
+  layers: 1,
+  cells: new Uint8Array(0),
+  layerShare: new Float32Array(1),
+  row: null,
+  layer: 0,
+  cache: true,
+  progress: 1,
+  hovered: null,
+};

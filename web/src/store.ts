@@ -1,0 +1,99 @@
+// The one state of the page, as signals, and what follows from it. A live run, the recording and an opened file all end
+// up as the same `run`; the stage, the text, the instruments and the list are faces of it. Modules that act (session,
+// player, live) write here; components only read.
+
+import { computed, signal } from "@preact/signals";
+import type { Camera } from "./faces/face";
+import type { Run, Totals } from "./run";
+import type { Loading, ModelCard, StepFrame } from "./schema";
+
+/** What the engine's side is doing, seen from the page. */
+export const loading = signal<Loading | null>(null); // the last answer to /status; null: none yet
+export const reachable = signal(true);
+export const model = signal<ModelCard | null>(null); // of the live engine
+export const asking = signal(false); // a run has been asked for and is not there yet
+
+/** The link of the live run. */
+export type LinkState = "none" | "opening" | "open" | "broken" | "lost";
+export const link = signal<LinkState>("none");
+export const retryAt = signal(0); // ms, as performance.now(): when a broken link is tried again
+
+/** Why something that was asked for did not happen, until the next attempt. */
+export interface Problem {
+  kind: string;
+  message: string;
+}
+export const problem = signal<Problem | null>(null);
+
+/** The run that is shown, and which of its frames: an index, -1 before the first. */
+export const run = signal<Run | null>(null);
+export const shown = signal(-1);
+
+/** How it is looked at. */
+export const layer = signal(0);
+export const head = signal(0);
+export const picked = signal(false); // whether layer and head were chosen by someone
+export const camera = signal<{ readonly name: Camera }>({ name: "iso" });
+export const hovered = signal<number | null>(null); // a position
+export const faceChoice = signal<"2d" | "3d" | null>(null); // null: what suits the machine
+export const face = signal<"2d" | "3d" | null>(null); // what is drawing
+export const faceNote = signal(""); // why the face is not the one that was hoped for
+export const tab = signal<"stage" | "numbers" | "next">("stage"); // on a narrow screen
+export const helpOpen = signal(false);
+
+/** How it goes on. */
+export const playing = signal(false);
+export const pace = signal<number | null>(4); // tokens per second; null: as fast as the engine
+export const cache = signal(true); // for the next step of a live run
+export const switched = signal(false); // whether the cache was ever switched: then nobody needs to be told how
+
+export const frame = computed<StepFrame | null>(() => run.value?.frames[shown.value] ?? null);
+export const totals = computed<Totals | null>(() => run.value?.totals[shown.value] ?? null);
+export const last = computed(() => (run.value?.count.value ?? 0) - 1);
+/** Tokens of the text as shown. */
+export const length = computed(() => run.value?.length(shown.value) ?? 0);
+/** The card of the model that made what is shown; without a run that of the engine. */
+export const card = computed<ModelCard | null>(() => run.value?.model ?? model.value);
+export const live = computed(() => run.value?.origin === "live");
+
+export type PageState =
+  | "boot"
+  | "loading-model"
+  | "empty"
+  | "tokenizing"
+  | "queued"
+  | "prefill"
+  | "running"
+  | "paused"
+  | "throttled"
+  | "done"
+  | "error"
+  | "disconnected"
+  | "expired"
+  | "replay";
+
+export const pageState = computed<PageState>(() => {
+  const current = run.value;
+  if (current?.origin === "file") return "replay";
+  if (current === null || current.origin === "recorded") {
+    if (!reachable.value) return "disconnected";
+    if (asking.value) return "tokenizing";
+    if (loading.value?.phase === "failed" || problem.value !== null) return "error";
+    if (loading.value === null) return "boot";
+    if (loading.value.phase === "loading" || model.value === null) return "loading-model";
+    return "empty";
+  }
+  if (asking.value) return "tokenizing";
+  if (link.value === "broken" || !reachable.value) return "disconnected";
+  if (problem.value !== null && problem.value.kind !== "trace") return "error";
+  const { state, throttled } = current.state.value;
+  if (state === "failed") return "error";
+  if (current.ended) return "done";
+  if (link.value === "lost") return loading.value?.phase === "loading" ? "loading-model" : "expired";
+  if (state === "expired") return "expired";
+  if (state === "done") return "throttled"; // the last frames are still to come
+  if (link.value === "opening" && current.count.value === 0) return "queued";
+  if (state === "held") return current.count.value === 0 && playing.value ? "prefill" : "paused";
+  if (current.count.value === 0 || current.frames[last.value]?.token === null) return "prefill";
+  return throttled ? "throttled" : "running";
+});

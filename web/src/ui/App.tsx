@@ -1,0 +1,55 @@
+// The page: one grid of named places. On a narrow screen three tabs share the room; what is not on the open tab stays
+// in the document, so that nothing is built again when tabs change.
+
+import { tab } from "../store";
+import { announcement } from "../words";
+import { Attention } from "./Attention";
+import { Help } from "./Help";
+import { Compute, Details, KvCache, SeqLen } from "./Instruments";
+import { NextToken } from "./NextToken";
+import { Prompt } from "./Prompt";
+import { Stage } from "./Stage";
+import { Text } from "./Text";
+import { Top } from "./Top";
+import { Transport } from "./Transport";
+
+const TABS = [
+  ["stage", "Stage"],
+  ["numbers", "Numbers"],
+  ["next", "Next token"],
+] as const;
+
+export function App() {
+  return (
+    <div class="page" data-tab={tab.value}>
+      <Top />
+      <Prompt />
+      <Stage />
+      <Text />
+      <Transport />
+      <aside class="rail" aria-label="Instruments">
+        <div class="rail-numbers">
+          <Compute />
+          <KvCache />
+          <SeqLen />
+        </div>
+        <div class="rail-next">
+          <NextToken />
+          <Attention />
+        </div>
+        <Details />
+      </aside>
+      <nav class="tabs" aria-label="Parts of the page">
+        {TABS.map(([id, name]) => (
+          <button type="button" key={id} aria-pressed={tab.value === id} onClick={() => (tab.value = id)}>
+            {name}
+          </button>
+        ))}
+      </nav>
+      <p class="sr" role="status" aria-live="polite">
+        {announcement.value}
+      </p>
+      <Help />
+    </div>
+  );
+}

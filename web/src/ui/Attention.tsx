@@ -1,0 +1,127 @@
+// What one head of one layer read to choose the newest token, by position. The first token often takes most of it: a
+// place to leave attention that has nothing else to look at, not a sign that it matters.
+
+import { useSignal } from "@preact/signals";
+import { percent } from "../format";
+import { obtainable, row, select, selected } from "../rows";
+import { WEIGHTS } from "../scene";
+import { card, frame, hovered, run } from "../store";
+import { quoted } from "../text";
+import type { AttentionRow } from "../schema";
+import { Instrument } from "./Instruments";
+import { Selectors } from "./Stage";
+
+const GRID = 600; // cells of the layer and head grid; a larger model has the steppers alone
+const COLUMNS = 320; // of the plot; more positions share a column, which shows the largest
+
+export function Attention() {
+  const linear = useSignal(false);
+  const found = row.value;
+  const scale = linear.value ? "linear" : "square root";
+  return (
+    <Instrument name="Attention" id="attention" hint="what one head read">
+      <Selectors />
+      <Grid />
+      {found ? <Plot row={found} linear={linear.value} /> : <Missing />}
+      <div class="attention-foot">
+        <span class="under">by position, {scale}</span>
+        <button type="button" class="quiet" aria-pressed={linear.value} onClick={() => (linear.value = !linear.value)}>
+          {linear.value ? "show square root" : "show linear"}
+        </button>
+      </div>
+      <dl class="pairs">
+        <div>
+          <dt>read most</dt>
+          <dd class="word">{found ? quoted(run.value?.tokens[found.argmax]?.text ?? "") : "–"}</dd>
+        </div>
+        <div>
+          <dt>its weight</dt>
+          <dd>{found ? percent(weight(found, found.argmax)) : "–"}</dd>
+        </div>
+        <div>
+          <dt title="the share of the first token: where attention goes that has nothing else to read">first token</dt>
+          <dd>{found ? percent(weight(found, 0)) : "–"}</dd>
+        </div>
+        <div>
+          <dt title="the share of the last eight positions">last eight</dt>
+          <dd>{found ? percent(tail(found, 8)) : "–"}</dd>
+        </div>
+      </dl>
+    </Instrument>
+  );
+}
+
+const weight = (found: AttentionRow, position: number): number => WEIGHTS[found.codes[position] ?? 0] ?? 0;
+
+function tail(found: AttentionRow, count: number): number {
+  return found.codes.subarray(-count).reduce((sum, code) => sum + (WEIGHTS[code] ?? 0), 0);
+}
+
+function Missing() {
+  const words =
+    frame.value === null
+      ? "No step yet."
+      : obtainable.value
+        ? "Asking the engine for this row."
+        : "This row was not recorded, and there is no engine to ask.";
+  return <div class="plot missing">{words}</div>;
+}
+
+function Plot({ row: found, linear }: { row: AttentionRow; linear: boolean }) {
+  const size = found.codes.length;
+  const count = Math.min(COLUMNS, size);
+  const most = weight(found, found.argmax) || 1;
+  const height = (code: number) => (linear ? (WEIGHTS[code] ?? 0) / most : code / 255 / Math.sqrt(most)) * 100;
+  let path = "";
+  for (let column = 0; column < count; column++) {
+    const from = Math.floor((column * size) / count);
+    const to = Math.max(from + 1, Math.floor(((column + 1) * size) / count));
+    let code = 0;
+    for (let i = from; i < to; i++) code = Math.max(code, found.codes[i] ?? 0);
+    const high = Math.min(100, height(code));
+    if (high > 0.4) path += `M${column + 0.06} 100V${(100 - high).toFixed(2)}h0.88V100z`;
+  }
+  const place = (position: number) => Math.floor((position * count) / size);
+  const pick = (event: PointerEvent) => {
+    const box = (event.currentTarget as Element).getBoundingClientRect();
+    hovered.value = Math.min(size - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * size)));
+  };
+  const over = hovered.value;
+  return (
+    <svg
+      class="plot"
+      viewBox={`0 0 ${count} 100`}
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={`Weights of layer ${found.layer}, head ${found.head} over ${size} positions`}
+      onPointerMove={pick}
+      onPointerLeave={() => (hovered.value = null)}
+    >
+      {over !== null && over < size && <rect class="plot-over" x={place(over)} y="0" width="1" height="100" />}
+      <path class="plot-bars" d={path} />
+      <rect class="plot-most" x={place(found.argmax)} y="97" width="1" height="3" />
+    </svg>
+  );
+}
+
+/** All heads of all layers at a glance, to choose with the pointer; keys have the steppers. */
+function Grid() {
+  const model = card.value;
+  if (!model || run.value?.origin !== "live" || model.layers * model.heads > GRID) return null;
+  const { layer, head } = selected.value;
+  return (
+    <div
+      class="grid"
+      aria-hidden="true"
+      style={{ gridTemplateColumns: `repeat(${model.heads}, 1fr)` }}
+      title="Layers from top to bottom, heads from left to right"
+    >
+      {Array.from({ length: model.layers * model.heads }, (_, i) => {
+        const l = Math.floor(i / model.heads);
+        const h = i % model.heads;
+        const state = l === layer && h === head ? "now" : l === layer || h === head ? "near" : "";
+        return <span key={i} class={state} onClick={() => select(l, h)} />;
+      })}
+    </div>
+  );
+}

@@ -1,0 +1,72 @@
+// The help sheet: what the page shows in a few sentences, and every key.
+
+import { useEffect, useRef } from "preact/hooks";
+import { KEYS } from "../keys";
+import { card, helpOpen } from "../store";
+import { Icon } from "./icons";
+
+export function Help() {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const open = helpOpen.value;
+  useEffect(() => {
+    if (open) dialog.current?.showModal();
+    else dialog.current?.close();
+  }, [open]);
+  const close = () => (helpOpen.value = false);
+  return (
+    <dialog
+      ref={dialog}
+      class="help"
+      aria-labelledby="help-title"
+      onClose={close}
+      onClick={(event) => event.target === dialog.current && close()}
+      onKeyDown={(event) => event.key === "?" && close()}
+    >
+      <div class="help-sheet">
+        <header>
+          <h2 id="help-title">What you see</h2>
+          <button type="button" class="tool square" onClick={close} aria-label="Close">
+            <Icon name="close" />
+          </button>
+        </header>
+        <p>
+          A model writes one token at a time. Each token is a tile; the wall below it has one slice for every layer
+          {card.value ? ` (${card.value.layers} here)` : ""}: the keys and values that the layer made for it. The write
+          head stands at the newest token, whose slices the next step fills. The arcs show what one head of one layer
+          read to choose it.
+        </p>
+        <p>
+          With the <b>KV cache</b> a step sends one token through the layers and reads the others. <b>No cache</b> sends
+          all of them, every time, and gets the same text. Switch between them while it runs, and watch COMPUTE.
+        </p>
+        <p>
+          Every number was executed: <span class="badge measured">M</span> measured by the engine’s clock,{" "}
+          <span class="badge counted">C</span> counted where the work is done, <span class="badge derived">D</span>{" "}
+          derived by a formula, which the tooltip names.
+        </p>
+        <h3>Keys</h3>
+        <dl class="keys">
+          {KEYS.map(({ keys, does }) => (
+            <div key={keys}>
+              <dt>
+                <kbd>{keys}</kbd>
+              </dt>
+              <dd>{does}</dd>
+            </div>
+          ))}
+          <div>
+            <dt>
+              <kbd>Esc</kbd>
+            </dt>
+            <dd>close this sheet, leave the prompt box</dd>
+          </div>
+        </dl>
+        <p class="under">
+          On the stage: drag turns, Shift and drag moves, the wheel zooms. With the stage focused by Tab, arrow keys
+          turn it.
+          {card.value ? ` Tokenwright ${card.value.version}.` : ""}
+        </p>
+      </div>
+    </dialog>
+  );
+}

@@ -1,0 +1,311 @@
+// The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and every other number of it in a table.
+
+import type { ComponentChildren } from "preact";
+import { count } from "../format";
+import { NUMBERS, type ModelCard, type StepFrame } from "../schema";
+import { card, frame, length, run, totals } from "../store";
+import { work } from "../words";
+import { Figure, Stat } from "./Stat";
+
+type Name = keyof StepFrame;
+
+/** Numbers with a place of their own; the table at the end has the others. */
+const PLACED: readonly Name[] = [
+  "layer_tokens",
+  "length",
+  "flops",
+  "flops_derived",
+  "weight_bytes",
+  "kv_read",
+  "step_us",
+  "kv_resident",
+  "kv_written",
+  "kv_allocated",
+  "seq_len",
+  "rank",
+  "logprob",
+  "sampled",
+  "entropy",
+  "uniform",
+];
+
+export function Compute() {
+  const step = frame.value;
+  const sum = totals.value;
+  return (
+    <Instrument name="COMPUTE" id="compute" hint="layer-tokens: layers × tokens">
+      <div class="main-figure">
+        <Stat name="layer_tokens" class="big" />
+        <span class="main-unit">this step</span>
+        <span class="main-side">
+          <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> <span class="main-unit">so far</span>
+        </span>
+      </div>
+      <Passage />
+      <p class={`sentence ${step && step.recomputed > 0 ? "again" : ""}`}>{step ? work(step) : "No step yet."}</p>
+      <table class="sums">
+        <thead>
+          <tr>
+            <td />
+            <th scope="col">this step</th>
+            <th scope="col">so far</th>
+          </tr>
+        </thead>
+        <tbody>
+          <tr>
+            <th scope="row">forward tokens</th>
+            <td>
+              <Stat name="length" bare />
+            </td>
+            <td>
+              <Total name="forward_tokens" value={sum?.forward_tokens} unit="" />
+            </td>
+          </tr>
+          <tr>
+            <th scope="row">FLOPs</th>
+            <td>
+              <Stat name="flops" />
+            </td>
+            <td>
+              <Total name="flops" value={sum?.flops} unit="FLOP" />
+            </td>
+          </tr>
+          <tr>
+            <th scope="row">by formula</th>
+            <td>
+              <Stat name="flops_derived" />
+            </td>
+            <td>
+              <Figure
+                value={sum?.flops_derived ?? null}
+                source="derived"
+                unit="FLOP"
+                meaning={`${meaning("flops_derived")}; summed`}
+              />
+            </td>
+          </tr>
+          <tr>
+            <th scope="row">weights read</th>
+            <td>
+              <Stat name="weight_bytes" />
+            </td>
+            <td>
+              <Figure
+                value={sum?.weight_bytes ?? null}
+                source="counted"
+                unit="B"
+                meaning={`${meaning("weight_bytes")}; summed`}
+              />
+            </td>
+          </tr>
+          <tr>
+            <th scope="row">K/V read</th>
+            <td>
+              <Stat name="kv_read" />
+            </td>
+            <td>
+              <Total name="kv_read" value={sum?.kv_read} unit="B" />
+            </td>
+          </tr>
+          <tr>
+            <th scope="row">time</th>
+            <td>
+              <Stat name="step_us" />
+            </td>
+            <td>
+              <Total name="step_us" value={sum?.step_us} unit="us" measured />
+            </td>
+          </tr>
+        </tbody>
+      </table>
+    </Instrument>
+  );
+}
+
+/** The text as a strip: what was kept, what was computed for the first time, what was computed again. */
+function Passage() {
+  const step = frame.value;
+  if (step === null) return <div class="passage" />;
+  const all = step.start + step.length;
+  const parts = [
+    ["kept", step.start],
+    ["recomputed", step.recomputed],
+    ["fresh", step.length - step.recomputed],
+  ] as const;
+  return (
+    <div class="passage" aria-hidden="true">
+      {parts.map(([role, share]) => share > 0 && <span key={role} class={role} style={{ flexGrow: share / all }} />)}
+    </div>
+  );
+}
+
+export function KvCache() {
+  const step = frame.value;
+  const model = card.value;
+  const perToken = model?.kv_bytes_per_token ?? null;
+  const pageBytes = model ? model.page_size * model.kv_bytes_per_token : 0;
+  const pages = step && pageBytes > 0 ? Number(step.kv_allocated) / pageBytes : null;
+  const slack = step ? step.kv_allocated - step.kv_resident : null;
+  const filled = step && step.kv_allocated > 0n ? Number(step.kv_resident) / Number(step.kv_allocated) : 0;
+  return (
+    <Instrument name="KV_CACHE" id="kv" hint="keys and values, all layers">
+      <div class="main-figure">
+        <Stat name="kv_resident" class="big kept-ink" />
+        <span class="main-unit">{step && !step.cache ? "nothing is kept" : "for the next step"}</span>
+      </div>
+      <div class="gauge" aria-hidden="true">
+        <span class="kept" style={{ width: `${filled * 100}%` }} />
+      </div>
+      <dl class="pairs">
+        <Pair name="per token">
+          <Figure value={perToken} source="derived" unit="B" meaning={model ? perTokenFormula(model) : ""} />
+        </Pair>
+        <Pair name="written">
+          <Stat name="kv_written" />
+        </Pair>
+        <Pair name="allocated">
+          <Stat name="kv_allocated" />
+        </Pair>
+        <Pair name="slack">
+          <Figure
+            value={slack}
+            source="derived"
+            unit="B"
+            meaning="allocated minus kept: page room that holds nothing"
+          />
+        </Pair>
+        <Pair name="pages">
+          <Figure
+            value={pages}
+            source="derived"
+            unit={model ? `of ${count(model.pages)}` : ""}
+            meaning={`allocated, divided by the size of a page: ${model?.page_size ?? "–"} tokens`}
+          />
+        </Pair>
+      </dl>
+    </Instrument>
+  );
+}
+
+function perTokenFormula({ layers, kv_heads, head_size, dtype }: ModelCard): string {
+  return `2 (K and V) × ${layers} layers × ${kv_heads} KV heads × head size ${head_size} × bytes of ${dtype}`;
+}
+
+export function SeqLen() {
+  const current = run.value;
+  const context = card.value?.context ?? 0;
+  const prompt = current?.promptTokens ?? null;
+  const all = current ? length.value : 0;
+  const generated = prompt === null ? null : all - prompt;
+  const share = (part: number | null) => ({ width: `${context > 0 ? ((part ?? 0) / context) * 100 : 0}%` });
+  return (
+    <Instrument name="SEQ_LEN" id="seq" hint={context > 0 ? `of a context of ${count(context)}` : "tokens of the text"}>
+      <div class="main-figure">
+        <Stat name="seq_len" class="big" bare />
+        <span class="main-unit sum-of">
+          <span>
+            = <Tokens of="prompt" value={prompt} /> prompt
+          </span>
+          <span>
+            + <Tokens of="generated" value={generated} /> generated
+          </span>
+        </span>
+      </div>
+      <div class="gauge" aria-hidden="true">
+        <span class="prompt" style={share(prompt)} />
+        <span class="generated" style={share(generated)} />
+      </div>
+    </Instrument>
+  );
+}
+
+function Tokens({ of, value }: { of: "prompt" | "generated"; value: number | null }) {
+  return <Figure name={`${of}_tokens`} value={value} source="counted" unit="" meaning={`tokens, ${of}`} />;
+}
+
+/** Every number of the step that has no place of its own. */
+export function Details() {
+  const names = Object.keys(NUMBERS).filter((name): name is Name => !PLACED.includes(name as Name));
+  return (
+    <details class="instrument details" open>
+      <summary>
+        <h2>This step</h2>
+        <span class="hint">every other number</span>
+      </summary>
+      <dl class="pairs single">
+        {names.map((name) => (
+          <div key={name}>
+            <dt title={meaning(name)}>{name}</dt>
+            <dd>
+              <Stat name={name} />
+            </dd>
+          </div>
+        ))}
+      </dl>
+      <dl class="key">
+        <dt>
+          <span class="badge measured">M</span>
+        </dt>
+        <dd>measured by the engine’s clock</dd>
+        <dt>
+          <span class="badge counted">C</span>
+        </dt>
+        <dd>counted where the work is done</dd>
+        <dt>
+          <span class="badge derived">D</span>
+        </dt>
+        <dd>derived by the formula in its tooltip</dd>
+      </dl>
+    </details>
+  );
+}
+
+interface InstrumentProps {
+  name: string;
+  id: string;
+  hint: string;
+  children: ComponentChildren;
+}
+
+export function Instrument({ name, id, hint, children }: InstrumentProps) {
+  return (
+    <section class={`instrument ${id}`} aria-labelledby={`${id}-name`}>
+      <header>
+        <h2 id={`${id}-name`}>{name}</h2>
+        <span class="hint">{hint}</span>
+      </header>
+      {children}
+    </section>
+  );
+}
+
+function Pair({ name, children }: { name: string; children: ComponentChildren }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}
+
+interface TotalProps {
+  name: string;
+  value: number | bigint | undefined;
+  unit: string;
+  measured?: boolean;
+}
+
+function Total({ name, value, unit, measured = false }: TotalProps) {
+  const summed = name === "forward_tokens" ? meaning("length") : meaning(name as Name);
+  return (
+    <Figure
+      name={`total_${name}`}
+      value={value ?? null}
+      source={measured ? "measured" : "counted"}
+      unit={unit}
+      meaning={`${summed}; summed over the steps so far`}
+    />
+  );
+}
+
+const meaning = (name: Name): string => NUMBERS[name]?.meaning ?? "";

@@ -1,0 +1,146 @@
+// How the newest token was chosen: the likeliest candidates with what the model gave them (outline) and what the
+// sampler left of it (fill), the one that was taken, and the random number that decided.
+
+import { percent } from "../format";
+import { frame, run } from "../store";
+import { marked, quoted } from "../text";
+import type { Candidate, StepFrame } from "../schema";
+import { Instrument } from "./Instruments";
+import { Stat } from "./Stat";
+
+const LISTED = 8;
+const WHOLE = 0.995; // of the sampler's mass that must be listed for the draw to be drawn
+
+export function NextToken() {
+  const step = frame.value;
+  const current = run.value;
+  const token = step?.token ?? null;
+  return (
+    <Instrument name="Next token" id="next" hint="chances, and what was drawn">
+      {step === null || current === null || token === null ? (
+        <p class="sentence">
+          {step === null ? "No step yet." : "This step read a part of the prompt; nothing was chosen."}
+        </p>
+      ) : (
+        <>
+          <Bars step={step} token={token} />
+          <Draw step={step} />
+        </>
+      )}
+      <dl class="pairs">
+        <div>
+          <dt>entropy</dt>
+          <dd>
+            <Stat name="entropy" />
+          </dd>
+        </div>
+        <div>
+          <dt>rank</dt>
+          <dd>
+            <Stat name="rank" />
+          </dd>
+        </div>
+        <div>
+          <dt>log p</dt>
+          <dd>
+            <Stat name="logprob" />
+          </dd>
+        </div>
+        <div>
+          <dt>p sampler</dt>
+          <dd>
+            <Stat name="sampled" />
+          </dd>
+        </div>
+        <div>
+          <dt>draw u</dt>
+          <dd>
+            {step && step.uniform === null && token !== null ? <span class="none">greedy: none </span> : null}
+            <Stat name="uniform" />
+          </dd>
+        </div>
+        <div>
+          <dt>temperature</dt>
+          <dd>{current ? Number(current.card.temperature.toFixed(3)) : "–"}</dd>
+        </div>
+      </dl>
+    </Instrument>
+  );
+}
+
+function Bars({ step, token }: { step: StepFrame; token: number }) {
+  const shown = step.candidates.slice(0, LISTED);
+  const chosen = step.candidates.find((candidate) => candidate.token === token);
+  if (!shown.some((candidate) => candidate.token === token))
+    shown.splice(LISTED - 1, 1, chosen ?? { token, logprob: step.logprob ?? -Infinity, sampled: step.sampled ?? 0 });
+  const most = Math.max(...step.candidates.map((c) => Math.max(Math.exp(c.logprob), c.sampled)), 1e-9);
+  return (
+    <>
+      <ol class="bars">
+        {shown.map((candidate) => (
+          <Bar key={candidate.token} candidate={candidate} most={most} chosen={candidate.token === token} />
+        ))}
+      </ol>
+      <p class="bars-key" aria-hidden="true">
+        <span class="swatch outline" /> p, model <span class="swatch fill" /> p, sampler
+      </p>
+    </>
+  );
+}
+
+function Bar({ candidate, most, chosen }: { candidate: Candidate; most: number; chosen: boolean }) {
+  const p = Math.exp(candidate.logprob);
+  const text = run.value?.named(candidate.token).text ?? "";
+  const cut = candidate.sampled === 0;
+  const left = cut ? "cut by the sampler" : `sampler ${percent(candidate.sampled)}`;
+  const words = `${quoted(text)}: model ${percent(p)}, ${left}${chosen ? ", chosen" : ""}`;
+  return (
+    <li
+      class={`bar ${chosen ? "chosen" : ""} ${cut ? "cut" : ""}`}
+      title={`${words}; id ${candidate.token}`}
+      data-candidate={candidate.token}
+      data-p={p}
+      data-sampled={candidate.sampled}
+    >
+      <span class="sr">{words}</span>
+      <span class="bar-mark" aria-hidden="true">
+        {chosen ? "▸" : ""}
+      </span>
+      <span class="bar-name" aria-hidden="true">
+        {marked(text)}
+      </span>
+      <span class="bar-track" aria-hidden="true">
+        <span class="bar-fill" style={{ width: `${(candidate.sampled / most) * 100}%` }} />
+        <span class="bar-outline" style={{ width: `${(p / most) * 100}%` }} />
+      </span>
+      <span class="bar-value" aria-hidden="true">
+        {percent(p)}
+      </span>
+    </li>
+  );
+}
+
+/** The draw: what the sampler left, laid end to end in the order of ids, and the random number that points into it. */
+function Draw({ step }: { step: StepFrame }) {
+  if (step.uniform === null) return null;
+  const kept = step.candidates.filter((candidate) => candidate.sampled > 0).sort((a, b) => a.token - b.token);
+  const mass = kept.reduce((sum, candidate) => sum + candidate.sampled, 0);
+  if (mass < WHOLE) return null;
+  return (
+    <div
+      class="draw"
+      title="What the sampler left, laid end to end in the order of ids; the mark is the random number u"
+    >
+      <div class="draw-strip" aria-hidden="true">
+        {kept.map((candidate) => (
+          <span
+            key={candidate.token}
+            class={candidate.token === step.token ? "chosen" : ""}
+            style={{ flexGrow: candidate.sampled / mass }}
+          />
+        ))}
+      </div>
+      <span class="draw-mark" aria-hidden="true" style={{ left: `${step.uniform * 100}%` }} />
+    </div>
+  );
+}

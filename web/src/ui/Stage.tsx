@@ -1,0 +1,202 @@
+// The frame around the stage: the switch that is the lesson, what the step did, the cameras, the legend, and which
+// layer and head are looked at. The picture itself is stage.ts.
+
+import { useEffect, useRef } from "preact/hooks";
+import * as actions from "../actions";
+import { CAMERAS, type Camera } from "../faces/face";
+import { selected } from "../rows";
+import * as stage from "../stage";
+import { cache, camera, card, face, frame, live, run, shown, switched } from "../store";
+import { caption } from "../words";
+import { Icon } from "./icons";
+import { Banners, Centre } from "./Overlay";
+
+const NAMES: Record<Camera, string> = { iso: "Iso", top: "Top", side: "Side", head: "Head", follow: "Follow" };
+
+export function Stage() {
+  return (
+    <main class="stage" aria-label="Stage">
+      <div class="stage-bar">
+        <CacheSwitch />
+        <Caption />
+        <Cameras />
+      </div>
+      <Banners />
+      <View />
+      <div class="stage-foot">
+        <Legend />
+        <Selectors />
+      </div>
+    </main>
+  );
+}
+
+function View() {
+  const host = useRef<HTMLDivElement>(null);
+  useEffect(() => (host.current ? stage.mount(host.current) : undefined), []);
+  return (
+    <div class="view">
+      <div class={run.value === null ? "canvas blank" : "canvas"} ref={host} />
+      <Centre />
+      <Hint />
+    </div>
+  );
+}
+
+const PATIENCE = 8; // steps before the lesson is offered
+
+/** The next thing to do, until it has been done once. */
+function Hint() {
+  if (switched.value || !live.value || !cache.value || shown.value < PATIENCE) return null;
+  return (
+    <p class="hint-next">
+      Now press <kbd>N</kbd> to take the cache away
+    </p>
+  );
+}
+
+function CacheSwitch() {
+  const replay = run.value !== null && run.value.origin !== "live";
+  const on = replay ? (frame.value?.cache ?? true) : cache.value;
+  const title = replay
+    ? "This is a recording: what it did is shown, and cannot be changed"
+    : "Takes effect with the next step (N)";
+  return (
+    <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
+      <button type="button" class="on" aria-pressed={on} disabled={replay} onClick={() => actions.setCache(true)}>
+        KV cache
+      </button>
+      <button type="button" class="off" aria-pressed={!on} disabled={replay} onClick={() => actions.setCache(false)}>
+        No cache
+      </button>
+    </div>
+  );
+}
+
+function Caption() {
+  const { lead, rest } = caption.value;
+  const step = frame.value;
+  return (
+    <p class={`caption ${step && step.recomputed > 0 ? "again" : ""}`}>
+      <span class="caption-lead">{lead}</span>
+      <span class="caption-rest">{rest}</span>
+    </p>
+  );
+}
+
+function Cameras() {
+  return (
+    <div class="cameras" role="group" aria-label="View">
+      {CAMERAS.map((name, i) => (
+        <button
+          type="button"
+          key={name}
+          aria-pressed={camera.value.name === name}
+          onClick={() => actions.setCamera(name)}
+          title={`Camera ${NAMES[name].toLowerCase()} (${i + 1})`}
+        >
+          {NAMES[name]}
+        </button>
+      ))}
+      <span class="divider" aria-hidden="true" />
+      {(["3d", "2d"] as const).map((kind) => (
+        <button
+          type="button"
+          key={kind}
+          aria-pressed={face.value === kind}
+          onClick={() => actions.setFace(kind)}
+          title={`Draw in ${kind === "3d" ? "3-D" : "2-D"} (V)`}
+        >
+          {kind === "3d" ? "3-D" : "2-D"}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+const ROLES = [
+  ["prompt", "prompt"],
+  ["generated", "generated"],
+  ["kept", "kept K/V"],
+  ["fresh", "written now"],
+  ["recomputed", "computed again"],
+  ["beam", "read by attention"],
+] as const;
+
+function Legend() {
+  return (
+    <ul class="legend" aria-label="Legend">
+      {ROLES.map(([role, name]) => (
+        <li key={role}>
+          <span class={`swatch ${role}`} aria-hidden="true" />
+          {name}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+export function Selectors() {
+  const { layer, head } = selected.value;
+  const fixed = run.value !== null && run.value.origin !== "live";
+  const title = fixed ? "A recording has the rows of one layer and head only" : undefined;
+  return (
+    <div class="selectors" {...(title ? { title } : {})}>
+      <Stepper
+        name="layer"
+        value={layer}
+        of={card.value?.layers ?? 0}
+        keys="[ ]"
+        disabled={fixed}
+        change={actions.changeLayer}
+      />
+      <Stepper
+        name="head"
+        value={head}
+        of={card.value?.heads ?? 0}
+        keys="{ }"
+        disabled={fixed}
+        change={actions.changeHead}
+      />
+    </div>
+  );
+}
+
+interface StepperProps {
+  name: string;
+  value: number;
+  of: number;
+  keys: string;
+  disabled: boolean;
+  change(by: number): void;
+}
+
+function Stepper({ name, value, of, keys, disabled, change }: StepperProps) {
+  return (
+    <div class="stepper" role="group" aria-label={name}>
+      <span class="stepper-name">{name}</span>
+      <button
+        type="button"
+        aria-label={`${name} before`}
+        title={`${name} (${keys})`}
+        disabled={disabled}
+        onClick={() => change(-1)}
+      >
+        <Icon name="minus" />
+      </button>
+      <output class="stepper-value">
+        {of > 0 ? value : "–"}
+        <span class="of">/{of > 0 ? of - 1 : "–"}</span>
+      </output>
+      <button
+        type="button"
+        aria-label={`${name} after`}
+        title={`${name} (${keys})`}
+        disabled={disabled}
+        onClick={() => change(1)}
+      >
+        <Icon name="plus" />
+      </button>
+    </div>
+  );
+}

@@ -1,0 +1,138 @@
+// The transport: moving over the steps, how fast the run goes on, and the scrubber.
+
+import { useEffect } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+import * as actions from "../actions";
+import * as player from "../player";
+import { count } from "../format";
+import { frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
+import { activity } from "../words";
+import { Icon } from "./icons";
+import { Scrubber } from "./Scrubber";
+
+export function Transport() {
+  const current = run.value;
+  const none = last.value < 0;
+  const over = current !== null && shown.value >= last.value && (current.origin !== "live" || current.ended);
+  const canStep = current !== null && (shown.value < last.value || (current.origin === "live" && !current.ended));
+  const playName = playing.value ? "Pause" : over && live.value ? "Run again" : "Play";
+  return (
+    <section class="transport" aria-label="Transport">
+      <div class="transport-row">
+        <div class="buttons" role="group" aria-label="Steps">
+          <button
+            type="button"
+            aria-label="First step"
+            title="First step (Home)"
+            disabled={none}
+            onClick={actions.first}
+          >
+            <Icon name="first" />
+          </button>
+          <button
+            type="button"
+            aria-label="One step back"
+            title="One step back (←)"
+            disabled={shown.value <= 0}
+            onClick={() => actions.step(-1)}
+          >
+            <Icon name="back" />
+          </button>
+          <button
+            type="button"
+            class="play"
+            aria-label={playName}
+            title={`${playName} (Space)`}
+            disabled={current === null && model.value === null}
+            onClick={actions.toggle}
+          >
+            <Icon name={playing.value ? "pause" : over && live.value ? "again" : "play"} />
+          </button>
+          <button
+            type="button"
+            aria-label="One step on"
+            title={shown.value < last.value ? "One step on (→)" : "Let the engine take one step (→)"}
+            disabled={!canStep}
+            onClick={() => actions.step(1)}
+          >
+            <Icon name="forward" />
+          </button>
+          <button
+            type="button"
+            aria-label="Newest step"
+            title="Newest step (End)"
+            disabled={none}
+            onClick={actions.end}
+          >
+            <Icon name="last" />
+          </button>
+        </div>
+        <p class="counter">
+          step <b>{frame.value ? count(frame.value.step) : "–"}</b>
+          <span class="of"> of {none ? "–" : count(last.value + (current?.card.first_step ?? 0))}</span>
+        </p>
+        <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
+          {activity.value.text}
+          <Lease />
+        </p>
+        <Pace />
+      </div>
+      <Scrubber />
+    </section>
+  );
+}
+
+const SLOWEST = 0.25;
+const FASTEST = 60;
+const NOTCHES = 40; // of the slider; one more is engine speed
+
+const toPace = (notch: number): number | null =>
+  notch > NOTCHES ? null : Number((SLOWEST * (FASTEST / SLOWEST) ** (notch / NOTCHES)).toPrecision(2));
+
+const toNotch = (value: number | null): number =>
+  value === null ? NOTCHES + 1 : Math.round((Math.log(value / SLOWEST) / Math.log(FASTEST / SLOWEST)) * NOTCHES);
+
+function Pace() {
+  const words = pace.value === null ? "engine speed" : `${pace.value} tok/s`;
+  return (
+    <label class="pace">
+      <span class="pace-name">speed</span>
+      <input
+        type="range"
+        min={0}
+        max={NOTCHES + 1}
+        step={1}
+        value={toNotch(pace.value)}
+        aria-valuetext={words}
+        onInput={(event) => player.setPace(toPace(Number(event.currentTarget.value)))}
+      />
+      <output>{words}</output>
+    </label>
+  );
+}
+
+/** How long the engine keeps what it holds for a run that waits: in minutes, and in seconds only near the end. */
+function Lease() {
+  const state = run.value?.state.value;
+  const lease = live.value && pageState.value === "paused" ? (state?.lease_s ?? null) : null;
+  const left = useSignal<number | null>(null);
+  useEffect(() => {
+    if (lease === null) {
+      left.value = null;
+      return undefined;
+    }
+    const ends = performance.now() + lease * 1000;
+    const tell = () => (left.value = Math.max(0, (ends - performance.now()) / 1000));
+    tell();
+    const timer = setInterval(tell, 5000);
+    return () => clearInterval(timer);
+  }, [lease, state]);
+  if (left.value === null) return null;
+  const words = left.value > 90 ? `${Math.round(left.value / 60)} min` : `${Math.round(left.value)} s`;
+  return (
+    <span class="lease" title="The engine frees the keys and values of a run that nobody continues">
+      {" "}
+      · K/V kept for {words}
+    </span>
+  );
+}

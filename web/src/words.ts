@@ -1,0 +1,141 @@
+// What the page says about itself in words: the state of the connection and of the run, and the sentence about a step.
+// Kept apart from the components so that the live region, the bar and the stage say the same.
+
+import { computed } from "@preact/signals";
+import { bytes, count, joined, plural } from "./format";
+import { quoted } from "./text";
+import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
+import type { RunState, StepFrame } from "./schema";
+
+type Tone = "good" | "wait" | "bad" | "off";
+
+export const connection = computed<{ tone: Tone; text: string }>(() => {
+  switch (pageState.value) {
+    case "boot":
+      return { tone: "wait", text: "looking for the engine" };
+    case "loading-model":
+      return { tone: "wait", text: "loading the model" };
+    case "disconnected":
+      return { tone: "bad", text: "not connected" };
+    case "expired":
+      return { tone: "wait", text: "run released" };
+    case "replay":
+      return { tone: "off", text: "replay of a file" };
+    default:
+      if (loading.value?.phase === "failed") return { tone: "bad", text: "no model" };
+      return { tone: "good", text: "engine connected" };
+  }
+});
+
+const REASONS: Record<string, string> = {
+  eos: "the model ended the text",
+  stop: "a stop text was met",
+  length: "cut at max tokens",
+  context: "cut: the context is full",
+  aborted: "ended from outside",
+};
+
+/** Why a run ended, and whether that cut the text short. */
+export function ending(state: RunState): { text: string; cut: boolean } | null {
+  if (state.state !== "done" || state.reason === null) return null;
+  return { text: REASONS[state.reason] ?? state.reason, cut: state.reason === "length" || state.reason === "context" };
+}
+
+/** The state of the run in a few words, for the transport. */
+export const activity = computed<{ text: string; cut: boolean }>(() => {
+  const current = run.value;
+  const plain = (text: string) => ({ text, cut: false });
+  if (current === null) return plain("");
+  const past = shown.value < last.value;
+  if (playing.value && (past || current.origin !== "live")) return plain("playing what was recorded");
+  switch (pageState.value) {
+    case "queued":
+      return plain("waiting for the engine");
+    case "prefill": {
+      const read = frame.value ? frame.value.start + frame.value.length : 0;
+      return plain(read > 0 ? `reading the prompt: ${count(read)} of ${count(length.value)}` : "reading the prompt");
+    }
+    case "running":
+      return plain(pace.value === null ? "running at engine speed" : "running");
+    case "throttled":
+      return plain("running; the page is behind, so attention rows are left out");
+    case "paused":
+      return plain(past ? "held; looking back" : "held: the engine computes nothing");
+    case "done":
+      return ending(current.state.value) ?? plain("done");
+    case "disconnected":
+      return plain("not connected");
+    case "expired":
+      return plain("the engine has let go of this run");
+    default:
+      return ending(current.state.value) ?? plain("");
+  }
+});
+
+/** What went through the layers in a step: the lesson of the page in one sentence. */
+export function work(step: StepFrame): string {
+  const all = step.start + step.length;
+  const { recomputed } = step;
+  if (step.length === all) {
+    const tokens = all === 1 ? "The one token" : `All ${count(all)} tokens`;
+    if (recomputed === 0) return `${tokens} of the prompt went through the layers`;
+    if (!step.cache) return `${tokens} went through, ${count(recomputed)} of them again`;
+    return `${tokens} to fill the cache, ${count(recomputed)} of them again`;
+  }
+  return `${count(step.length)} of ${plural(all, "token")} went through the layers`;
+}
+
+/** The step in short, above the stage. */
+export const caption = computed(() => {
+  const step = frame.value;
+  const current = run.value;
+  if (step === null || current === null) return { lead: "", rest: "" };
+  const lead = step.token === null ? "read a part of the prompt" : `wrote ${quoted(current.named(step.token).text)}`;
+  const all = step.start + step.length;
+  if (step.start > 0)
+    return { lead, rest: `${plural(step.length, "token")} computed, ${count(step.start)} read from the cache` };
+  if (step.recomputed > 0)
+    return { lead, rest: `all ${count(all)} tokens computed, ${count(step.recomputed)} of them again` };
+  return { lead, rest: `${plural(all, "token")} of the prompt computed at once` };
+});
+
+/** Said to those who do not see the page, when the state changes and only then. */
+export const announcement = computed(() => {
+  const state = pageState.value;
+  const tokens = () => plural(length.peek(), "token");
+  switch (state) {
+    case "boot":
+    case "tokenizing":
+    case "queued":
+    case "prefill":
+      return "";
+    case "loading-model":
+      return "The model is loading. A recorded run is shown.";
+    case "empty":
+      return "Ready. Write a prompt and run it.";
+    case "running":
+    case "throttled": // it comes and goes too fast to be said
+      return "Running.";
+    case "paused":
+      return `Held at ${tokens()}.`;
+    case "done":
+      return `Done, ${tokens()}: ${activity.peek().text}.`;
+    case "error":
+      return "Something failed. The page says what.";
+    case "disconnected":
+      return link.value === "broken" ? "Connection lost. Trying again." : "The engine does not answer. Trying again.";
+    case "expired":
+      return "The engine has let go of this run. Play builds it again.";
+    case "replay":
+      return "Replay of a file.";
+  }
+});
+
+export const loaded = computed(() => {
+  const state = loading.value;
+  if (state === null || state.total === 0) return null;
+  return {
+    share: Math.min(1, state.done / state.total),
+    text: `${joined(bytes(state.done))} of ${joined(bytes(state.total))}`,
+  };
+});
