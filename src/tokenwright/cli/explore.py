@@ -49,7 +49,9 @@ def explore(
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.llm import LLM
+        from tokenwright.models.device import leave_a_core
 
+        leave_a_core()
         try:
             return LLM(
                 model,

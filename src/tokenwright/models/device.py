@@ -52,3 +52,11 @@ def free_memory(device: torch.device) -> int | None:
     except OSError:
         pass
     return None
+
+
+def leave_a_core() -> None:
+    """Compute with one thread fewer from now on, in this process: for when something else must run beside it.
+
+    Threads that share a product wait for each other; where one waits for a core that a browser draws on, all do.
+    """
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))

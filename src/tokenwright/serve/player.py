@@ -238,4 +238,4 @@ class Runs:
 
 def new_identity() -> str:
     """An id that nobody guesses."""
-    return secrets.token_urlsafe(9)
+    return secrets.token_hex(8)

@@ -22,7 +22,7 @@ export function Prompt() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(event);
     if (event.key === "Escape") (event.currentTarget as HTMLElement).blur();
   };
-  const lines = Math.min(3, form.prompt.value.split("\n").length);
+  const lines = Math.min(4, form.prompt.value.split("\n").length);
   return (
     <form class="prompt-row" onSubmit={run} aria-label="Prompt">
       <div class="prompt-line">

@@ -1,0 +1,103 @@
+"""Screenshots of the explorer for the README and the docs: a live run of the model inside, in a headless browser.
+
+    python docs/pictures/screens.py [FOLDER]     needs the test extra, and a browser (scripts/browser)
+
+The runs are seeded, so the texts are the same each time; the times on them are those of the machine that drew them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import uvicorn
+from playwright.sync_api import Page, sync_playwright
+
+from tokenwright import LLM
+from tokenwright.models.device import leave_a_core
+from tokenwright.serve.explore import Explorer, make_app
+from tokenwright.serve.page import page_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+PORT = 8329
+STORY = "Once upon a time, there was a little fox who"
+CODE = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
+FLAGS = [
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--ignore-gpu-blocklist",
+    "--disable-background-networking",
+    "--no-first-run",
+]
+
+
+def held(page: Page, prompt: str, step: int, *, head: tuple[int, int], camera: str, face: str = "3d") -> None:
+    """A run that is held after a step."""
+    layer, number = head
+    page.goto("about:blank")
+    page.goto(
+        f"http://127.0.0.1:{PORT}/#p={quote(prompt)}&seed=1&T=0.7&step={step}&layer={layer}&head={number}"
+        f"&cam={camera}&face={face}"
+    )
+    page.wait_for_function(f"window.__explorer?.state.step === {step}")
+    rest(page)
+
+
+def rest(page: Page) -> None:
+    """Until nothing moves."""
+    frames = -1
+    while frames != (frames := page.evaluate("window.__explorer.frames")):
+        page.wait_for_timeout(600)
+
+
+def without_cache(page: Page, steps: int) -> None:
+    page.keyboard.press("n")
+    for _ in range(steps):
+        before = page.evaluate("window.__explorer.state.step")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function(f"window.__explorer.state.step === {before + 1}")
+    rest(page)
+
+
+def shots(page: Page, folder: Path) -> None:
+    def save(name: str) -> None:
+        page.screenshot(path=folder / f"explorer-{name}.png")
+        print(f"explorer-{name}.png")
+
+    held(page, STORY, 26, head=(4, 3), camera="iso")
+    save("story")
+    without_cache(page, 4)
+    save("no-cache")
+    held(page, STORY, 30, head=(3, 7), camera="top")
+    save("top")
+    held(page, CODE, 18, head=(2, 3), camera="iso")
+    save("code")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
+    leave_a_core()
+    explorer = Explorer("stories", lambda report: LLM("stories", report=report, trace=True))
+    app = make_app(explorer, [f"127.0.0.1:{PORT}"], page_folder())
+    server = uvicorn.Server(uvicorn.Config(app, port=PORT, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while explorer.loading.phase == "loading":
+        time.sleep(0.1)
+    found = subprocess.run([sys.executable, ROOT / "scripts/browser"], capture_output=True, text=True, check=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
+        shots(page, folder)
+        browser.close()
+    server.should_exit = True
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()
