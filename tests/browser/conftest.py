@@ -37,6 +37,7 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
 )
+HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
 
 
@@ -77,7 +78,7 @@ def load(report):
     return LLM("stories", trace=True, report=report, pages=512)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server():
     server = Server(load)
     while server.explorer.loading.phase == "loading":
@@ -94,14 +95,14 @@ def executable():
     return found.stdout.strip()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def launch():
     """Starts a browser with these flags beside the usual ones."""
     with sync_playwright() as playwright:
         yield lambda *flags: playwright.chromium.launch(executable_path=executable(), args=[*FLAGS, *flags])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(launch):
     browser = launch()
     yield browser
@@ -115,6 +116,7 @@ class Explored:
         self.tab, self.address = tab, address
         self.errors = []
         self.known = {}  # steps by run, so that each is asked for once
+        tab.set_default_timeout(HANGS)
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
         tab.on("console", self.note)
 
@@ -176,7 +178,8 @@ class Explored:
         self.tab.keyboard.press(key)
 
     def until(self, condition):
-        self.tab.wait_for_function(f"() => {condition}", timeout=120_000)
+        """Wait for it. The limit is no measure of speed: a page that hangs is to be told as that."""
+        self.tab.wait_for_function(f"() => {condition}", timeout=HANGS)
 
     def until_state(self, *states):
         self.until(f"{json.dumps(states)}.includes(document.documentElement.dataset.state)")
