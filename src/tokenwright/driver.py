@@ -122,7 +122,9 @@ class Driver:
             engine.use_cache(job.sequence.id, cache)
 
     def fetch(self, job: Job) -> Piece | None:
-        """The job's next piece, turning the engine as long as there is none; None once it has ended or is held.
+        """The job's next piece, turning the engine as long as there is none; None once it has ended.
+
+        A job that is held has no next piece: `allow` it one first.
 
         Raises EngineError if it failed.
         """
@@ -132,7 +134,7 @@ class Driver:
                 return job.pieces.popleft()
             if ended and job.error is not None:
                 raise EngineError(str(job.error) or type(job.error).__name__) from job.error
-            if ended or job.sequence.held:
+            if ended:
                 return None
             self._turn(job)
 

@@ -20,6 +20,9 @@ from tokenwright.trace.recorder import Recorder, Watch
 from tokenwright.trace.rows import coded
 from tokenwright.trace.schema import AttentionRow, StepFrame
 
+MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; older ones can be had again
+FRAME_BYTES = 5000  # of one frame without its row, about
+
 
 class Run:
     """One watched text. `frames` are all its steps so far; `first_step` is the number of the first."""
@@ -33,7 +36,8 @@ class Run:
         self._looker = looker
         self.first_step = first_step
         self.frames: list[StepFrame] = []
-        self._watch = Watch(job.sequence, job.submitted, layer, head, first_step)
+        self._rows = self._stripped = 0  # bytes of all rows kept, and frames that have lost theirs
+        self._watch = Watch(job.sequence, job.submitted, (layer, head), first_step)
         self.watch(layer, head)
         recorder.watch(self._watch)
 
@@ -52,6 +56,21 @@ class Run:
         self._driver.use_cache(self._job, on)
 
     @property
+    def nbytes(self) -> int:
+        """About the memory that its frames take."""
+        return self._rows + FRAME_BYTES * len(self.frames)
+
+    @property
+    def most_pages(self) -> int:
+        """Pages that it may come to hold."""
+        return self._driver.engine.pool.needed(self._job.sequence.slots)
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages that there are for all."""
+        return self._driver.engine.pool.pages
+
+    @property
     def ended(self) -> bool:
         return self._job.ended
 
@@ -63,12 +82,12 @@ class Run:
     @property
     def watched(self) -> tuple[int, int]:
         """Layer and head of the attention row that comes with each frame."""
-        return self._watch.layer, self._watch.head
+        return self._watch.watched
 
     def watch(self, layer: int, head: int) -> None:
         """Choose the attention row of the frames to come. Raises RequestError for one that the model lacks."""
         self._check(layer, head)
-        self._watch.layer, self._watch.head = layer, head
+        self._watch.watched = layer, head
 
     def step(self) -> list[StepFrame]:
         """Let it write one token; the frames of that, several where a long prompt is read in parts; none at its end.
@@ -87,13 +106,24 @@ class Run:
             if fresh:
                 fresh[-1] = replace(fresh[-1], text=text)
             self.frames += fresh  # whole: others read them while we write
+            self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
+            self._strip()
         return fresh
+
+    def _strip(self) -> None:
+        """Let the oldest rows go where all are too many."""
+        while self._rows > MOST_ROWS and self._stripped < len(self.frames):
+            frame = self.frames[self._stripped]
+            self._rows -= len(frame.attention.codes) if frame.attention else 0
+            self.frames[self._stripped] = replace(frame, attention=None)
+            self._stripped += 1
 
     def frame(self, step: int) -> StepFrame:
         """The frame of a step. Raises RequestError for one that was not made."""
         if not 0 <= step - self.first_step < len(self.frames):
             last = self.first_step + len(self.frames) - 1
-            raise RequestError(f"there is no step {step}: this run has steps {self.first_step} to {last}")
+            there = f"steps {self.first_step} to {last}" if self.frames else "none yet"
+            raise RequestError(f"there is no step {step}: this run has {there}")
         return self.frames[step - self.first_step]
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:

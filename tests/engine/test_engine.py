@@ -272,6 +272,30 @@ def test_a_held_request_keeps_its_pages_until_somebody_needs_them():
     assert list(held.written) == list(range(8, 16))
 
 
+def test_one_that_grows_takes_the_pages_of_a_held_one_before_its_own():
+    engine, _ = scripted_engine(up, pages=4, page_size=4)
+    held = engine.submit(request(*range(7), most=8))
+    engine.hold(held.id, 8)
+    drain_held(engine)
+    growing = engine.submit(request(1, 2, most=11))
+    while growing.state is not State.FINISHED:
+        engine.step()
+    assert (growing.preemptions, held.preemptions) == (0, 1)
+    engine.hold(held.id, None)
+    drain(engine)
+    assert list(held.written) == list(range(7, 15))
+
+
+def test_an_engine_whose_requests_are_all_held_is_not_busy():
+    engine, _ = scripted_engine(up)
+    sequence = engine.submit(request(1, 2))
+    engine.hold(sequence.id, 0)
+    assert not engine.busy
+    engine.hold(sequence.id, None)
+    assert engine.busy
+    drain(engine)
+
+
 def test_a_held_request_in_the_queue_is_passed_by():
     engine, _ = scripted_engine(up, pages=4, page_size=4)
     first = engine.submit(request(1, 2))

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
+from tokenwright.serve import explore as explore_module
 from tokenwright.serve import player as player_module
 from tokenwright.serve.explore import WINDOW, Explorer, NewRun, make_app
 from tokenwright.serve.origin import MOST_BODY
@@ -149,8 +150,9 @@ def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
     with watching(client, card["run"], acks=False) as page:
         page.until(lambda p: p.state == "held")
         page.send(op="play", pace=None)
-        page.until(lambda p: p.state == "done" and p.states[-1]["throttled"])
+        page.until(lambda p: p.state == "done")
         assert len(page.frames) == WINDOW
+        assert page.states[-1]["throttled"]
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 40, "the engine does not wait"
         page.acks = True
         page.ack()
@@ -194,6 +196,89 @@ def test_a_run_that_was_lost_is_rebuilt_and_goes_on_alike(server):
     assert [(frame.step, frame.token, frame.text, frame.seq_len) for frame in rest] == [
         (frame.step, frame.token, frame.text, frame.seq_len) for frame in whole[5:]
     ]
+
+
+def test_the_text_of_a_rebuilt_run_begins_where_the_lost_one_stood(server):
+    """Whatever was held back when it was lost, half a character or half a stop string, is told once."""
+    client, _ = server
+    wanted = {"prompt": "ab", "max_tokens": 12, "temperature": 1.0, "seed": 4, "stop": ["zz", "never said"]}
+    card = begin(client, **wanted)
+    with watching(client, card["run"]) as page:
+        frames = played(page)
+    whole = "".join(frame.text for frame in frames)
+    held = 0
+    for cut in range(1, len(frames)):
+        written = [frame.token for frame in frames[:cut]]
+        again = begin(client, **wanted, written=written, first_step=cut)
+        assert again["written_text"] == "".join(frame.text for frame in frames[:cut])
+        held += client.post("/detokenize", json={"ids": written}).json()["text"] != again["written_text"]
+        with watching(client, again["run"], since=cut) as page:
+            assert again["written_text"] + "".join(frame.text for frame in played(page)) == whole
+    assert held, "something was held back at some cut, or this shows nothing"
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_heard_by_the_page(server, monkeypatch):
+    client, _ = server
+    card = begin(client)
+
+    def broken(_):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(explore_module, "pack", broken)
+    with pytest.raises(BaseExceptionGroup):  # which the test's client shows, and a server logs
+        step_on(client, card)
+
+
+def step_on(client, card):
+    """Ask for a step, and listen as long as the stream is open."""
+    with watching(client, card["run"]) as page:
+        page.send(op="step")
+        page.until(lambda p: False)
+
+
+def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
+    """A pool of 64 pages, runs of up to 25 each: two fit."""
+    client, explorer = server
+    first, second = (begin(client, max_tokens=390) for _ in range(2))
+    with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
+        page.until(lambda p: p.state == "held")
+        other.until(lambda p: p.state == "held")
+        refused = client.post("/runs", json={"prompt": "ab", "max_tokens": 390})
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
+    third = begin(client, max_tokens=390)
+    with watching(client, third["run"]) as page:
+        page.until(lambda p: p.state == "held")
+    states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
+    while "expired" not in states:
+        time.sleep(0.01)
+        states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
+    assert sorted(states) == ["expired", "held"]
+    assert explorer.llm.engine.pool.free == 64
+
+
+def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server, monkeypatch):
+    _, explorer = server
+    card = explorer.begin(NewRun(prompt="abc", max_tokens=9))
+    explorer.runs.remove(card.run)
+    now = [1000.0]
+    monkeypatch.setattr(player_module.time, "monotonic", lambda: now[0])
+    run = explorer.llm.run("abc", SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
+    player = Player(run, card, lease_s=100)
+    now[0] += 60
+    player.renew()
+    now[0] += 60
+    assert player.state().lease_s == 40
+    player.close()
+    player.join()
+    assert (player.phase, player.state().reason) == ("expired", "aborted")
+
+
+def test_closing_does_not_wait_for_a_model_that_is_still_being_read():
+    never = threading.Event()
+    explorer = Explorer("slow", lambda report: never.wait())
+    with TestClient(make_app(explorer, [HOST], None), base_url=f"http://{HOST}") as client:
+        assert client.get("/status").json()["phase"] == "loading"
+    never.set()
 
 
 def test_a_lease_that_ends_gives_the_pages_back_and_keeps_the_frames(server):
@@ -276,6 +361,7 @@ def test_ended_runs_are_kept_for_a_while(server, monkeypatch):
         ({"prompt": "ab", "written": [10**6]}, "token ids"),
         ({"prompt": "ab", "layer": 99}, "layer must be from 0 to"),
         ({"prompt": "ab", "stop": [""]}, "stop"),
+        ({"prompt": "ab", "stop": ["\udc80"]}, "surrogate"),
         ({"prompt": "\ud800"}, "surrogate"),
         ({"prompt": ""}, "the prompt has no tokens"),
     ],
@@ -306,9 +392,18 @@ def closing(socket):
         return closed.code, closed.reason
 
 
-@pytest.mark.parametrize(
-    "wish", ["no json", "{}", '{"op":"fly"}', '{"op":"play","pace":0}', '{"op":"watch","layer":0}']
-)
+WISHES = [
+    "no json",
+    "{}",
+    '{"op":"fly"}',
+    '{"op":"play","pace":1e-12}',
+    '{"op":"play","pace":"5"}',
+    '{"op":"watch","layer":0}',
+    '{"op":"ack"}',
+]
+
+
+@pytest.mark.parametrize("wish", WISHES)
 def test_a_wish_that_makes_no_sense_closes_the_stream_with_the_reason(server, wish):
     client, _ = server
     card = begin(client)

@@ -1,5 +1,6 @@
 """What a run tells of each step, against closed formulas, against transformers, and with faults planted."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
+from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
+from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.schema import decode_weights
 from tokenwright.trace.sites import DIMS, Site
 
@@ -167,6 +170,78 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     assert len(list(stream)) == 6
     assert llm.engine.pool.free == llm.engine.pool.pages, "all went on together"
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
+
+
+def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
+    run = llm.run(PROMPT[:3], GREEDY, layer=0, head=0)
+    recorder = llm._recorder
+    true = recorder.runner
+
+    class Switching(Wrong):
+        def forward(self, step, tap):
+            def late(site, layer, value):
+                tap(site, layer, value)
+                if (site, layer) == (Site.QUERY, 0):
+                    run.watch(1, 3)
+
+            return true.forward(step, late)
+
+    recorder.runner = Switching(true, None)
+    try:
+        first = run.step()[-1]
+        second = run.step()[-1]
+    finally:
+        recorder.runner = true
+    assert [(f.attention.layer, f.attention.head) for f in (first, second)] == [(0, 0), (1, 3)]
+    for frame in (first, second):
+        right = run.reference(frame.step, frame.attention.layer, frame.attention.head)
+        ours = decode_weights(frame.attention.codes)
+        assert max(abs(a - b) for a, b in zip(ours, right, strict=True)) <= 0.004
+    run.close()
+
+
+def test_what_looking_takes_is_not_part_of_the_step(llm, monkeypatch):
+    row = recorder_module.attention_row
+
+    def slow(*arguments):
+        time.sleep(0.5)
+        return row(*arguments)
+
+    monkeypatch.setattr(recorder_module, "attention_row", slow)
+    with llm.run(PROMPT[:3], GREEDY) as run:
+        run.step()
+        [frame] = run.step()
+    assert frame.look_us >= 500_000
+    phases = frame.attention_us + frame.mlp_us + frame.head_us + frame.sampling_us
+    assert phases <= frame.step_us < phases + 500_000
+
+
+def test_a_row_that_cannot_be_computed_fails_nobody(llm, monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(recorder_module, "attention_row", broken)
+    with llm.run(PROMPT[:3], GREEDY) as run:
+        [frame] = run.step()
+    assert frame.attention is None and frame.candidates
+    assert "could not be computed" in caplog.text
+
+
+def test_old_rows_go_where_all_are_too_many_and_can_be_had_again(llm, monkeypatch):
+    monkeypatch.setattr(run_module, "MOST_ROWS", 30)
+    run = llm.run(PROMPT[:5], GREEDY)
+    list(steps(run))
+    kept = [frame.attention is not None for frame in run.frames]
+    assert kept == sorted(kept) and kept[-1] and not kept[0]
+    assert sum(len(frame.attention.codes) for frame in run.frames if frame.attention) <= 30
+    assert run.attention(0, 0, 0).codes
+
+
+def test_without_the_cache_a_text_read_in_parts_keeps_its_parts_until_the_last(llm):
+    run = llm.run(PROMPT, GREEDY, cache=False)
+    kv = llm.costs.bytes_per_token
+    assert [frame.kv_resident for frame in run.step()] == [5 * kv, 0]
+    run.close()
 
 
 def test_a_traced_model_writes_for_those_who_do_not_look(llm):

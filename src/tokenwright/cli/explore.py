@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import webbrowser
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -69,11 +70,14 @@ def explore(
 
     from tokenwright.serve.explore import Explorer, make_app
 
-    app = make_app(Explorer(model, load), [address, address.replace("127.0.0.1", "localhost")], page)
+    names = [address, address.replace("127.0.0.1", "localhost")]
+    names += [name.removesuffix(":80") for name in names]  # browsers leave the usual port out
+    app = make_app(Explorer(model, load), names, page)
     config = uvicorn.Config(app, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
-        webbrowser.open(f"http://{address}")
+        # Apart, because a browser of the terminal keeps its caller waiting, and nobody would answer it.
+        threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -46,7 +46,7 @@ class Engine(Generic[T]):
     @property
     def busy(self) -> bool:
         """Whether a step would tell or compute anything."""
-        return bool(self._ended or self.scheduler.sequences)
+        return bool(self._ended) or any(not sequence.held for sequence in self.scheduler.sequences.values())
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.

@@ -37,7 +37,8 @@ MOST_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over
 class Scheduler:
     """Owns the sequences and the page pool.
 
-    token_budget: tokens computed in one step, over all sequences. max_sequences: sequences running at once.
+    token_budget: tokens computed in one step, over all sequences. max_sequences: as many are admitted to run at once,
+    held ones aside.
     """
 
     def __init__(self, pool: PagePool, token_budget: int, max_sequences: int) -> None:

@@ -55,7 +55,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def leave_a_core() -> None:
-    """Compute with one thread fewer from now on, in this process: for when something else must run beside it.
+    """Compute with one thread fewer, here and in threads that begin later: for when something else must run beside it.
 
     Threads that share a product wait for each other; where one waits for a core that a browser draws on, all do.
     """

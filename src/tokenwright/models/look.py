@@ -17,6 +17,7 @@ from tokenwright.trace.rows import attention_row
 from tokenwright.trace.sites import Site, Tap, ignore
 
 PAGE_SIZE = 64  # of the stores made here
+ROWS = 512  # computed at a time, where a text is computed anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,21 @@ class Looker:
 
     @torch.inference_mode()
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
-        """What `row` must be at the last of `tokens`, by the definition: all anew in one chunk, softmax(q k) in fp64.
+        """What `row` must be at the last of `tokens`, by the definition: all computed anew, softmax(q k) in fp64.
 
         It reads no page of the engine, so it can judge what was read from there.
         """
-        seen: dict[Site, torch.Tensor] = {}
+        queries: list[torch.Tensor] = []
+        keys: list[torch.Tensor] = []
 
         def tap(site: Site, at: int, value: torch.Tensor) -> None:
-            if at == layer and site in (Site.QUERY, Site.KEY):
-                seen[site] = value.double()
+            if (site, at) == (Site.QUERY, layer):
+                queries.append(value[-1, head].double())
+            elif (site, at) == (Site.KEY, layer):
+                keys.append(value[:, self._group(head)].double())
 
         self._computed(tokens, limit, tap)
-        query, keys = seen[Site.QUERY][-1, head], seen[Site.KEY][:, self._group(head)]  # [D], [t, D]
-        scores = keys @ query / self.config.head_size**0.5
+        scores = torch.cat(keys) @ queries[-1] / self.config.head_size**0.5  # [t]
         reach = self.specs[layer].reach
         if isinstance(reach, Window):
             scores[: max(0, len(tokens) - reach.tokens)] = -torch.inf
@@ -90,8 +93,11 @@ class Looker:
     def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> Text:
         pages = range(-(-len(tokens) // PAGE_SIZE))
         store = KVStore(self.specs, len(pages), PAGE_SIZE, self.device)
-        batch = Batcher(self.config, PAGE_SIZE, self.device)([Piece(tokens, 0, pages, limit)])
-        self.decoder.forward(batch, store, tap)
+        batcher = Batcher(self.config, PAGE_SIZE, self.device)
+        for start in range(0, len(tokens), ROWS):
+            chunk = tokens[start : start + ROWS]
+            batch = batcher([Piece(chunk, start, pages[: -(-(start + len(chunk)) // PAGE_SIZE)], limit)])
+            self.decoder.forward(batch, store, tap)
         return Text(tuple(tokens), limit, store, pages)
 
     def _group(self, head: int) -> int:

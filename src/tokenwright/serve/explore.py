@@ -32,6 +32,7 @@ from tokenwright.engine import SamplingParams
 from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
 from tokenwright.serve.origin import OriginGuard
 from tokenwright.serve.player import Player, Runs, new_identity
+from tokenwright.text import TextStream
 from tokenwright.trace.schema import (
     VERSION,
     Labels,
@@ -96,7 +97,7 @@ class Ack(Strict):
 
 class Play(Strict):
     op: Literal["play"]
-    pace: Annotated[float, Field(gt=0, le=1000, strict=False)] | None
+    pace: Annotated[float, Field(ge=0.01, le=1000)] | None
 
 
 class Plain(Strict):
@@ -142,9 +143,8 @@ class Explorer:
         self._thread.start()
 
     def close(self) -> None:
-        """End all runs and give the memory back."""
+        """End all runs and give the memory back. A model that is still being read is not waited for."""
         self.runs.close()
-        self._thread.join()
         if self._llm is not None:
             self._llm.close()
 
@@ -205,14 +205,16 @@ class Explorer:
             first_step=wanted.first_step,
         )
         prompt = run.tokens[: len(run.tokens) - len(wanted.written)]
-        decode = llm.tokenizer.decode
+        written = TextStream(llm.tokenizer, params.stop, prompt)  # what a viewer was shown of them
+        for token in wanted.written:
+            written.push(token)
         card = RunCard(
             run=new_identity(),
             model=self.name,
             prompt=wanted.prompt,
             tokens=self.looks(prompt),
             written=self.looks(wanted.written),
-            written_text=decode(run.tokens)[len(decode(prompt)) :],
+            written_text=written.text,
             **_sampling(params),
             first_step=wanted.first_step,
             watched=run.watched,
@@ -308,7 +310,7 @@ def _add_errors(app: FastAPI) -> None:
                 log.exception("a request failed", exc_info=error)
                 return problem(500, "engine", "the engine failed on this request; the server's log says more")
 
-    for kind in (TokenwrightError, NotReady, Gone, RequestValidationError, HTTPException):
+    for kind in (TokenwrightError, NotReady, Gone, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, ours)
 
 
@@ -351,8 +353,9 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/attention")
     def attention(identity: str, step: int, layer: int, head: int, reference: bool = False) -> dict[str, Any]:
-        run = explorer.player(identity).run
-        row = run.attention(step, layer, head)
+        player = explorer.player(identity)
+        player.renew()
+        run, row = player.run, player.run.attention(step, layer, head)
         answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
         return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
 
@@ -395,24 +398,25 @@ class Viewer:
                 loop.call_soon_threadsafe(self._news.set)
 
         self.player.enter(changed)
-        speaker = asyncio.create_task(self._speak())
         try:
-            await self._say(self.player.card)
+            await self.socket.send_text(self.player.card_text)
             self._news.set()
-            await self._listen()
-        except (WebSocketDisconnect, RuntimeError):  # it is gone, in the middle of a word perhaps
+            async with asyncio.TaskGroup() as tasks:  # a fault of one ends the other, and the page hears of it
+                speaker = tasks.create_task(self._speak())
+                await self._listen()
+                speaker.cancel()
+        except* (WebSocketDisconnect, RuntimeError):  # it is gone, in the middle of a word perhaps
             pass
         finally:
-            speaker.cancel()
-            with suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
-                await speaker
             await asyncio.to_thread(self.player.leave, changed)
 
     async def _listen(self) -> None:
         while True:
-            text = await self.socket.receive_text()
+            message = await self.socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
             try:
-                self._take(WISH.validate_json(text))
+                self._take(WISH.validate_json(message.get("text") or message.get("bytes") or ""))
             except (ValidationError, RequestError) as error:
                 reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
                 await self.socket.close(4400, reason[:120])
@@ -455,8 +459,8 @@ class Viewer:
             self.throttled = self.throttled and behind > 1
             await self.socket.send_bytes(pack(replace(frame, attention=None) if self.throttled else frame))
             self.next += 1
-        if first + len(frames) > self.next:
+        if behind > 0:  # the credit is spent
             self.throttled = True
 
-    async def _say(self, message: RunCard | RunState | Labels) -> None:
+    async def _say(self, message: RunState | Labels) -> None:
         await self.socket.send_text(json.dumps(asdict(message)))

@@ -7,13 +7,14 @@ gives its pages back; its frames stay, and a new run can go on from where it was
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tokenwright.errors import CapacityError, EngineError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
 LEASE_S = 600.0
 MOST_LIVE = 8  # runs that hold pages
 MOST_KEPT = 32  # runs that have ended and can still be looked at
+MOST_BYTES = 256 * 2**20  # of their frames together
 
 Phase = Literal["held", "running", "done", "failed", "expired"]
 Viewer = Callable[[], object]  # told of each change, from the run's thread
@@ -49,6 +51,7 @@ class Player:
     def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S) -> None:
         self.run = run
         self.card = card
+        self.card_text = json.dumps(asdict(card))  # once: it names every token of the prompt
         self.lease_s = lease_s
         self.phase: Phase = "held"
         self.message = ""
@@ -62,7 +65,7 @@ class Player:
     @property
     def live(self) -> bool:
         """Whether it may still write."""
-        return self.phase in ("held", "running")
+        return self.phase in ("held", "running") and not self._wishes.closed
 
     @property
     def viewed(self) -> bool:
@@ -106,8 +109,13 @@ class Player:
 
     def watch(self, layer: int, head: int) -> None:
         """Choose the row of the frames to come. Raises RequestError for a layer or head that the model lacks."""
-        self.run.watch(layer, head)
-        self._tell()
+        with self._wishing():
+            self.run.watch(layer, head)
+
+    def renew(self) -> None:
+        """Begin the lease anew: somebody looks."""
+        with self._wishing():
+            pass
 
     def close(self) -> None:
         """End it and give its pages back."""
@@ -127,9 +135,8 @@ class Player:
         """Tell it no longer; a run that nobody views is held."""
         with self._changed:
             self._viewers.remove(viewer)
-            alone = not self._viewers
-        if alone:
-            self.pause()
+            if not self._viewers:
+                self.pause()  # at once: who enters meanwhile may press play
 
     @contextmanager
     def _wishing(self) -> Iterator[Wishes]:
@@ -145,6 +152,7 @@ class Player:
 
     def _become(self, phase: Phase, message: str = "") -> None:
         if self.phase != phase:
+            self._held_since = time.monotonic()
             self.phase, self.message = phase, message
             self._tell()
 
@@ -163,20 +171,24 @@ class Player:
 
     def _await_turn(self) -> bool:
         """Wait until a step is wanted. False: it has ended, was closed, or its lease is over."""
-        if self.run.ended:
-            self._become("done")
-            return False
         with self._changed:
             wishes = self._wishes
-            while not (wishes.closed or wishes.playing or wishes.steps):
+            while not (self.run.ended or wishes.closed or wishes.playing or wishes.steps):
                 self._become("held")
                 rest = self._held_since + self.lease_s - time.monotonic()
                 if rest <= 0:
                     wishes.closed = True
                 self._changed.wait(max(0.0, rest))
             wishes.steps = max(0, wishes.steps - 1)
-        self._become("expired" if wishes.closed else "running")
-        return not wishes.closed
+        if self.run.ended:
+            self._become("done")
+            return False
+        if wishes.closed:
+            self.run.close()
+            self._become("expired")
+            return False
+        self._become("running")
+        return True
 
     def _turn(self) -> None:
         """One step, and the time that the pace leaves after it."""
@@ -201,19 +213,36 @@ class Runs:
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
-        """Take a run in. Raises CapacityError while too many are being watched."""
+        """Take a run in, so that all who are watched keep their pages: none is put off for another.
+
+        Runs that nobody looks at make place. Raises CapacityError where that does not suffice.
+        """
         with self._lock:
-            live = [player for player in self._players.values() if player.live]
-            left = [player for player in live if not player.viewed]
-            if len(live) >= MOST_LIVE and not left:
+            try:
+                self._make_place(run)
+            except CapacityError:
                 run.close()
-                raise CapacityError(f"{MOST_LIVE} runs are being watched already; close one of their pages")
-            if len(live) >= MOST_LIVE:
-                left[0].close()
-            for identity in [i for i, player in self._players.items() if not player.live][:-MOST_KEPT]:
-                del self._players[identity]
+                raise
+            self._forget()
             player = self._players[card.run] = Player(run, card)
         return player
+
+    def _make_place(self, run: Run) -> None:
+        live = [player for player in self._players.values() if player.live]
+        while len(live) >= MOST_LIVE or sum(player.run.most_pages for player in live) + run.most_pages > run.pool_pages:
+            left = next((player for player in live if not player.viewed), None)
+            if left is None:
+                raise CapacityError(
+                    f"{len(live)} runs are being watched, and there is no place for one more; close one of their pages"
+                )
+            left.close()
+            live.remove(left)
+
+    def _forget(self) -> None:
+        """Drop the oldest of the runs that have ended, where they are too many or too large."""
+        ended = [(identity, player.run.nbytes) for identity, player in self._players.items() if not player.live]
+        while len(ended) > MOST_KEPT or sum(size for _, size in ended) > MOST_BYTES:
+            del self._players[ended.pop(0)[0]]
 
     def get(self, identity: str) -> Player | None:
         return self._players.get(identity)

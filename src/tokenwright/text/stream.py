@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tokenwright.errors import RequestError
-from tokenwright.text.tokenizer import Tokenizer
+from tokenwright.text.tokenizer import Tokenizer, check_text
 
 STOP_CHARACTERS = 65_536  # of a request's stop strings together; the automaton takes about 300 bytes for each
 _REPLACEMENT = "\ufffd"
@@ -168,6 +168,7 @@ def _check(stops: Sequence[str]) -> None:
     for i, stop in enumerate(stops):
         if not isinstance(stop, str):
             raise RequestError(f"stop string {i} is a {type(stop).__name__}; stop strings must be text")
+        check_text(stop)
         if not stop:
             raise RequestError(f"stop string {i} is empty; remove it, or give at least one character")
     total = sum(map(len, stops))

@@ -63,7 +63,7 @@ class Tokenizer:
         that are written in the text are text, so it yields none (the unknown token excepted). Raises
         RequestError.
         """
-        _check_text(text)
+        check_text(text)
         library = self._library if parse_special else self._plain
         with library_errors("the tokenizer failed on this text", RequestError):
             encoding = library.encode(text, add_special_tokens=False)
@@ -164,7 +164,8 @@ def _without_specials(state: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
-def _check_text(text: str) -> None:
+def check_text(text: str) -> None:
+    """Raises RequestError for what is no text, or no Unicode."""
     if not isinstance(text, str):
         raise RequestError(f"a prompt must be text, not {type(text).__name__}")
     try:

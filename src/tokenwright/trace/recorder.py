@@ -6,6 +6,7 @@ fused kernels have no attention matrix, so the row is computed again from the qu
 lie in the cache. What looking takes is measured apart and is not part of the step's time.
 """
 
+import logging
 import math
 import time
 from collections import deque
@@ -27,6 +28,8 @@ from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFra
 from tokenwright.trace.sites import Site, Tap, ignore
 
 CANDIDATES = 20
+
+log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]  # seconds
 
@@ -69,8 +72,7 @@ class Watch:
 
     sequence: Sequence
     accepted: float  # when the request came, by the driver's clock
-    layer: int
-    head: int
+    watched: tuple[int, int]  # layer and head; replaced whole, because a step may be under way
     step: int = 0  # number of the next frame
     seen: int = 0  # tokens from the first on that were computed at some time
     frames: deque[StepFrame] = field(default_factory=deque)
@@ -81,6 +83,7 @@ class _Draft:
     """A frame on its way: what the forward pass has told of one watched chunk."""
 
     watch: Watch
+    watched: tuple[int, int]  # as it was when the step began
     chunk: Chunk
     span: int  # its place in the step
     row: int  # of its last token, among the rows of the step
@@ -98,7 +101,8 @@ class _Choice:
 class Recorder:
     """Records the watched sequences of one engine.
 
-    The driver tells it the begin and the end of every step (`end_step`); all calls come from whoever turns the engine.
+    The driver tells it the begin and the end of every step (`end_step`); all calls but `watch` and `unwatch`, which any
+    thread may make, come from whoever turns the engine.
     """
 
     def __init__(
@@ -131,6 +135,7 @@ class Recorder:
 
     def forward(self, step: Step) -> Output[torch.Tensor]:
         """The runner's forward pass; if something of it is watched, with a tap."""
+        self._done = []  # of a step that was interrupted after it was seen
         self._drafts = self._drafted(step) if self._watches else []
         if not self._drafts:
             return self.runner.forward(step)
@@ -145,8 +150,8 @@ class Recorder:
         drafts, row = [], -1
         for index, chunk in enumerate(step.chunks):
             row += len(chunk.tokens)
-            if chunk.sequence in self._watches:
-                drafts.append(_Draft(self._watches[chunk.sequence], chunk, index, row))
+            if (watch := self._watches.get(chunk.sequence)) is not None:  # once: it may go at any time
+                drafts.append(_Draft(watch, watch.watched, chunk, index, row))
         return drafts
 
     def _tap(self, site: Site, layer: int, value: torch.Tensor) -> None:
@@ -157,8 +162,8 @@ class Recorder:
                     self._parts.append(self.counts.turn())
             case Site.QUERY:
                 for draft in self._drafts:
-                    if draft.watch.layer == layer:
-                        draft.query = value[draft.row, draft.watch.head]
+                    if draft.watched[0] == layer:
+                        draft.query = value[draft.row, draft.watched[1]]
 
     @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
@@ -187,17 +192,19 @@ class Recorder:
         """The step is over, by the driver's clock: hand its frames out."""
         for watch, frame in self._done:
             step_us = _us(ended - began - self._look_s)
-            watch.frames.append(replace(frame, began_us=_us(began - watch.accepted), step_us=step_us))
+            began_us = _us(began - watch.accepted)
+            watch.frames.append(replace(frame, step=watch.step, began_us=began_us, step_us=step_us))
+            watch.step += 1
         self._done = []
 
     def _frame(self, draft: _Draft, rows: int) -> StepFrame:
         watch, chunk = draft.watch, draft.chunk
         length, layers = len(chunk.tokens), self._layers()
         block_row, head_row = self._parts
-        kept = chunk.stop if watch.sequence.cache else 0
+        kept = chunk.stop if watch.sequence.cache or not chunk.picks else 0
         page_bytes = self.runner.store.page_size * self.costs.bytes_per_token
         frame = StepFrame(
-            step=watch.step,
+            step=0,
             start=chunk.start,
             length=length,
             recomputed=max(0, min(chunk.stop, watch.seen) - chunk.start),
@@ -229,7 +236,6 @@ class Recorder:
             attention=self._row(draft),
             text="",
         )
-        watch.step += 1
         watch.seen = max(watch.seen, chunk.stop)
         return frame
 
@@ -239,14 +245,19 @@ class Recorder:
         return tuple(LayerTime(*pair) for pair in zip(halves[::2], halves[1::2], strict=True))
 
     def _row(self, draft: _Draft) -> AttentionRow | None:
-        if draft.query is None:
+        """The watched row, if a token was chosen after it. None too where it fails: looking must fail nobody's step."""
+        if draft.query is None or not draft.chunk.picks:
             return None
-        watch, chunk = draft.watch, draft.chunk
+        (layer, head), chunk = draft.watched, draft.chunk
         config = self.costs.config
         pages = torch.tensor(chunk.pages, device=draft.query.device)
-        group = watch.head * config.kv_heads // config.heads
-        weights = attention_row(self.runner.store.view(watch.layer), pages, draft.query, group, chunk.stop - 1)
-        return coded(weights, watch.layer, watch.head)
+        group = head * config.kv_heads // config.heads
+        try:
+            weights = attention_row(self.runner.store.view(layer), pages, draft.query, group, chunk.stop - 1)
+            return coded(weights, layer, head)
+        except RuntimeError:  # of torch: most likely it has no memory left
+            log.exception("the row of layer %d, head %d could not be computed", layer, head)
+            return None
 
 
 def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> StepFrame:
@@ -272,4 +283,4 @@ def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> Step
 
 
 def _us(seconds: float) -> int:
-    return max(0, round(seconds * 1e6))
+    return min(max(0, round(seconds * 1e6)), 2**32 - 2)  # as a frame can hold: no longer than 71 minutes
