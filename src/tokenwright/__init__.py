@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TokenwrightError,
     )
     from tokenwright.llm import LLM
+    from tokenwright.planner import plan
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "SamplingParams",
     "TokenwrightError",
     "Usage",
+    "plan",
 ]
 
 _HOMES = {
@@ -48,6 +50,7 @@ _HOMES = {
     "Piece": "tokenwright.completion",
     "Usage": "tokenwright.completion",
     "SamplingParams": "tokenwright.engine.sequence",
+    "plan": "tokenwright.planner",
 }
 
 

@@ -149,7 +149,7 @@ class LLM:
         page_bytes = options.page_size * self._bytes_per_token
         memory = options.kv_memory or min((free_memory(place) or _MOST_KV_MEMORY) // 8, _MOST_KV_MEMORY)
         most = options.max_sequences * -(-self.config.context // options.page_size)
-        pages = min(memory // page_bytes, most)
+        pages = min(memory // page_bytes - 1, most)  # the store has one page of its own
         if pages < 1:
             raise CapacityError(
                 f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"

@@ -18,7 +18,7 @@ from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
 
-@pytest.mark.parametrize("command", [[], ["explore"], ["generate"], ["inspect"], ["race"]])
+@pytest.mark.parametrize("command", [[], ["explore"], ["generate"], ["inspect"], ["plan"], ["race"]])
 def test_help_does_not_load_torch(command: list[str], record_property: Callable[[str, object], None]) -> None:
     code = (
         "import atexit, sys; from tokenwright.cli import main; sys.argv[0] = 'tokenwright'; "
@@ -33,7 +33,7 @@ def test_help_does_not_load_torch(command: list[str], record_property: Callable[
 
 def test_no_command_shows_the_commands(run: Run) -> None:
     shown = run().output
-    assert all(command in shown for command in ("generate", "inspect", "race"))
+    assert all(command in shown for command in ("generate", "inspect", "plan", "race"))
 
 
 def test_version(run: Run) -> None:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
+from tokenwright.cli.plan import plan
 from tokenwright.cli.race import race
 from tokenwright.cli.version import version_text
 from tokenwright.config import Environment
@@ -68,6 +69,7 @@ def _options(
 app.command()(generate)
 app.command()(explore)
 app.command()(inspect)
+app.command()(plan)
 app.command()(race)
 
 

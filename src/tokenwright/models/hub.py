@@ -38,8 +38,7 @@ def download(name: str, revision: str | None, progress: bool, check: Callable[[P
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
     folder = _snapshot(name, revision, _SMALL, progress)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{name} on the hub has no config.json: it is not a model that Tokenwright can run")
+    _config_in(folder, name)
     check(folder)
     commit = folder.name  # the library names a snapshot's folder after its commit
     files = shard_names(folder / INDEX) if (folder / INDEX).is_file() else [WEIGHTS]
@@ -47,6 +46,17 @@ def download(name: str, revision: str | None, progress: bool, check: Callable[[P
     if not (folder / files[0]).is_file():
         raise CheckpointError(_no_weights(name, commit))
     return folder
+
+
+def fetch_config(name: str) -> Path:
+    """The config.json of a model's newest commit, and nothing else of it. Raises CheckpointError."""
+    return _config_in(_snapshot(name, None, ("config.json",), progress=False), name)
+
+
+def _config_in(folder: Path, name: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{name} on the hub has no config.json: it is not a model that Tokenwright can run")
+    return folder / "config.json"
 
 
 def shard_names(index: Path) -> list[str]:

@@ -1,0 +1,345 @@
+"""`tokenwright plan`: what a model takes in memory and what its steps cost, from its config.json alone."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, ticks
+from tokenwright.cli.output import show_anything, write, write_json
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.planner import Plan
+
+PLANNED, MACHINE = "What to plan", "Machine"
+CACHE, WEIGHTS = "#0072B2", "#D55E00"  # colours of the chart's lines
+
+Model = Annotated[
+    str,
+    Argument(help="A known name (llama-3.1-8b), a config.json, a folder, a Hugging Face name, or the model inside."),
+]
+Context = Annotated[
+    str | None,
+    Option(help="Tokens of each sequence: 8192, 8k (k = 1024); else the model's own.", rich_help_panel=PLANNED),
+]
+Batch = Annotated[int, Option(help="Sequences at once.", rich_help_panel=PLANNED)]
+Kv = Annotated[
+    str,
+    Option(
+        "--kv",
+        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4.",
+        rich_help_panel=PLANNED,
+    ),
+]
+Weights = Annotated[
+    str, Option(help="How weights are kept: native, float32, bfloat16, float16, int8, int4.", rich_help_panel=PLANNED)
+]
+Window = Annotated[
+    str | None, Option(help="The most tokens that any layer reaches back.", rich_help_panel=PLANNED, show_default=False)
+]
+Memory = Annotated[
+    str | None, Option(help="What must hold weights and cache: 24GB (10^9), 24GiB (2^30).", rich_help_panel=MACHINE)
+]
+Speed = Annotated[
+    str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
+]
+Out = Annotated[
+    Path | None,
+    Option("--out", "-o", help="Draw cache and weights over the context (SVG).", rich_help_panel=opt.OUTPUT),
+]
+
+
+def plan(
+    model: Model = "stories",
+    context: Context = None,
+    batch: Batch = 1,
+    kv: Kv = "native",
+    weights: Weights = "native",
+    window: Window = None,
+    memory: Memory = None,
+    bandwidth: Speed = None,
+    out: Out = None,
+    json_: opt.Json = False,
+) -> None:
+    """Work out what MODEL takes in memory and how fast it can be, without loading it.
+
+    A dozen models are known offline; of others only config.json is read.
+    """
+    from tokenwright import planner
+
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
+    found = planner.plan(
+        model,
+        context=context,
+        batch=batch,
+        kv=kv,
+        weights=weights,
+        window=window,
+        memory=memory,
+        bandwidth="measured" if bandwidth is None else bandwidth,
+    )
+    if out is not None:
+        _save(out, picture(found))
+    if json_:
+        write_json({**found.facts(), **({} if out is None else {"chart": str(out)})}, indent=2)
+    else:
+        show_anything()
+        write(page(found) + "\n" + ("" if out is None else f"chart: {out}\n"))
+
+
+def _save(out: Path, drawn: str) -> None:
+    try:
+        out.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"the chart cannot be saved to {out}: {error.strerror}; give another --out") from error
+
+
+def page(plan: Plan) -> str:
+    """The plan for a person: sizes, work, speed, and what to know about them."""
+    shape = plan.blueprint
+    of = f" of {shape.context:,}" if plan.context < shape.context else ""
+    heading = f"{plan.model} ({shape.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
+    return "\n".join([heading, "", *_memory(plan), "", *_work(plan), "", *_words(plan)])
+
+
+def _memory(plan: Plan) -> list[str]:
+    """The sizes in both units, and what each is made of."""
+    rows = {
+        "weights": (plan.weight_bytes, f"{plan.blueprint.parameters:,} parameters, {plan.weights.name}"),
+        "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
+        "KV of a sequence": (plan.kv_bytes_per_sequence, _resident(plan)),
+        "KV in all": (plan.kv_bytes_total, f"batch {plan.batch:,}"),
+        "together": (plan.total_bytes, "without activations and torch itself"),
+        "a decode reads": (plan.decode_bytes, f"{decimal(plan.weight_bytes_read)} of weights, and the KV"),
+    }
+    lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
+    for name, (count, words) in rows.items():
+        lines.append(f"{name:<16} {binary(count):>12}  {decimal(count):>11}  {words}")
+    return lines
+
+
+def _kept(plan: Plan) -> str:
+    """What a token's bytes are made of: layers, heads, and the rows of K and of V with their scales."""
+    from tokenwright.cache.spec import Heads
+
+    layouts = Counter(layer.layout for layer in plan.blueprint.layers)
+    parts = []
+    for layout, count in layouts.items():
+        if isinstance(layout, Heads):
+            rows = [plan.k.nbytes(layout.head_size), plan.v.nbytes(layout.head_size)]
+            heads = f"{layout.kv_heads} heads x "
+        else:
+            rows, heads = [plan.k.nbytes(layout.rank), plan.k.nbytes(layout.rope)], ""
+        parts.append(f"{count} layers x {heads}({rows[0]:,} + {rows[1]:,} B)")
+    return ", ".join(parts)
+
+
+def _resident(plan: Plan) -> str:
+    """The tokens that a sequence keeps, and the layers that keep fewer."""
+    short = Counter(window for window in plan.windows if window is not None and window < plan.context)
+    layers = len(plan.windows)
+    if not short:
+        return f"{plan.context:,} tokens"
+    whole = "all layers keep" if layers in short.values() else ""
+    fewer = ", ".join(f"{whole or f'{count} layers keep'} {window:,}" for window, count in short.items())
+    return f"{plan.context:,} tokens, {fewer}"
+
+
+def _work(plan: Plan) -> list[str]:
+    whole, each = ("one sequence", "its") if plan.batch == 1 else (f"{plan.batch:,} sequences", "each one's")
+    lines = [
+        f"{'work (derived)':<16} {'10^n':>12}",
+        f"{'prefill':<16} {flop(plan.prefill_flops):>12}  {whole} of {plan.context:,} tokens",
+        f"{'a decode':<16} {flop(plan.decode_flops):>12}  {each} next token",
+    ]
+    speed, rate = plan.bandwidth, plan.tokens_per_second
+    if speed is not None and rate is not None:
+        shared = "" if plan.batch == 1 else f"in all, {three(rate / plan.batch)} each, "
+        where = f" of this machine ({speed.place})" if speed.kind == "measured" else ""
+        reads, writes = f"{three(speed.bytes_per_second / 1e9)} GB/s", f"{three(rate)} tok/s"
+        lines += [
+            "",
+            f"{f'speed ({speed.kind})':<16} {reads:>12}  reading memory{where}",
+            f"{'at most':<16} {writes:>12}  {shared}if reading alone limits",
+        ]
+    return lines
+
+
+def _words(plan: Plan) -> list[str]:
+    """What is better said than tabulated, one paragraph each."""
+    said = [("cache > weights", _crossing(plan))]
+    if plan.memory is not None:
+        said.append((f"in {decimal(plan.memory)}", _fit(plan, plan.memory)))
+    said.append(("this engine", _engine(plan)))
+    said += [("note", remark) for remark in plan.remarks]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    return [
+        textwrap.fill(f"{name:<16} {words}", max(40, width), subsequent_indent=" " * 17, break_on_hyphens=False)
+        for name, words in said
+    ]
+
+
+def _crossing(plan: Plan) -> str:
+    at, batch = plan.cache_exceeds_weights_at, f" each, at batch {plan.batch:,}" if plan.batch > 1 else ""
+    if at is None:
+        return "never: every layer's reach is limited"
+    beyond = f", beyond the model's {plan.blueprint.context:,}" if at > plan.blueprint.context else ""
+    return f"from {at:,} tokens{batch}{beyond}"
+
+
+def _fit(plan: Plan, memory: int) -> str:
+    spare = memory - plan.total_bytes
+    if memory < plan.weight_bytes:
+        return f"does not fit: the weights alone are {decimal(plan.weight_bytes - memory)} too much"
+    verdict = f"fits, with {decimal(spare)} to spare" if plan.fits else f"does not fit: {decimal(-spare)} too much"
+    longest, own = plan.most_context, plan.blueprint.context
+    if longest is None or longest >= own:
+        tokens = f"all {own:,} tokens of the model's context"
+    else:
+        tokens = f"{longest:,} tokens"
+    return (
+        f"{verdict}. The most at batch {plan.batch:,}: {tokens}; at {plan.context:,} tokens: batch {plan.most_batch:,}"
+    )
+
+
+def _engine(plan: Plan) -> str:
+    if plan.hindrances:
+        return f"cannot run this yet: {'; '.join(plan.hindrances)}"
+    windowed = any(window is not None and window < plan.context for window in plan.windows)
+    keeps = ", keeping what lies behind the windows too" if windowed else ""
+    wide = (
+        "" if plan.weights.name == "float32" else f"; on the CPU give --dtype {plan.weights.name}, else it is float32"
+    )
+    return f"takes {binary(plan.engine_kv_bytes)} for the KV: {plan.engine_pages:,} pages and one more{keeps}{wide}"
+
+
+def binary(count: int) -> str:
+    """Bytes in B, KiB, MiB or GiB (2^n), with two decimals."""
+    return _scaled(count, 1024, ("KiB", "MiB", "GiB"))
+
+
+def decimal(count: int) -> str:
+    """Bytes in B, kB, MB or GB (10^n), with two decimals."""
+    return _scaled(count, 1000, ("kB", "MB", "GB"))
+
+
+def _scaled(count: int, base: int, units: tuple[str, ...]) -> str:
+    size, unit = float(count), "B"
+    for larger in units:
+        if size < base:
+            break
+        size, unit = size / base, larger
+    return f"{count} B" if unit == "B" else f"{size:,.2f} {unit}"
+
+
+def flop(count: int) -> str:
+    """Operations in MFLOP to EFLOP (10^n)."""
+    size, unit = count / 1e6, "MFLOP"
+    for larger in ("GFLOP", "TFLOP", "PFLOP", "EFLOP"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:,.2f} {unit}"
+
+
+def three(value: float) -> str:
+    """A number with three digits, or all of those before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The chart's plot: `end` tokens wide, and as high as `most` units of `scale` bytes or a little more."""
+
+    end: int
+    most: float
+    scale: int
+
+    def x(self, tokens: float) -> float:
+        return LEFT + (WIDTH - RIGHT - LEFT) * tokens / self.end
+
+    def y(self, count: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * count / self.scale / ticks(self.most)[-1]
+
+    def grid(self) -> list[str]:
+        """The lines and the numbers on both axes."""
+        right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+        parts = []
+        for tick in ticks(self.most):
+            at = self.y(tick * self.scale)
+            parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>')
+            parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{tick:,g}</text>')
+        below = [(self.x(tick * 1024), tick) for tick in ticks(self.end / 1024, 6) if tick * 1024 <= self.end]
+        parts += [
+            f'<text x="{at:.1f}" y="{bottom + 20}" text-anchor="middle">{tick:,g}{"k" if tick else ""}</text>'
+            for at, tick in below
+        ]
+        return [*parts, f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>']
+
+    def line(self, name: str, colour: str, points: Sequence[tuple[int, int]], label_y: float) -> list[str]:
+        """Bytes over tokens, with its name and its last value to the right of it."""
+        path = "L".join(f"{self.x(tokens):.1f} {self.y(count):.1f}" for tokens, count in points)
+        at = WIDTH - RIGHT + 10
+        return [
+            f'<path class="line" stroke="{colour}" d="M{path}"/>',
+            f'<text class="name" x="{at}" y="{label_y:.1f}" style="fill:{colour}">{name}</text>',
+            f'<text x="{at}" y="{label_y + 17:.1f}">{binary(points[-1][1])}</text>',
+        ]
+
+
+def picture(plan: Plan) -> str:
+    """The bytes of the cache over the context, with the line of the weights, as SVG."""
+    own, crossing, weights = plan.blueprint.context, plan.cache_exceeds_weights_at, plan.weight_bytes
+    end = max(plan.context, own, crossing * 5 // 4 if crossing else 0)
+    corners = sorted({0, end, *(window for window in plan.windows if window is not None and window < end)})
+    caches = [(tokens, plan.batch * plan.kv_bytes(tokens)) for tokens in corners]
+    most = max(weights, caches[-1][1])
+    scale, unit = (2**30, "GiB") if most >= 2**30 else (2**20, "MiB")
+    frame = Frame(end, most / scale, scale)
+    above, below = sorted((weights, caches[-1][1]), reverse=True)
+    places = {above: frame.y(above) - 4, below: min(max(frame.y(below), frame.y(above) + 40), HEIGHT - BOTTOM - 17)}
+    kv = plan.k.name if plan.k == plan.v else f"{plan.k.name} and {plan.v.name}"
+    title = f"KV cache and weights of {plan.model}"
+    subtitle = f"batch {plan.batch:,} · cache in {kv} · weights in {plan.weights.name} · derived from shapes"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
+        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
+        f'<text x="{LEFT - 44}" y="{TOP - 18}">{unit}</text>',
+        f'<text x="{frame.x(end / 2):.0f}" y="{HEIGHT - 14}" text-anchor="middle">context in tokens (k = 1024)</text>',
+        *frame.grid(),
+        *frame.line("weights", WEIGHTS, [(0, weights), (end, weights)], places[weights]),
+        *frame.line("KV cache", CACHE, caches, places[caches[-1][1]]),
+        *_mark(frame, own, f"the model's context: {own:,}"),
+    ]
+    if crossing is not None:
+        parts.append(f'<circle cx="{frame.x(crossing):.1f}" cy="{frame.y(weights):.1f}" r="4" fill="{CACHE}"/>')
+        parts.append(
+            f'<text x="{frame.x(crossing) - 8:.1f}" y="{frame.y(weights) - 8:.1f}" text-anchor="end">'
+            f"{crossing:,}</text>"
+        )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _mark(frame: Frame, tokens: int, words: str) -> list[str]:
+    """A dashed line at a number of tokens, with words on the side where there is more room."""
+    at = frame.x(tokens)
+    anchor, gap = ("end", -6) if tokens > frame.end / 2 else ("start", 6)
+    return [
+        f'<path class="axis" stroke-dasharray="4 4" d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}"/>',
+        f'<text x="{at + gap:.1f}" y="{TOP - 6}" text-anchor="{anchor}">{words}</text>',
+    ]

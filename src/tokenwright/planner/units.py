@@ -1,0 +1,85 @@
+"""Sizes as people write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes a second, cache formats."""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from tokenwright.errors import RequestError
+
+MOST = 1 << 31  # tokens, sequences: beyond any machine
+_TOKENS: Mapping[str, int] = {"": 1, "k": 1 << 10, "m": 1 << 20}
+_BYTES: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+}
+_SIZE = re.compile(r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,5})(\.\d{1,6})?\s*([a-zA-Z]*)", re.ASCII)
+
+
+Size = int | float | str
+
+
+def read_tokens(value: Size, name: str) -> int:
+    """A count of tokens: 8192, "8192", "8,192", "8k". Raises RequestError, naming the option, for anything else."""
+    count = _count(value, _TOKENS)
+    if not 1 <= count <= MOST:
+        raise RequestError(
+            f"{name} must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k (k = 1024), not {value!r}"
+        )
+    return count
+
+
+def read_bytes(value: Size, name: str) -> int:
+    """A count of bytes: 8000000000, "8GB" (10^9), "8GiB" (2^30). Raises RequestError, naming the option."""
+    count = _count(value, _BYTES)
+    if not 1 <= count <= 1 << 62:
+        raise RequestError(f"{name} must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not {value!r}")
+    return count
+
+
+def read_rate(value: Size, name: str) -> int:
+    """Bytes per second: 30000000000 or "30GB/s". Raises RequestError, naming the option."""
+    if isinstance(value, str):
+        bare = value.strip().lower()
+        count = _count(bare.removesuffix("/s"), _BYTES) if bare.endswith("/s") else 0
+    else:
+        count = _count(value, _BYTES)
+    if not 1 <= count <= 1 << 62:
+        raise RequestError(f"{name} must be bytes per second, such as 30GB/s, not {value!r}")
+    return count
+
+
+def read_count(value: int, name: str) -> int:
+    """A whole number of at least 1. Raises RequestError, naming the option."""
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise RequestError(f"{name} must be a whole number from 1 to {MOST:,}, not {value!r}")
+    return value
+
+
+def read_kv(text: str) -> dict[Literal["k", "v"], str]:
+    """The formats of K and of V by name: "int8" is for both, "k=int8,v=int4" for each; what is not named is native."""
+    if "=" not in text:
+        return {"k": text.strip().lower(), "v": text.strip().lower()}
+    found: dict[Literal["k", "v"], str] = {}
+    for part in text.lower().split(","):
+        side, _, name = (one.strip() for one in part.partition("="))
+        key: Literal["k", "v"] | None = "k" if side == "k" else "v" if side == "v" else None
+        if key is None or key in found:
+            raise RequestError(f"kv must be one format, or k=FORMAT,v=FORMAT, each once, not {text!r}")
+        found[key] = name
+    return {"k": "native", "v": "native", **found}
+
+
+def _count(value: object, units: Mapping[str, int]) -> int:
+    """A whole number from a number or from digits with a unit; 0 for what is none."""
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int | float):
+        return int(value) if value == value // 1 else 0  # neither of which holds for nan
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[3].lower() not in units:
+        return 0
+    digits, part = match[1].replace(",", ""), (match[2] or ".0")[1:]
+    count, rest = divmod(int(digits + part) * units[match[3].lower()], 10 ** len(part))
+    return 0 if rest else count

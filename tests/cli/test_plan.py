@@ -1,0 +1,197 @@
+"""`plan`: the planner's figures on a page, as JSON and as a picture; what makes no sense is refused."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.models.fixtures import make_config
+from tokenwright import planner
+from tokenwright.cli.plan import binary, decimal, flop, page, three
+
+SVG = "{http://www.w3.org/2000/svg}"
+SPEED = ("--bandwidth", "30GB/s")
+
+
+def shown(run: Run, *arguments: object) -> str:
+    result = run("plan", *arguments, *SPEED)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return str(result.stdout)
+
+
+def test_page(run: Run) -> None:
+    text = shown(run, "llama-3.1-8b", "--context", "8k", "--batch", 8, "--memory", "24GB")
+    assert text.splitlines()[:2] == ["meta-llama/Llama-3.1-8B (LlamaForCausalLM)", "8,192 of 131,072 tokens, batch 8"]
+    sizes = {line[:16].strip(): line[16:].split()[:4] for line in text.splitlines()[4:10]}
+    assert sizes == {
+        "weights": ["14.96", "GiB", "16.06", "GB"],
+        "KV of a token": ["128.00", "KiB", "131.07", "kB"],
+        "KV of a sequence": ["1.00", "GiB", "1.07", "GB"],
+        "KV in all": ["8.00", "GiB", "8.59", "GB"],
+        "together": ["22.96", "GiB", "24.65", "GB"],
+        "a decode reads": ["21.98", "GiB", "23.60", "GB"],
+    }
+    assert "32 layers x 8 heads x (256 + 256 B)" in text
+    assert "speed (given)         30 GB/s  reading memory\n" in text
+    assert "in all, 1.27 each, if reading alone limits\n" in text
+    assert "from 15,317 tokens each, at batch 8\n" in text
+    assert (
+        "in 24.00 GB      does not fit: 650.46 MB too much. The most at batch 8: 7,571 tokens; "
+        "at 8,192 tokens: batch 7\n"
+    ) in text
+    assert (
+        "this engine      takes 8.00 GiB for the KV: 4,096 pages and one more; on the CPU give --dtype bfloat16" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("gpt2", "--memory", "1GiB"), ["in 1.07 GB", "fits, with 500.49 MB to spare", "all 1,024 tokens"]),
+        (("gpt2", "--memory", "100MB"), ["does not fit: the weights alone are 397.76 MB too much"]),
+        (("gpt2", "--context", "4k"), ["4,096 tokens, batch 1", "more than the model's context of 1,024"]),
+        (("gpt2",), ["cache > weights  from 6,752 tokens, beyond the model's 1,024", "pages and one more\n"]),
+        (("mistral-7b",), ["never: every layer", "tokens, all layers keep 4,096", "keeping what lies"]),
+        (("gemma-3-4b",), ["tokens, 29 layers keep 1,024", "it has no decoder for Gemma3", "image"]),
+        (("deepseek-v3",), ["61 layers x (1,024 + 128 B)", "8 of 256 experts", "(MTP)", "its files hold fp8"]),
+        (("gpt2", "--kv", "k=int8,v=int4"), ["12 heads x (68 + 36 B)", "no int8 and int4", "int8 and int4 cache: "]),
+        (("gpt2", "--weights", "int4"), ["every matrix, embeddings included", "norms and biases in float32"]),
+        (("stories", "--window", "100"), ["all layers keep 100", "it cannot shorten a model's reach to a window"]),
+    ],
+)  # fmt: skip
+def test_pages_say(run: Run, arguments: tuple[str, ...], told: list[str]) -> None:
+    text = shown(run, *arguments)
+    assert all(words in text for words in told), text
+
+
+def test_tables_fit_a_narrow_terminal(run: Run) -> None:
+    for name in ("llama-3.1-405b", "mistral-7b", "gemma-3-4b", "deepseek-v3"):
+        table = shown(run, name, "--batch", 8).split("\ncache > weights")[0]
+        assert max(map(len, table.splitlines())) <= 80, table
+
+
+def test_a_config_and_its_folder(run: Run, model: Path) -> None:
+    of_folder, of_file = (shown(run, path).splitlines()[1:] for path in (model, model / "config.json"))
+    assert of_folder == of_file
+
+
+def test_json(run: Run) -> None:
+    found = json.loads(shown(run, "llama-3.1-8b", "--context", "128k", "--kv", "int4", "--json", "--memory", "24GB"))
+    assert (found["kv_bytes_per_token"], found["kv_bytes_total"]) == (36_864, 4_831_838_208)
+    assert (found["weight_bytes"], found["parameters"]) == (16_060_522_496, 8_030_261_248)
+    assert (found["fits"], found["kv"]) == (True, {"k": "int4", "v": "int4"})
+    assert found["engine"]["hindrances"] == ["its cache has no int4"]
+    assert found["bandwidth"] == {"bytes_per_second": 30e9, "kind": "given", "of": ""}
+    assert found["tokens_per_second_at_most"] == pytest.approx(30e9 / found["decode_bytes"])
+    plain = planner.plan("llama-3.1-8b", context="128k", kv="int4", memory="24GB", bandwidth="30GB/s")
+    assert found == plain.facts()
+
+
+def test_bandwidth_is_measured_where_none_is_given(run: Run) -> None:
+    assert re.search(r"speed \(measured\) +[\d.,]+ GB/s  reading memory of this machine \(", run("plan").stdout)
+    assert json.loads(run("plan", "--json").stdout)["bandwidth"]["kind"] == "measured"
+
+
+@pytest.mark.parametrize("arguments", [("llama-3.1-70b",), ("mistral-7b",), ("stories",), ("gpt2", "--batch", 200)])
+def test_chart(run: Run, tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    out = tmp_path / "plan.svg"
+    assert shown(run, *arguments, "--out", out).endswith(f"chart: {out}\n")
+    found = planner.plan(str(arguments[0]), batch=200 if "--batch" in arguments else 1)
+    root = ElementTree.fromstring(out.read_text(encoding="utf-8"))
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {f"KV cache and weights of {found.model}", "KV cache", "weights", binary(found.weight_bytes)} <= set(texts)
+    crossing = found.cache_exceeds_weights_at
+    assert crossing is None or f"{crossing:,}" in texts
+    assert len(list(root.iter(f"{SVG}circle"))) == (crossing is not None)
+    flat, cache = (points(path) for path in root.iter(f"{SVG}path") if path.get("class") == "line")
+    assert len({y for _, y in flat}) == 1
+    assert [y for _, y in cache] == sorted((y for _, y in cache), reverse=True)  # y grows downwards
+    assert (cache[-1][1] < flat[0][1]) == (crossing is not None)
+    [named] = [text for text in root.iter(f"{SVG}text") if text.text == "KV cache"]
+    assert 0 < float(named.attrib["y"]) < 420
+    assert json.loads(shown(run, *arguments, "--out", out, "--json"))["chart"] == str(out)
+
+
+def points(path: ElementTree.Element) -> list[tuple[float, float]]:
+    """The corners of a path of M, H and L."""
+    d = re.sub(r"^M([\d.]+) ([\d.]+)H([\d.]+)$", r"M\1 \2L\3 \2", path.attrib["d"])
+    return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", d)]
+
+
+def test_no_chart_unless_asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown(run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    text = page(planner.plan("deepseek-v3", batch=8, memory="24GB", bandwidth="30GB/s"))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--context", "long"), "context must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k"),
+        (("--context", "0"), "not '0'"),
+        (("--batch", "0"), "batch must be a whole number from 1 to 2,147,483,648, not 0"),
+        (("--kv", "int3"), "kv 'int3' is not known; use native, float32, bfloat16, float16, int8, int4, fp8"),
+        (("--kv", "k=int8;v=int4"), "not known"),
+        (("--weights", "fp8"), "weights 'fp8' is not known; use native, float32, bfloat16, float16, int8, int4"),
+        (("--window", "-4"), "window must be a number of tokens"),
+        (("--memory", "24G"), "memory must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not '24G'"),
+        (("--bandwidth", "30GB"), "bandwidth must be bytes per second, such as 30GB/s, not '30GB'"),
+        (("--out", "/no/such/folder/plan.svg"), "the chart cannot be saved to /no/such/folder/plan.svg"),
+    ],
+)
+def test_options_are_refused(refused: Callable[..., str], options: tuple[str, ...], told: str) -> None:
+    assert told in refused("plan", "gpt2", *options)
+
+
+def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert f"there is no file or folder {tmp_path / 'nothing'}" in refused("plan", tmp_path / "nothing")
+    assert "or one of: stories, gpt2, Llama-2-7b-hf" in refused("plan", "llama-9")
+    assert "config.json is missing; a model folder needs config.json" in refused("plan", tmp_path)
+    file = tmp_path / "config.json"
+    for content, told in (
+        ("{", "is not valid JSON"),
+        ("[]", "holds a list, not an object"),
+        ('{"architectures": ["MambaForCausalLM"]}', "unknown architecture MambaForCausalLM"),
+        (json.dumps(make_config("llama2", changes={"num_key_value_heads": 3})), "cannot share 3 key-value heads"),
+        (json.dumps({"architectures": ["Gemma3ForConditionalGeneration"]}), "text_config must be an object"),
+    ):
+        file.write_text(content)
+        assert told in refused("plan", file)
+
+
+def test_a_chart_that_cannot_be_written(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "plan.svg").symlink_to(tmp_path / "no" / "plan.svg")
+    message = refused("plan", "gpt2", *SPEED, "--out", tmp_path / "plan.svg")
+    assert "No such file or directory; give another --out" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (binary, 1023, "1023 B"),
+        (binary, 2**30, "1.00 GiB"),
+        (binary, 1342 * 10**9, "1,249.83 GiB"),
+        (decimal, 999, "999 B"),
+        (decimal, 131_072, "131.07 kB"),
+        (decimal, 8 * 10**9, "8.00 GB"),
+        (flop, 17_825_792, "17.83 MFLOP"),
+        (flop, 3 * 10**18, "3.00 EFLOP"),
+        (three, 0.0123456, "0.0123"),
+        (three, 4800.0, "4,800"),
+    ],
+)
+def test_numbers(function: Callable[[Any], str], value: float, text: str) -> None:
+    assert function(value) == text

@@ -1,0 +1,467 @@
+"""The plan against published figures, against what the engine takes and counts, and against its own definition."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig
+
+from tests.models.fake_hub import FakeHub
+from tests.models.fixtures import KINDS, make_checkpoint, make_config
+from tests.models.test_hub import hub, sharded, single  # noqa: F401
+from tokenwright import LLM, plan
+from tokenwright.cache import KVStore, layer_specs
+from tokenwright.cache.codec import CODECS
+from tokenwright.cache.spec import Heads, Latent
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.planner import Plan
+from tokenwright.planner.bandwidth import _largest_cache, measure
+from tokenwright.planner.known import KNOWN, known_name
+from tokenwright.planner.units import read_bytes, read_kv, read_rate, read_tokens
+from tokenwright.trace.cost import CostModel
+
+KIB, GIB = 2**10, 2**30
+
+PUBLISHED = {
+    "gpt-2": 124_439_808,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_241_732_096,
+    "gemma-3-4b": 3_880_263_168,  # the text model
+    "deepseek-v3": 671_026_419_200,  # without the MTP module
+}
+RUNNABLE = [name for name in PUBLISHED if not name.startswith(("gemma", "deepseek"))]
+
+
+class TestPublished:
+    @pytest.mark.parametrize("name", PUBLISHED)
+    def test_parameters(self, name: str) -> None:
+        assert plan(name).blueprint.parameters == PUBLISHED[name]
+
+    def test_all_that_are_known_are_held_to_their_size(self) -> None:
+        assert {known_name(name) for name in PUBLISHED} == KNOWN.keys()
+
+    @pytest.mark.parametrize(
+        ("name", "bytes_per_token"),
+        [
+            ("gpt-2", 73_728),
+            ("llama-2-7b", 512 * KIB),
+            ("llama-3-8b", 131_072),
+            ("llama-3.1-8b", 131_072),
+            ("llama-3.1-70b", 320 * KIB),
+            ("llama-3.1-405b", 504 * KIB),
+            ("qwen2.5-0.5b", 12_288),
+            ("deepseek-v3", 70_272),  # (512 + 64) x 2 bytes x 61 layers
+        ],
+    )
+    def test_kv_of_a_token(self, name: str, bytes_per_token: int) -> None:
+        assert plan(name).kv_bytes_per_token == bytes_per_token
+
+    def test_llama_at_8k(self) -> None:
+        found = plan("llama-3.1-8b", context=8192)
+        assert (found.kv_bytes_per_sequence, found.kv_bytes_total) == (GIB, GIB)
+        assert plan("llama-3.1-8b", context="8k", batch=8).kv_bytes_total == 8 * GIB
+        assert found.weight_bytes == 16_060_522_496
+
+    @pytest.mark.parametrize(("batch", "tokens"), [(1, 122_533), (8, 15_317)])
+    def test_where_the_cache_exceeds_the_weights(self, batch: int, tokens: int) -> None:
+        found = plan("llama-3.1-8b", batch=batch)
+        assert found.cache_exceeds_weights_at == tokens
+        assert batch * found.kv_bytes(tokens - 1) <= found.weight_bytes < batch * found.kv_bytes(tokens)
+
+    def test_128k_in_8_gb(self) -> None:
+        int8, int4 = (plan("llama-3.1-8b", context="128k", kv=kv).kv_bytes_total for kv in ("int8", "int4"))
+        assert (int8, int4) == (9_126_805_504, 4_831_838_208)
+        assert int4 < 8e9 < int8
+        small = plan("llama-3.1-8b", context="128k", weights="int4")
+        assert small.weight_bytes == pytest.approx(4.52e9, rel=1e-3)
+        assert small.weight_bytes + int4 > 8e9
+
+    def test_a_quarter_of_the_layers_full(self) -> None:
+        """GQA in bfloat16 with 8 of 32 full layers and W = 4,096: 4.70 GB."""
+        full, windowed = plan("llama-3.1-8b"), plan("llama-3.1-8b", window=4096)
+        assert full.kv_bytes_total // 4 + windowed.kv_bytes_total * 3 // 4 == pytest.approx(4.70e9, rel=1e-3)
+
+    def test_deepseek_activates_37_billion(self) -> None:
+        """36.6e9 by its card, the head among them and the embedding not."""
+        shape = plan("deepseek-v3").blueprint
+        assert shape.block_weights + shape.head_weights == pytest.approx(36.6e9, rel=1e-3)
+
+    def test_windows_of_mistral_and_gemma(self) -> None:
+        mistral, gemma = plan("mistral-7b"), plan("gemma-3-4b")
+        assert mistral.kv_bytes_total == 4096 * mistral.kv_bytes_per_token
+        assert gemma.windows.count(None) == 5
+        per_layer = gemma.kv_bytes_per_token // 34
+        assert gemma.kv_bytes_total == per_layer * (5 * 131_072 + 29 * 1024)
+
+    def test_steps_of_llama(self) -> None:
+        """2 (P_b + P_lm) + 4 H D L t, and bytes without the embedding, which is looked up."""
+        found = plan("llama-3.1-8b", context=777, bandwidth="30GB/s")
+        assert found.decode_flops == 15_009_316_864 + 524_288 * 777
+        read = 16_060_522_496 - 2 * 128_256 * 4096 + 131_072 * 777
+        assert found.decode_bytes == read
+        assert found.tokens_per_second == 30e9 / read
+
+    def test_attention_over_a_latent(self) -> None:
+        """Absorbed: R + rope for a score and R for the sum, of 128 heads in 61 layers."""
+        flops = [plan("deepseek-v3", context=tokens).decode_flops for tokens in (100, 101)]
+        assert flops[1] - flops[0] == 61 * 128 * 2 * ((512 + 64) + 512)
+
+
+class TestCodecs:
+    def test_bytes_of_a_number(self) -> None:
+        per_number = {name: codec.nbytes(128) / 128 for name, codec in CODECS.items()}
+        assert per_number == {
+            "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1.0625, "int4": 0.5625, "fp8": 1,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("name", "count", "expected"), [("int8", 33, 33 + 4), ("int4", 33, 17 + 4), ("int4", 1, 3)]
+    )
+    def test_a_shorter_group_has_a_scale_of_its_own(self, name: str, count: int, expected: int) -> None:
+        assert CODECS[name].nbytes(count) == expected
+
+    def test_k_and_v_are_chosen_apart(self) -> None:
+        both = [
+            plan("llama-3.1-8b", kv=kv).kv_bytes_per_token for kv in ("int8", "int4", "k=int8,v=int4", "v=int4,k=int8")
+        ]
+        assert both[2] == both[3] == (both[0] + both[1]) // 2
+        assert plan("llama-3.1-8b", kv="v=fp8").kv_bytes_per_token == 32 * 8 * 128 * (2 + 1)
+
+    def test_layouts(self) -> None:
+        int8, int4 = CODECS["int8"], CODECS["int4"]
+        assert Heads(2, 64).bytes_per_token(int8, int4) == 2 * (64 + 4 + 32 + 4)
+        assert Latent(512, 64).bytes_per_token(int8, int8) == 576 + 2 * 18
+
+    def test_quantised_weights_are_matrices_alone(self) -> None:
+        found = plan("gpt-2", weights="int4")
+        shapes = found.blueprint.tensors.values()
+        matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+        vectors = sum(math.prod(shape) for shape in shapes if len(shape) == 1)
+        assert found.weight_bytes == matrices * 9 // 16 + 4 * vectors
+
+    def test_native_cache_has_the_dtype_of_the_weights(self) -> None:
+        assert plan("llama-3.1-8b", weights="float32").k.name == "float32"
+        assert plan("llama-3.1-8b", weights="int8").k.name == "bfloat16"
+
+
+class TestEngine:
+    """The plan of what the engine runs is what the engine takes and counts, to the byte."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_costs(self, kind: str, tmp_path: Path) -> None:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(make_config(kind)))
+        for context in (1, 31, 32, 33, 48, 49, 200):
+            found = plan(file, context=context)
+            config = found.blueprint.config
+            assert config is not None
+            costs = CostModel(config, layer_specs(config, config.dtype))
+            step, prompt = costs.chunk(context - 1, 1), costs.chunk(0, context)
+            assert (found.decode_flops, found.kv_bytes_total) == (step.flops, step.kv_read)
+            assert (found.prefill_flops, found.kv_bytes_per_token * context) == (prompt.flops, prompt.kv_written)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_allocation(self, kind: str, tmp_path: Path) -> None:
+        folder, _ = make_checkpoint(tmp_path / kind, kind)
+        found = plan(folder, context=100, batch=3)
+        assert not found.hindrances
+        with LLM(folder, pages=found.engine_pages, dtype=found.weights.name) as llm:
+            store = llm.engine.runner.store
+            assert found.engine_kv_bytes == store.nbytes == store.memory.nbytes
+            assert found.weight_bytes == llm.config.parameters * 4
+            assert found.kv_bytes_per_token == store.bytes_per_token
+
+    @pytest.mark.parametrize("name", RUNNABLE)
+    def test_allocation_of_large_models(self, name: str) -> None:
+        found = plan(name, context=4000, batch=5)
+        config = found.blueprint.config
+        assert config is not None
+        store = KVStore(layer_specs(config, config.dtype), found.engine_pages, 16, torch.device("meta"))
+        assert found.engine_kv_bytes == store.nbytes == store.memory.nbytes
+        assert found.engine_pages == 5 * 250
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({}, None),
+            ({"weights": "float32"}, None),
+            ({"kv": "bfloat16"}, None),
+            ({"kv": "float16"}, "its cache has the dtype of the weights (bfloat16)"),
+            ({"kv": "int8"}, "its cache has no int8"),
+            ({"kv": "k=int8"}, "its cache has no int8 and bfloat16"),
+            ({"weights": "int4"}, "it has no int4 weights"),
+            ({"window": 64}, "it cannot shorten a model's reach to a window"),
+        ],
+    )
+    def test_what_it_cannot_run_is_told(self, options: dict[str, Any], told: str | None) -> None:
+        assert plan("llama-3.1-8b", **options).hindrances == (() if told is None else (told,))
+
+    @pytest.mark.parametrize("name", ["gemma-3-4b", "deepseek-v3"])
+    def test_models_without_a_decoder_are_told(self, name: str) -> None:
+        [told] = plan(name).hindrances
+        assert told.startswith("it has no decoder for ")
+
+
+class TestOthers:
+    """The shapes of what is planned only, against transformers."""
+
+    def test_gemma(self, tmp_path: Path) -> None:
+        config = Gemma3TextConfig(
+            hidden_size=48, intermediate_size=80, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, vocab_size=100, sliding_window=9, architectures=["Gemma3ForCausalLM"],
+        )  # fmt: skip
+        found = self.planned(config, tmp_path)
+        assert found.windows == (9, 9, 9, 9, 9, None, 9)
+        assert found.kv_bytes_per_token == 7 * 2 * 2 * 16 * 4
+
+    @pytest.mark.parametrize("q_lora_rank", [None, 24])
+    def test_deepseek(self, q_lora_rank: int | None, tmp_path: Path) -> None:
+        config = DeepseekV3Config(
+            hidden_size=48, intermediate_size=80, moe_intermediate_size=12, num_hidden_layers=5, vocab_size=100,
+            num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8, n_shared_experts=2, n_group=2,
+            topk_group=1, num_experts_per_tok=3, kv_lora_rank=32, q_lora_rank=q_lora_rank, qk_rope_head_dim=8,
+            qk_nope_head_dim=16, v_head_dim=12, first_k_dense_replace=2, max_position_embeddings=999,
+            architectures=["DeepseekV3ForCausalLM"],
+        )  # fmt: skip
+        found = self.planned(config, tmp_path, buffers=3 * 8)  # the router's correction of 3 layers
+        assert found.kv_bytes_per_token == 5 * (32 + 8) * 4
+
+    @staticmethod
+    def planned(config: Any, folder: Path, buffers: int = 0) -> Plan:
+        with torch.device("meta"):
+            theirs = AutoModelForCausalLM.from_config(config)
+        file = folder / "config.json"
+        file.write_text(config.to_json_string(use_diff=True))
+        found = plan(file, context=50)
+        assert found.blueprint.parameters == sum(one.numel() for one in theirs.parameters()) + buffers
+        return found
+
+    @pytest.mark.parametrize("types", [["full_attention"], ["global"] * 34, "full"])
+    def test_layer_types_that_are_not_understood(self, types: Any, tmp_path: Path) -> None:
+        config = KNOWN["google/gemma-3-4b-pt"]
+        (tmp_path / "config.json").write_text(
+            json.dumps({**config, "text_config": {**config["text_config"], "layer_types": types}})
+        )
+        with pytest.raises(CheckpointError, match="layer_types must list 34 times full_attention or sliding_attention"):
+            plan(tmp_path)
+
+    def test_experts_that_a_step_reads(self) -> None:
+        shape = plan("deepseek-v3").blueprint
+        assert [shape.experts_met(rows) for rows in (1, 2, 8, 10_000)] == [8, 16, 57, 256]
+        one, all_ = (plan("deepseek-v3", batch=batch).weight_bytes_read for batch in (1, 10_000))
+        assert one == pytest.approx(2 * 36.6e9, rel=1e-3)
+        assert all_ == plan("deepseek-v3").weight_bytes - 2 * 129_280 * 7168
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
+            ({"wings": 2}, "unknown key wings = 2"),
+            ({"num_experts_per_tok": 300}, "num_experts_per_tok must be from 1 to 256"),
+            ({"quantization_config": {"quant_method": "gptq"}}, "quant_method fp8"),
+            ({"tie_word_embeddings": True}, "asks for a tied head"),
+        ],
+    )
+    def test_a_config_that_is_not_understood(self, changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({**KNOWN["deepseek-ai/DeepSeek-V3"], **changes}))
+        with pytest.raises(CheckpointError, match=told):
+            plan(file)
+
+
+contexts, batches = st.integers(1, 200_000), st.integers(1, 300)
+models = st.sampled_from([*PUBLISHED, "stories"])
+formats = st.sampled_from(["native", "int8", "int4", "fp8", "float32"])
+windows = st.none() | st.integers(1, 10_000)
+
+
+class TestProperties:
+    @given(models, contexts, batches, formats, windows)
+    def test_bytes_and_work_grow_with_context_and_batch(
+        self, model: str, context: int, batch: int, kv: str, window: int | None
+    ) -> None:
+        here = plan(model, context=context, batch=batch, kv=kv, window=window)
+        longer = plan(model, context=context + 1, batch=batch, kv=kv, window=window)
+        more = plan(model, context=context, batch=batch + 1, kv=kv, window=window)
+        for name in ("kv_bytes_total", "total_bytes", "prefill_flops", "decode_flops", "decode_bytes"):
+            assert getattr(here, name) <= getattr(longer, name)
+            assert getattr(here, name) < getattr(more, name)
+        assert here.prefill_flops < longer.prefill_flops
+        assert here.weight_bytes == longer.weight_bytes == more.weight_bytes
+
+    @given(models, contexts, batches, formats, windows, st.integers(1, 2 * 10**12))
+    def test_what_fits_is_the_most_that_fits(
+        self, model: str, context: int, batch: int, kv: str, window: int | None, memory: int
+    ) -> None:
+        options: dict[str, Any] = {"kv": kv, "window": window, "memory": memory}
+        found = plan(model, context=context, batch=batch, **options)
+        longest, widest = found.most_context, found.most_batch
+        assert widest is not None
+        if longest:
+            assert plan(model, context=min(longest, 2**31), batch=batch, **options).fits
+        if longest is None:
+            assert plan(model, context=2**31, batch=batch, **options).fits
+        elif longest < 2**31:
+            assert not plan(model, context=longest + 1, batch=batch, **options).fits
+        if widest:
+            assert plan(model, context=context, batch=min(widest, 2**31), **options).fits
+        assert not plan(model, context=context, batch=widest + 1, **options).fits
+        assert found.fits == (longest is None or context <= longest) == (batch <= widest)
+
+    @given(models, contexts, windows)
+    def test_a_window_keeps_that_many(self, model: str, context: int, window: int | None) -> None:
+        found = plan(model, context=context, window=window)
+        layers = found.blueprint.layers
+        reaches = [min(context, layer.window or context, window or context) for layer in layers]
+        kept = [layer.layout.bytes_per_token(found.k, found.v) for layer in layers]
+        assert found.kv_bytes_total == sum(map(int.__mul__, reaches, kept))
+
+    @given(st.sampled_from(["mistral-7b", "gemma-3-4b"]), st.integers(1, 6000), windows)
+    def test_prefill_is_the_sum_of_its_rows(self, model: str, context: int, window: int | None) -> None:
+        found = plan(model, context=context, window=window)
+        shape = found.blueprint
+        rows = 0
+        for reach, layer in zip(found.windows, shape.layers, strict=True):
+            whole = min(context, reach or context)
+            rows += layer.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
+        assert found.prefill_flops == 2 * shape.block_weights * context + 2 * shape.head_weights + rows
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "name", ["meta-llama/Llama-3.1-8B", "llama-3.1-8b", "LLAMA-3.1-8B", "meta-llama/meta-llama-3.1-8b"]
+    )
+    def test_known_names(self, name: str) -> None:
+        assert plan(name).model == "meta-llama/Llama-3.1-8B"
+
+    def test_the_folder_the_file_and_the_name_are_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "gpt2").mkdir()
+        (tmp_path / "gpt2" / "config.json").write_text(json.dumps(make_config("gpt2")))
+        monkeypatch.chdir(tmp_path)
+        local = [plan(name).blueprint for name in ("gpt2", Path("gpt2"), "gpt2/config.json", tmp_path / "gpt2")]
+        assert all(one == local[0] for one in local)
+        assert local[0] != plan("gpt-2").blueprint
+
+    def test_the_model_inside(self) -> None:
+        assert plan().blueprint.parameters == 5_770_496
+
+    def test_a_silent_dtype_is_told(self, tmp_path: Path) -> None:
+        assert plan("gpt-2").remarks == ("config.json names no dtype that we know: float32 is assumed",)
+
+    def test_from_the_hub_config_json_alone_is_fetched(self, hub: FakeHub) -> None:  # noqa: F811
+        assert plan("maker/small").blueprint.layers
+        assert hub.fetched() == {"config.json"}
+        with pytest.raises(CheckpointError, match="there is no model maker/nothing on the hub"):
+            plan("maker/nothing")
+
+    @pytest.mark.parametrize("model", ["nothing", Path("nothing"), "a/b/c", "~nobody-here/x", "x" * 5000])
+    def test_what_is_nowhere(self, model: str | Path) -> None:
+        with pytest.raises(CheckpointError, match=r"there is no file or folder|cannot look at") as caught:
+            plan(model)
+        assert len(str(caught.value)) < 700
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("text", "tokens"),
+        [(7, 7), ("8192", 8192), ("8,192", 8192), ("8k", 8192), ("128K", 131_072), ("1.5k", 1536), ("1m", 2**20)],
+    )
+    def test_tokens(self, text: int | str, tokens: int) -> None:
+        assert read_tokens(text, "context") == tokens
+
+    @pytest.mark.parametrize(
+        "text", ["", "k", "0", "-1", "8kb", "8 192", "1.5", "8,19", "9" * 5000, "3g", "４", True, 1.5, 0, 2**40, None]
+    )
+    def test_not_tokens(self, text: Any) -> None:
+        with pytest.raises(RequestError, match="context must be a number of tokens"):
+            read_tokens(text, "context")
+
+    @pytest.mark.parametrize(
+        ("text", "count"),
+        [
+            *[("24GB", 24 * 10**9), ("24gib", 24 * 2**30), ("24 GiB", 24 * 2**30), ("1.5GB", 1_500_000_000)],
+            *[("24000000000", 24 * 10**9), (24e9, 24 * 10**9), ("1TB", 10**12), ("3KiB", 3072), ("7B", 7)],
+            *[(text, None) for text in ("24G", "24Gb/s", "8e9", "0GB", "-1GB", "1e400", math.inf, math.nan, False)],
+        ],
+    )
+    def test_bytes(self, text: Any, count: int | None) -> None:
+        if count is None:
+            with pytest.raises(RequestError, match=r"memory must be bytes, such as 24GB \(10\^9\), 24GiB"):
+                read_bytes(text, "memory")
+        else:
+            assert read_bytes(text, "memory") == count
+
+    @pytest.mark.parametrize("text", ["30GB/s", "30 gb/s", 30e9, 30_000_000_000, "30000000000/s"])
+    def test_rates(self, text: Any) -> None:
+        assert read_rate(text, "bandwidth") == 30_000_000_000
+
+    @pytest.mark.parametrize("text", ["30GB", "fast", "/s", "30", True, 0])
+    def test_not_rates(self, text: Any) -> None:
+        with pytest.raises(RequestError, match="bandwidth must be bytes per second"):
+            read_rate(text, "bandwidth")
+
+    def test_formats(self) -> None:
+        assert read_kv(" K = int8 , v=INT4 ") == {"k": "int8", "v": "int4"}
+        assert read_kv("int8") == {"k": "int8", "v": "int8"}
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"kv": "int3"}, "kv 'int3' is not known; use native, float32"),
+            ({"kv": "k=int8,k=int4"}, "kv must be one format, or k=FORMAT,v=FORMAT"),
+            ({"kv": "k=int8,q=int4"}, "kv must be one format"),
+            ({"kv": "k=int8,v="}, "kv '' is not known"),
+            ({"weights": "fp8"}, "weights 'fp8' is not known"),
+            ({"weights": ""}, "weights '' is not known"),
+            ({"batch": 0}, "batch must be a whole number from 1"),
+            ({"batch": True}, "not True"),
+            ({"window": 0}, "window must be a number of tokens"),
+            ({"bandwidth": "slow"}, "bandwidth must be bytes per second"),
+        ],
+    )
+    def test_options_are_refused(self, options: dict[str, Any], told: str) -> None:
+        with pytest.raises(RequestError, match=told):
+            plan("gpt-2", **options)
+
+    def test_a_latent_has_one_format(self) -> None:
+        with pytest.raises(RequestError, match="keeps one latent for K and V together; give one kv format"):
+            plan("deepseek-v3", kv="k=int8,v=int4")
+
+
+class TestBandwidth:
+    def test_measured(self) -> None:
+        found = measure("cpu", seconds=0.01)
+        assert found.kind == "measured"
+        assert 1e8 < found.bytes_per_second < 1e14
+
+    def test_a_plan_says_which(self) -> None:
+        measured, told = (plan("gpt-2", bandwidth=speed).bandwidth for speed in ("measured", "30GB/s"))
+        assert measured is not None
+        assert told is not None
+        assert (measured.kind, told.kind) == ("measured", "given")
+        assert plan("gpt-2").tokens_per_second is None
+
+    def test_caches(self, tmp_path: Path) -> None:
+        assert _largest_cache(tmp_path) == 0
+        for index, size in enumerate(("48K", "32768K", "odd")):
+            (tmp_path / f"index{index}").mkdir()
+            (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+        assert _largest_cache(tmp_path) == 32 << 20
+
+
+def test_facts_are_plain() -> None:
+    found = plan("gemma-3-4b", memory="24GB", bandwidth="30GB/s")
+    assert json.loads(json.dumps(found.facts())) == found.facts()
