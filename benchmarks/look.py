@@ -1,6 +1,6 @@
 """What looking costs: decode with nobody looking, with the counters alone, and with one row of attention watched.
 
-    python benchmarks/look.py [MODEL] [--pairs 30] [--out build/benchmarks]
+    python benchmarks/look.py [MODEL] [--pairs 30] [--tokens 64] [--out build/benchmarks]
 
 Each round writes the same text three ways, in an order that turns from round to round; a ratio compares two texts of
 one round. Told are the median ratio and its 95 % interval (by order statistics). Nothing else may run meanwhile.
@@ -18,7 +18,7 @@ from statistics import median
 
 from tokenwright import LLM, SamplingParams
 
-PROMPT, TOKENS = 64, 64
+PROMPT = 64  # tokens
 OFF, COUNTED, WATCHED = "off", "counted", "one row watched"
 
 
@@ -48,8 +48,8 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return median(ordered), ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 
-def measure(model: str, pairs: int) -> dict[str, list[float]]:
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+def measure(model: str, pairs: int, tokens: int) -> dict[str, list[float]]:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     with LLM(model) as quiet, LLM(model, trace=True) as traced:
         ids = [5 + i % 90 for i in range(PROMPT)]
         ways: list[tuple[str, Callable[[], float]]] = [
@@ -86,14 +86,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="stories")
     parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     arguments = parser.parse_args()
-    seconds = measure(arguments.model, arguments.pairs)
+    seconds = measure(arguments.model, arguments.pairs, arguments.tokens)
     ratios = {
         name: [ours / off for ours, off in zip(seconds[name], seconds[OFF], strict=True)] for name in (COUNTED, WATCHED)
     }
     name = Path(arguments.model).name
-    print(f"{name}, {platform.machine()}, {arguments.pairs} rounds of {TOKENS} tokens after {PROMPT}")
+    print(f"{name}, {platform.machine()}, {arguments.pairs} rounds of {arguments.tokens} tokens after {PROMPT}")
     print(f"{OFF:>16}  {median(seconds[OFF]) * 1000:8.3f} ms a step")
     found = {}
     for way, values in ratios.items():

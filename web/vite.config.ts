@@ -8,7 +8,13 @@ const engine = { target, changeOrigin: true, headers: { origin: target } }; // i
 
 export default defineConfig({
   base: "./",
-  build: { target: "es2022", outDir: "dist", emptyOutDir: true, chunkSizeWarningLimit: 800 },
+  build: {
+    target: "es2022",
+    outDir: "dist",
+    emptyOutDir: true,
+    chunkSizeWarningLimit: 800,
+    license: { fileName: "licenses.md" }, // of what is bundled: their texts must go with it
+  },
   server: {
     host: "127.0.0.1",
     proxy: {

@@ -68,11 +68,9 @@ def without_cache(page: Page, steps: int) -> None:
 
 def shots(page: Page, folder: Path) -> None:
     def save(name: str) -> None:
-        shot = Image.open(io.BytesIO(page.screenshot()))
-        # A third of the bytes; this method keeps small areas of a colour.
-        few = shot.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(folder / f"explorer-{name}.png", optimize=True)
-        print(f"explorer-{name}.png")
+        shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        shot.save(folder / f"explorer-{name}.webp", lossless=True, quality=100, method=6)
+        print(f"explorer-{name}.webp")
 
     held(page, STORY, 26, head=(4, 3), camera="iso")
     save("story")

@@ -122,7 +122,7 @@ class Recorder:
         self._drafts: list[_Draft] = []
         self._marks: list[float] = []  # the clock at the borders of the layers' halves
         self._parts: list[int] = []  # FLOP for each row: of the layers, then of the head
-        self._look_s = 0.0
+        self._sampling_s = self._look_s = 0.0
         self._done: list[tuple[Watch, StepFrame]] = []
 
     def watch(self, watch: Watch) -> None:
@@ -183,17 +183,22 @@ class Recorder:
                 frame = _chosen(frame, picks[identity].token, choices[identity], draft.chunk)
             frames.append((draft.watch, frame))
         self._look_s = self.clock() - sampled
-        sampling_us, look_us = _us(sampled - began), _us(self._look_s / len(frames))
-        self._done = [(watch, replace(frame, sampling_us=sampling_us, look_us=look_us)) for watch, frame in frames]
-        self._drafts = []
+        self._sampling_s = sampled - began
+        self._done, self._drafts = frames, []
         return results
 
     def end_step(self, began: float, ended: float) -> None:
         """The step is over, by the driver's clock: hand its frames out."""
         for watch, frame in self._done:
-            step_us = _us(ended - began - self._look_s)
-            began_us = _us(began - watch.accepted)
-            watch.frames.append(replace(frame, step=watch.step, began_us=began_us, step_us=step_us))
+            whole = replace(
+                frame,
+                step=watch.step,
+                began_us=_us(began - watch.accepted),
+                step_us=_us(ended - began - self._look_s),
+                sampling_us=_us(self._sampling_s),
+                look_us=_us(self._look_s / len(self._done)),
+            )
+            watch.frames.append(whole)
             watch.step += 1
         self._done = []
 
@@ -263,10 +268,10 @@ class Recorder:
 def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> StepFrame:
     """`frame` with what is to be told of the choice of `token` after a chunk."""
     logits, params = choice.logits, chunk.request.params
-    scores = logits.double().log_softmax(-1)
-    likeliest = scores.topk(min(CANDIDATES, len(scores))).indices.tolist()
+    total = logits.logsumexp(-1)
+    likeliest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
     ids = likeliest if token in likeliest else [*likeliest[:-1], token]
-    models = scores[ids].tolist()
+    models = (logits[ids] - total).tolist()
     samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
     place = ids.index(token)
     return replace(
@@ -276,7 +281,7 @@ def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> Step
         rank=int((logits > logits[token]).sum()),
         logprob=models[place],
         sampled=samplers[place],
-        entropy=-float((scores.exp() * scores).sum()) / math.log(2),
+        entropy=float(total - (logits - total).exp_() @ logits) / math.log(2),  # -sum p log p, in bits
         uniform=None if params.seed is None or choice.chances is None else uniform(params.seed, chunk.stop),
         candidates=tuple(Candidate(*one) for one in zip(ids, models, samplers, strict=True)),
     )
