@@ -65,3 +65,9 @@ export function percent(share: number): string {
 export function plural(value: number, one: string, many = `${one}s`): string {
   return `${count(value)} ${value === 1 ? one : many}`;
 }
+
+/** A message of the engine, which begins small and ends bare, as a sentence of the page. */
+export function sentence(text: string): string {
+  const begun = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.?]$/.test(begun) ? begun : `${begun}.`;
+}

@@ -7,7 +7,7 @@ import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as form from "../form";
-import { plural } from "../format";
+import { plural, sentence } from "../format";
 import * as session from "../session";
 import { faceNote, last, link, loading, model, pageState, problem, reachable, retryAt, run } from "../store";
 import { loaded } from "../words";
@@ -26,7 +26,7 @@ export function Banners() {
         </Banner>
       )}
       {problem.value?.kind === "trace" && (
-        <Banner tone="warn" text={problem.value.message}>
+        <Banner tone="warn" text={sentence(problem.value.message)}>
           <button type="button" onClick={actions.chooseTrace}>
             Open another
           </button>
@@ -169,7 +169,7 @@ function Empty() {
 function Failure() {
   if (loading.value?.phase === "failed" && model.value === null)
     return (
-      <Say title="The model could not be loaded" tone="bad" text={loading.value.message}>
+      <Say title="The model could not be loaded" tone="bad" text={sentence(loading.value.message)}>
         <OpenTrace />
       </Say>
     );
@@ -177,7 +177,7 @@ function Failure() {
   if (state?.state === "failed") {
     const kept = last.value >= 0 ? ` The ${plural(last.value + 1, "step")} before it stay here.` : "";
     return (
-      <Say title="The engine failed on this run" tone="bad" text={`${state.message}.${kept}`}>
+      <Say title="The engine failed on this run" tone="bad" text={`${sentence(state.message)}${kept}`}>
         <button type="button" onClick={() => void session.start()}>
           Run again
         </button>

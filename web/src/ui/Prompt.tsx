@@ -6,7 +6,7 @@ import { start } from "../session";
 import * as form from "../form";
 import { model, pageState, problem } from "../store";
 import { align, marked } from "../text";
-import { plural } from "../format";
+import { plural, sentence } from "../format";
 import { Icon } from "./icons";
 
 const SHOWN = 400; // chips; a long prompt is counted, not listed to its end
@@ -157,11 +157,6 @@ function Trouble() {
       </button>
     </div>
   );
-}
-
-function sentence(text: string): string {
-  const begun = text.charAt(0).toUpperCase() + text.slice(1);
-  return /[.?]$/.test(begun) ? begun : `${begun}.`;
 }
 
 function Fix({ kind, message }: { kind: string; message: string }) {
