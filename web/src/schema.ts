@@ -109,7 +109,7 @@ export interface StepFrame {
   weight_bytes: bigint; // B; weights read by matrix products, for the whole batch
   kv_read: bigint; // B; K and V read by attention
   kv_written: bigint; // B; K and V stored
-  kv_resident: bigint; // B; K and V kept for the next step; 0 without the cache
+  kv_resident: bigint; // B; K and V kept for the next step; without the cache only between the parts of a text
   kv_allocated: bigint; // B; pages held, times their size
   began_us: bigint; // us; from the acceptance of the run to the begin of this step
   step_us: number; // us; the whole step, scheduling included
@@ -153,7 +153,7 @@ export const NUMBERS: Record<string, { source: Source; unit: string; meaning: st
   weight_bytes: { source: "counted", unit: "B", meaning: "weights read by matrix products, for the whole batch" },
   kv_read: { source: "counted", unit: "B", meaning: "K and V read by attention" },
   kv_written: { source: "counted", unit: "B", meaning: "K and V stored" },
-  kv_resident: { source: "counted", unit: "B", meaning: "K and V kept for the next step; 0 without the cache" },
+  kv_resident: { source: "counted", unit: "B", meaning: "K and V kept for the next step; without the cache only between the parts of a text" },
   kv_allocated: { source: "counted", unit: "B", meaning: "pages held, times their size" },
   began_us: { source: "measured", unit: "us", meaning: "from the acceptance of the run to the begin of this step" },
   step_us: { source: "measured", unit: "us", meaning: "the whole step, scheduling included" },

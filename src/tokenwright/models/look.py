@@ -41,7 +41,7 @@ class Looker:
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
-        self._last: Text | None = None  # whose cache was built here last
+        self._last: Text | None = None  # whose cache was built here last; it lies beside the memory of the pool
 
     @torch.inference_mode()
     def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:

@@ -90,7 +90,9 @@ class StepFrame:
     weight_bytes: Annotated[int, Wire("Q", _C, "B", "weights read by matrix products, for the whole batch")]
     kv_read: Annotated[int, Wire("Q", _C, "B", "K and V read by attention")]
     kv_written: Annotated[int, Wire("Q", _C, "B", "K and V stored")]
-    kv_resident: Annotated[int, Wire("Q", _C, "B", "K and V kept for the next step; 0 without the cache")]
+    kv_resident: Annotated[
+        int, Wire("Q", _C, "B", "K and V kept for the next step; without the cache only between the parts of a text")
+    ]
     kv_allocated: Annotated[int, Wire("Q", _C, "B", "pages held, times their size")]
     began_us: Annotated[int, Wire("Q", _M, "us", "from the acceptance of the run to the begin of this step")]
     step_us: Annotated[int, Wire("I", _M, "us", "the whole step, scheduling included")]
