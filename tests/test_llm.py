@@ -422,13 +422,13 @@ def test_options_that_cannot_be_had(folder, options, error, match):
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
-    monkeypatch.setattr("tokenwright.llm.free_memory", lambda device: 1000)
+    monkeypatch.setattr("tokenwright.models.memory.free_memory", lambda device: 1000)
     with pytest.raises(CapacityError, match="--dtype bfloat16 halves it"):
         LLM(folder)
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):
-    monkeypatch.setattr("tokenwright.llm.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("tokenwright.models.memory.free_memory", lambda device: 2**20)
     with pytest.raises(CapacityError, match="does not have \\(1048576 are free\\)"):
         LLM(folder, pages=2**14)
 
@@ -449,7 +449,7 @@ def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, m
         return 2**30
 
     monkeypatch.setattr(Checkpoint, "tensors", watched)
-    monkeypatch.setattr("tokenwright.llm.free_memory", free)
+    monkeypatch.setattr("tokenwright.models.memory.free_memory", free)
     with LLM(folder):
         assert len(held) == 1
 

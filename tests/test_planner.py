@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfi
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tests.models.test_hub import hub, sharded, single  # noqa: F401
-from tokenwright import LLM, plan
+from tokenwright import LLM, SamplingParams, plan
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.cache.spec import Heads, Latent
+from tokenwright.config import KVFormat
+from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.planner import Plan
+from tokenwright.planner import Blueprint, Layer, Plan
 from tokenwright.planner.bandwidth import _largest_cache, measure
 from tokenwright.planner.known import KNOWN, known_name
-from tokenwright.planner.units import read_bytes, read_kv, read_rate, read_tokens
+from tokenwright.planner.resident import Resident, specs_of
+from tokenwright.planner.units import read_bytes, read_rate, read_tokens
 from tokenwright.trace.cost import CostModel
 
 KIB, GIB = 2**10, 2**30
@@ -43,6 +47,23 @@ PUBLISHED = {
     "deepseek-v3": 671_026_419_200,  # without the MTP module
 }
 RUNNABLE = [name for name in PUBLISHED if not name.startswith(("gemma", "deepseek"))]
+
+CACHES: list[dict[str, Any]] = [
+    {},
+    {"kv": "int8"},
+    {"kv": "k=fp8,v=bfloat16"},
+    {"kv": "k=int8,v=int4,first=20,native=0+-1"},
+    {"window": 20},
+    {"window": 20, "kv": "int4,first=33"},
+    {"window": 40, "sinks": 3, "kv": "k=int8,v=int4,first=18,native=1"},
+    {"window": 9, "sinks": 30, "kv": "int8,first=5"},
+]
+
+
+def allowed(kind: str) -> list[dict[str, Any]]:
+    """The caches that a kind of model may have: windows need a RoPE whose scaling is fixed, sinks need one at all."""
+    without = {"dynamic": ("window",), "gpt2": ("sinks",)}.get(kind, ())
+    return [options for options in CACHES if not options.keys() & set(without)]
 
 
 class TestPublished:
@@ -106,6 +127,46 @@ class TestPublished:
         per_layer = gemma.kv_bytes_per_token // 34
         assert gemma.kv_bytes_total == per_layer * (5 * 131_072 + 29 * 1024)
 
+    @pytest.mark.parametrize(("context", "tokens"), [(4000, 4000), (4098, 4098), (4100, 4100), ("128k", 4100)])
+    def test_a_window_and_sinks(self, context: int | str, tokens: int) -> None:
+        """min(t, s + W) tokens of 131,072 B each; rows read as many."""
+        found = plan("llama-3.1-8b", context=context, window=4096, sinks=4)
+        assert found.kv_bytes_total == 131_072 * tokens
+        assert found.decode_flops == 15_009_316_864 + 524_288 * tokens
+        assert found.decode_bytes == found.weight_bytes_read + 131_072 * tokens
+
+    def test_first_tokens_and_layers_stay_native(self) -> None:
+        """A head of a token: 136 + 72 B in int8 and int4, 512 B in bfloat16."""
+        found = plan("llama-3.1-8b", context=8192, kv="k=int8,v=int4,first=64,native=0+-1")
+        assert found.kv_bytes_per_token == 30 * 8 * 208 + 2 * 8 * 512 == 58_112
+        kept = 30 * 8 * (64 * 512 + 8128 * 208) + 2 * 8 * 8192 * 512
+        assert found.kv_bytes_per_sequence == kept == 480_722_944
+        assert found.decode_bytes == found.weight_bytes_read + kept
+        short = plan("llama-3.1-8b", context=50, kv="k=int8,v=int4,first=64,native=0+-1")
+        assert short.kv_bytes_total == plan("llama-3.1-8b", context=50).kv_bytes_total
+
+    def test_first_tokens_behind_a_window(self) -> None:
+        """What is let go is wider than what comes: most is kept when the window is full, not at the end."""
+        found = plan("llama-3.1-8b", context="128k", kv="k=int8,v=int4,first=64", window=4096, sinks=4, batch=3)
+        head, heads = 208, 32 * 8
+        most, end = heads * (64 * 512 + 4036 * head), heads * (4 * 512 + 4096 * head)
+        assert (found.kv_bytes(4100), found.kv_bytes(131_072)) == (most, end)
+        assert (found.kv_bytes_per_sequence, found.kv_bytes_total) == (most, 3 * most)
+        assert found.decode_bytes == found.weight_bytes_read + 3 * end
+        room = found.weight_bytes + 3 * (most - 1)
+        tight = plan("llama-3.1-8b", kv="k=int8,v=int4,first=64", window=4096, sinks=4, batch=3, memory=room)
+        assert (tight.fits, tight.most_context, tight.most_batch) == (False, 4099, 2)
+
+    def test_latents_and_windows_of_models_that_are_only_planned(self) -> None:
+        """A latent in int8: 512 + 64 B and 18 scales of 2 B; 576 x 2 B where it is native."""
+        latent = plan("deepseek-v3", context=1000, kv="int8,first=100,native=3", window=300, sinks=7)
+        assert latent.kv_bytes_per_token == 60 * 612 + 1152
+        assert latent.kv_bytes(1000) == 60 * (7 * 1152 + 300 * 612) + 307 * 1152
+        assert latent.kv_bytes_per_sequence == 60 * (100 * 1152 + 207 * 612) + 307 * 1152
+        gemma = plan("gemma-3-4b", context=2000, sinks=10, kv="int8,first=4")  # 29 layers of W = 1,024
+        wide, narrow = 4 * 2 * 512, 4 * 2 * 272
+        assert gemma.kv_bytes_total == 34 * 4 * wide + narrow * (5 * 1996 + 29 * 1030)
+
     def test_steps_of_llama(self) -> None:
         """2 (P_b + P_lm) + 4 H D L t, and bytes without the embedding, which is looked up."""
         found = plan("llama-3.1-8b", context=777, bandwidth="30GB/s")
@@ -155,6 +216,16 @@ class TestCodecs:
     def test_native_cache_has_the_dtype_of_the_weights(self) -> None:
         assert plan("llama-3.1-8b", weights="float32").k.name == "float32"
         assert plan("llama-3.1-8b", weights="int8").k.name == "bfloat16"
+        first = plan("llama-3.1-8b", weights="float16", kv="int8,first=10", context=10)
+        assert (first.native, first.kv_bytes_total) == ("float16", 10 * 131_072)
+
+    def test_a_format_that_is_native_has_no_first_tokens(self) -> None:
+        found = plan("llama-3.1-8b", kv="bfloat16,first=64,native=0", context=100)
+        assert (found.kv_bytes_total, found.kept_native) == (100 * 131_072, ())
+
+    def test_a_format_may_come_as_what_it_means(self) -> None:
+        both = [plan("gpt-2", kv=kv).kv_bytes_total for kv in ("int8,first=3", KVFormat("int8", "int8", 3))]
+        assert both[0] == both[1]
 
 
 class TestEngine:
@@ -164,55 +235,149 @@ class TestEngine:
     def test_costs(self, kind: str, tmp_path: Path) -> None:
         file = tmp_path / "config.json"
         file.write_text(json.dumps(make_config(kind)))
-        for context in (1, 31, 32, 33, 48, 49, 200):
-            found = plan(file, context=context)
-            config = found.blueprint.config
-            assert config is not None
-            costs = CostModel(config, layer_specs(config, config.dtype))
-            step, prompt = costs.chunk(context - 1, 1), costs.chunk(0, context)
-            assert (found.decode_flops, found.kv_bytes_total) == (step.flops, step.kv_read)
-            assert (found.prefill_flops, found.kv_bytes_per_token * context) == (prompt.flops, prompt.kv_written)
+        for options in allowed(kind):
+            form = KVFormat.parse(options.get("kv", "native"))
+            for context in (1, 5, 19, 31, 32, 33, 48, 49, 200):
+                found = plan(file, context=context, **options)
+                config = found.blueprint.config
+                assert config is not None
+                costs = CostModel(config, layer_specs(config, config.dtype, form, found.window, found.sinks))
+                step, prompt = costs.chunk(context - 1, 1), costs.chunk(0, context)
+                assert (found.decode_flops, found.kv_bytes(context)) == (step.flops, step.kv_read)
+                assert found.decode_bytes == found.weight_bytes_read + step.kv_read
+                assert (found.prefill_flops, found.kv_bytes_per_token) == (prompt.flops, costs.bytes_per_token)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_allocation(self, kind: str, tmp_path: Path) -> None:
         folder, _ = make_checkpoint(tmp_path / kind, kind)
-        found = plan(folder, context=100, batch=3)
-        assert not found.hindrances
-        with LLM(folder, pages=found.engine_pages, dtype=found.weights.name) as llm:
-            store = llm.engine.runner.store
-            assert found.engine_kv_bytes == store.nbytes == store.memory.nbytes
-            assert found.weight_bytes == llm.config.parameters * 4
-            assert found.kv_bytes_per_token == store.bytes_per_token
+        for options in allowed(kind):
+            for context, batch in ((100, 3), (1, 1), (500, 2)):
+                found = plan(folder, context=context, batch=batch, **options)
+                assert not found.hindrances
+                engine = found.facts()["engine"]
+                sizes = {name: engine[name] for name in ("page_size", "pages", "max_sequences", "token_budget")}
+                with LLM(folder, dtype=found.weights.name, **options, **sizes) as llm:
+                    store = llm.engine.runner.store
+                    assert found.engine_kv_bytes == engine["kv_bytes"] == llm.kv_memory == allocated(store)
+                    assert [group["pages"] for group in engine["groups"]] == list(store.pages)
+                    assert [tuple(group["layers"]) for group in engine["groups"]] == [
+                        one.layers for one in store.groups
+                    ]
+                    assert found.weight_bytes == llm.config.parameters * 4
+                    assert found.kv_bytes_per_token == store.bytes_per_token
+
+    @pytest.mark.parametrize("kind", ["llama2", "qwen2-window", "mistral"])
+    def test_the_batch_runs_in_it(self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All at once, and nobody is put off for want of pages."""
+        folder, _ = make_checkpoint(tmp_path / kind, kind)
+        for options in allowed(kind):
+            found = plan(folder, context=300, batch=3, **options)
+            with LLM(folder, pages=found.engine_pages, max_sequences=3, **options) as llm:
+                running, put_off = self.watched(llm.engine.scheduler, monkeypatch)
+                prompts = [[5 + first, *range(10, 300 - 5)] for first in range(3)]
+                written = llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0))
+                assert [len(one.token_ids) for one in written] == [4, 4, 4]
+                assert (max(running), put_off) == (3, [])
+
+    @staticmethod
+    def watched(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Sequence]]:
+        """How many run in each step, and who is put off."""
+        schedule, preempt = scheduler.schedule, scheduler.preempt
+        running, put_off = list[int](), list[Sequence]()
+        monkeypatch.setattr(scheduler, "schedule", lambda: (schedule(), running.append(len(scheduler.running)))[0])
+        monkeypatch.setattr(scheduler, "preempt", lambda one: (put_off.append(one), preempt(one))[1])
+        return running, put_off
 
     @pytest.mark.parametrize("name", RUNNABLE)
     def test_allocation_of_large_models(self, name: str) -> None:
-        found = plan(name, context=4000, batch=5)
-        config = found.blueprint.config
-        assert config is not None
-        store = KVStore(layer_specs(config, config.dtype), found.engine_pages, 16, torch.device("meta"))
-        assert found.engine_kv_bytes == store.nbytes == store.memory.nbytes
-        assert found.engine_pages == 5 * 250
+        for options in allowed("gpt2" if name == "gpt-2" else name):
+            found = plan(name, context=4000, batch=5, **options)
+            pages = [group.pages for group in found.engine_groups]
+            store = KVStore(found.specs, pages, 16, torch.device("meta"))
+            assert found.engine_kv_bytes == store.nbytes == allocated(store)
+            assert found.engine_pages == 5 * 250
+            assert options or pages in ([5 * 250], [5 * (256 + 32 + 1)])
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_in_the_dtype_of_the_weights(self, dtype: str, tmp_path: Path) -> None:
+        folder, _ = make_checkpoint(tmp_path / "m", "llama3")
+        for kv in ("native", "float32", "k=int8", "int4,first=7"):
+            found = plan(folder, context=40, weights=dtype, kv=kv)
+            with LLM(folder, dtype=dtype, kv=kv, pages=found.engine_pages, max_sequences=1) as llm:
+                assert found.engine_kv_bytes == llm.kv_memory
 
     @pytest.mark.parametrize(
         ("options", "told"),
         [
             ({}, None),
             ({"weights": "float32"}, None),
-            ({"kv": "bfloat16"}, None),
-            ({"kv": "float16"}, "its cache has the dtype of the weights (bfloat16)"),
-            ({"kv": "int8"}, "its cache has no int8"),
-            ({"kv": "k=int8"}, "its cache has no int8 and bfloat16"),
+            ({"kv": "float16"}, None),
+            ({"kv": "k=int8,first=64,native=0"}, None),
+            ({"window": 64, "sinks": 4}, None),
             ({"weights": "int4"}, "it has no int4 weights"),
-            ({"window": 64}, "it cannot shorten a model's reach to a window"),
         ],
     )
     def test_what_it_cannot_run_is_told(self, options: dict[str, Any], told: str | None) -> None:
         assert plan("llama-3.1-8b", **options).hindrances == (() if told is None else (told,))
 
+    @pytest.mark.parametrize(
+        ("kind", "options", "told"),
+        [
+            ("gpt2", {"window": 9, "sinks": 1}, "sinks need rotary positions"),
+            ("llama2", {"sinks": 4}, "sinks are what stays in reach beside a window"),
+            ("llama2", {"window": 9, "sinks": -1}, "sinks must be a whole number"),
+            ("llama2", {"kv": "int8,native=3"}, "native: there is no layer 3; use 0 to 2, or -1 to -3"),
+            ("dynamic", {"window": 9}, "RoPE scaling that depends on the length"),
+        ],
+    )
+    def test_what_it_refuses_is_refused(self, kind: str, options: dict[str, Any], told: str, tmp_path: Path) -> None:
+        folder, _ = make_checkpoint(tmp_path / kind, kind)
+        with pytest.raises(RequestError, match=told):
+            plan(folder, **options)
+        with pytest.raises(RequestError, match=r"^(native|sinks|this model)"):
+            LLM(folder, **options)
+
+    def test_sinks_of_models_that_have_windows(self) -> None:
+        """Some of their own suffice; without any, there is nothing that sinks stay beside."""
+        assert plan("gemma-3-4b", sinks=4).facts()["sinks"] == 4
+        with pytest.raises(RequestError, match="give window as well"):
+            plan("deepseek-v3", sinks=4)
+        with pytest.raises(RequestError, match="there is no layer -62"):
+            plan("deepseek-v3", kv="int8,native=-62")
+
     @pytest.mark.parametrize("name", ["gemma-3-4b", "deepseek-v3"])
     def test_models_without_a_decoder_are_told(self, name: str) -> None:
         [told] = plan(name).hindrances
         assert told.startswith("it has no decoder for ")
+        assert plan(name).facts()["engine"]["groups"] == []
+        assert plan(name).engine_kv_bytes is None
+
+
+def allocated(store: KVStore) -> int:
+    """Bytes of all its tensors, by torch."""
+    return sum(tensor.nbytes for group in range(len(store.groups)) for tensor in store.tensors(group))
+
+
+class TestRemarks:
+    @pytest.mark.parametrize(
+        ("model", "options", "told", "untold"),
+        [
+            ("llama-3.1-8b", {}, [], ["window", "sinks", "end", "native"]),
+            ("llama-3.1-8b", {"context": "1m"}, ["1,048,576 tokens are more than the model's context of 131,072"], []),
+            ("llama-3.1-8b", {"context": "1m", "window": 4096}, ["without end", "is let go"], ["are more than"]),
+            ("llama-3.1-8b", {"window": 200_000}, ["without end", "a window of 200,000 tokens is more"], ["let go"]),
+            ("llama-3.1-8b", {"window": 9, "sinks": 1}, ["the first token stays in reach"], []),
+            ("mistral-7b", {"sinks": 4}, ["the first 4 tokens stay in reach", "is let go"], ["without end"]),
+            ("gpt-2", {"window": 100, "context": 2000}, ["is let go", "2,000 tokens are more"], ["without end"]),
+            ("gpt-2", {"kv": "int8,first=9,native=-1"}, ["float32 all the same: the first 9 tokens, and layer 11"], []),
+            ("gpt-2", {"kv": "int8,native=1+0"}, ["all the same: layers 0 and 1"], ["the first"]),
+            ("gpt-2", {"kv": "int8,first=9", "window": 50}, ["a sequence keeps 979,200 bytes; the memory"], []),
+        ],
+    )  # fmt: skip
+    def test_say(self, model: str, options: dict[str, Any], told: list[str], untold: list[str]) -> None:
+        found = " | ".join(plan(model, **options).remarks)
+        assert [words for words in told if words not in found] == []
+        assert [words for words in untold if words in found] == []
 
 
 class TestOthers:
@@ -284,29 +449,39 @@ class TestOthers:
 
 contexts, batches = st.integers(1, 200_000), st.integers(1, 300)
 models = st.sampled_from([*PUBLISHED, "stories"])
-formats = st.sampled_from(["native", "int8", "int4", "fp8", "float32"])
+even = st.sampled_from(["native", "int8", "int4", "fp8", "float32"])  # one format for all tokens
+mixed = st.sampled_from(["int8,first=64", "int4,first=5000,native=0", "k=int4,v=fp8,first=1", "fp8,native=-1+2"])
 windows = st.none() | st.integers(1, 10_000)
+sinks = st.sampled_from([0, 0, 1, 70, 6000])
+
+
+def asked(model: str, kv: str, window: int | None, sinks: int) -> dict[str, Any]:
+    """Options that the model can have, as near to those as may be."""
+    rotary, windowed = model != "gpt-2", window is not None or model in ("mistral-7b", "gemma-3-4b")
+    kv = kv.replace("k=int4,v=fp8", "int4") if model.startswith("deepseek") else kv
+    return {"kv": kv, "window": window, "sinks": sinks if rotary and windowed else 0}
 
 
 class TestProperties:
-    @given(models, contexts, batches, formats, windows)
+    @given(models, contexts, batches, even, windows, sinks)
     def test_bytes_and_work_grow_with_context_and_batch(
-        self, model: str, context: int, batch: int, kv: str, window: int | None
+        self, model: str, context: int, batch: int, kv: str, window: int | None, sinks: int
     ) -> None:
-        here = plan(model, context=context, batch=batch, kv=kv, window=window)
-        longer = plan(model, context=context + 1, batch=batch, kv=kv, window=window)
-        more = plan(model, context=context, batch=batch + 1, kv=kv, window=window)
+        options = asked(model, kv, window, sinks)
+        here = plan(model, context=context, batch=batch, **options)
+        longer = plan(model, context=context + 1, batch=batch, **options)
+        more = plan(model, context=context, batch=batch + 1, **options)
         for name in ("kv_bytes_total", "total_bytes", "prefill_flops", "decode_flops", "decode_bytes"):
             assert getattr(here, name) <= getattr(longer, name)
             assert getattr(here, name) < getattr(more, name)
         assert here.prefill_flops < longer.prefill_flops
         assert here.weight_bytes == longer.weight_bytes == more.weight_bytes
 
-    @given(models, contexts, batches, formats, windows, st.integers(1, 2 * 10**12))
+    @given(models, contexts, batches, even | mixed, windows, sinks, st.integers(1, 2 * 10**12))
     def test_what_fits_is_the_most_that_fits(
-        self, model: str, context: int, batch: int, kv: str, window: int | None, memory: int
+        self, model: str, context: int, batch: int, kv: str, window: int | None, sinks: int, memory: int
     ) -> None:
-        options: dict[str, Any] = {"kv": kv, "window": window, "memory": memory}
+        options = {**asked(model, kv, window, sinks), "memory": memory}
         found = plan(model, context=context, batch=batch, **options)
         longest, widest = found.most_context, found.most_batch
         assert widest is not None
@@ -320,6 +495,17 @@ class TestProperties:
             assert plan(model, context=context, batch=min(widest, 2**31), **options).fits
         assert not plan(model, context=context, batch=widest + 1, **options).fits
         assert found.fits == (longest is None or context <= longest) == (batch <= widest)
+
+    @given(models, batches, even | mixed, windows, sinks)
+    def test_the_cache_exceeds_the_weights_there_and_not_before(
+        self, model: str, batch: int, kv: str, window: int | None, sinks: int
+    ) -> None:
+        found = plan(model, batch=batch, **asked(model, kv, window, sinks))
+        at = found.cache_exceeds_weights_at
+        if at is None:
+            assert batch * found.resident.most(2**31) <= found.weight_bytes
+        else:
+            assert batch * found.resident.most(at - 1) <= found.weight_bytes < batch * found.kv_bytes(at)
 
     @given(models, contexts, windows)
     def test_a_window_keeps_that_many(self, model: str, context: int, window: int | None) -> None:
@@ -338,6 +524,76 @@ class TestProperties:
             whole = min(context, reach or context)
             rows += layer.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
         assert found.prefill_flops == 2 * shape.block_weights * context + 2 * shape.head_weights + rows
+
+
+layouts = st.builds(Heads, st.integers(1, 3), st.integers(1, 70)) | st.builds(
+    Latent, st.integers(1, 70), st.integers(1, 9)
+)
+drawn = st.lists(
+    st.builds(Layer, layouts, st.none() | st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=4
+)  # fmt: skip
+
+
+class TestCounting:
+    """What is kept, against a count of every position in every layer."""
+
+    @given(
+        drawn,
+        st.sampled_from(["bfloat16", "int8", "int4", "fp8", "float32", "native"]),
+        st.integers(0, 25),
+        st.sets(st.integers(0, 3)),
+        st.none() | st.integers(1, 20),
+        st.integers(0, 12),
+    )
+    def test_every_position(
+        self, layers: list[Layer], kv: str, first: int, native: set[int], window: int | None, sinks: int
+    ) -> None:
+        shape = Blueprint("Some", 100, "float32", {}, tuple(layers))
+        windows = [min(layer.window or 99, window or 99) for layer in layers]
+        sinks = sinks if min(windows) < 99 else 0
+        plain, wide = {layer for layer in native if layer < len(layers)}, CODECS["float32"]
+        form = KVFormat(kv, kv, first, tuple(plain))
+        resident = Resident(shape.layers, specs_of(shape, "float32", form, window, sinks))
+        codec = wide if kv == "native" else CODECS[kv]
+        counted, flops = [0], 0
+        for tokens in range(1, 61):
+            kept, pairs = 0, 0
+            for index, layer in enumerate(layers):
+                for position in range(tokens):
+                    if position >= tokens - windows[index] or position < sinks:
+                        one = wide if position < first or index in plain else codec
+                        kept += layer.layout.bytes_per_token(one, one)
+                        pairs += layer.pair_flops
+            counted.append(kept)
+            flops += pairs
+            assert (resident.at(tokens), resident.row_flops(tokens)) == (kept, pairs)
+            assert (resident.most(tokens), resident.all_flops(tokens)) == (max(counted), flops)
+        assert resident.bounded == (max(windows) < 99)
+        assert resident.per_token == sum(
+            layer.layout.bytes_per_token(*[wide if index in plain else codec] * 2) for index, layer in enumerate(layers)
+        )
+
+    @given(drawn, st.integers(0, 2000), st.integers(0, 2000), st.none() | st.integers(1, 2000))
+    def test_between_knots_it_is_straight(
+        self, layers: list[Layer], first: int, sinks: int, window: int | None
+    ) -> None:
+        """So that the most is found at a knot or at the end."""
+        shape = Blueprint("Some", 100, "float32", {}, tuple(layers))
+        sinks = sinks if window is not None else 0
+        form = KVFormat("int4", "int4", first)
+        resident = Resident(shape.layers, specs_of(shape, "float32", form, window, sinks))
+        knots = [*resident.knots, resident.knots[-1] + 1000]
+        for start, stop in pairwise(knots):
+            middle = (start + stop) // 2
+            rise = resident.at(stop) - resident.at(start)
+            assert (resident.at(middle) - resident.at(start)) * (stop - start) == rise * (middle - start)
+
+    @pytest.mark.parametrize("options", [{"kv": f"int4,first={10**25}"}, {"window": 5, "sinks": 10**25}])
+    def test_figures_beyond_any_text(self, options: dict[str, Any]) -> None:
+        found = plan("llama-2-7b", memory="24GB", **options)
+        plain = plan("llama-2-7b", memory="24GB")
+        assert (found.kv_bytes_total, found.most_context) == (plain.kv_bytes_total, plain.most_context)
+        assert found.cache_exceeds_weights_at == plain.cache_exceeds_weights_at
 
 
 class TestNames:
@@ -413,10 +669,6 @@ class TestSizes:
         with pytest.raises(RequestError, match="bandwidth must be bytes per second"):
             read_rate(text, "bandwidth")
 
-    def test_formats(self) -> None:
-        assert read_kv(" K = int8 , v=INT4 ") == {"k": "int8", "v": "int4"}
-        assert read_kv("int8") == {"k": "int8", "v": "int8"}
-
     @pytest.mark.parametrize(
         ("options", "told"),
         [
@@ -428,7 +680,10 @@ class TestSizes:
             ({"weights": ""}, "weights '' is not known"),
             ({"batch": 0}, "batch must be a whole number from 1"),
             ({"batch": True}, "not True"),
+            ({"kv": "int8,first=-1"}, "first must be a whole number of tokens"),
+            ({"kv": "int8,native=0+0"}, "native must be numbers of layers, each once"),
             ({"window": 0}, "window must be a number of tokens"),
+            ({"window": 9, "sinks": "4"}, "sinks must be a whole number of tokens"),
             ({"bandwidth": "slow"}, "bandwidth must be bytes per second"),
         ],
     )
@@ -462,6 +717,7 @@ class TestBandwidth:
         assert _largest_cache(tmp_path) == 32 << 20
 
 
-def test_facts_are_plain() -> None:
-    found = plan("gemma-3-4b", memory="24GB", bandwidth="30GB/s")
+@pytest.mark.parametrize("options", [{}, {"kv": "int8,first=9,native=0", "window": 99, "sinks": 4}])
+def test_facts_are_plain(options: dict[str, Any]) -> None:
+    found = plan("gemma-3-4b", memory="24GB", bandwidth="30GB/s", **options)
     assert json.loads(json.dumps(found.facts())) == found.facts()

@@ -9,7 +9,10 @@ from tokenwright.engine import FinishReason
 class Usage:
     """What a request cost. Tokens and bytes are counted by the engine; seconds are of the monotonic clock.
 
-    forward_tokens: tokens sent through the layers, recomputation included; with the cache prompt + new - 1.
+    forward_tokens: tokens sent through the layers, recomputation included; with the cache prompt + new - 1, without
+    those reused.
+    reused_tokens: tokens that were not sent through them because their K and V were found: left by another text that
+    begins alike, read from a file, or parked when this one was put off.
     layer_tokens: the same, times the layers of the model.
     kv_bytes: K and V held for this text at its end; 0 without the cache, which keeps nothing between steps.
     token_s: seconds from the request to each token. queue_s: until its first step began.
@@ -19,6 +22,7 @@ class Usage:
     completion_tokens: int
     forward_tokens: int
     layer_tokens: int
+    reused_tokens: int
     kv_bytes: int
     preemptions: int
     seed: int | None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 from tokenwright.errors import RequestError
 
@@ -162,6 +162,59 @@ class ModelConfig:
         return total
 
 
+KV_NAMES = ("native", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
+_KV_USAGE = (
+    "kv must be one format, or k=FORMAT,v=FORMAT, each once; after it there may be first=TOKENS (from the start of a "
+    "text, which stay native) and native=LAYERS (which stay native, such as 0+1+-1)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How K and V are kept; native is the dtype that the model computes in.
+
+    >>> KVFormat.parse("k=int8,v=int4,first=64,native=0+-1")
+    KVFormat(k='int8', v='int4', first=64, native=(0, -1))
+    """
+
+    k: str = "native"
+    v: str = "native"
+    first: int = 0  # tokens from the start of a text that stay native
+    native: tuple[int, ...] = ()  # layers that stay native; -1 is the last
+
+    def __post_init__(self) -> None:
+        for name in (self.k, self.v):
+            if name not in KV_NAMES:
+                raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}")
+        if type(self.first) is not int or self.first < 0:
+            raise RequestError(f"first must be a whole number of tokens of at least 0, not {self.first!r}")
+        if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
+            raise RequestError(f"native must be numbers of layers, each once, not {self.native!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From text as `str` writes it. Raises RequestError that says what is allowed."""
+        found: dict[str, str] = {}
+        for part in text.lower().split(","):
+            key, given, value = (one.strip() for one in part.partition("="))
+            for name, said in {key: value}.items() if given else {"k": key, "v": key}.items():
+                if name not in ("k", "v", "first", "native") or name in found:
+                    raise RequestError(f"{_KV_USAGE}; not {text!r}")
+                found[name] = said
+        try:
+            first = int(found.pop("first", "0"))
+            native = tuple(int(layer) for layer in found.pop("native").split("+")) if "native" in found else ()
+        except ValueError:
+            raise RequestError(f"{_KV_USAGE}; not {text!r}") from None
+        return cls(first=first, native=native, **found)
+
+    def __str__(self) -> str:
+        parts = [self.k] if self.k == self.v else [f"k={self.k}", f"v={self.v}"]
+        parts += [f"first={self.first}"] if self.first else []
+        parts += [f"native={'+'.join(map(str, self.native))}"] if self.native else []
+        return ",".join(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How the engine schedules: sizes in tokens, pages and sequences."""
@@ -171,9 +224,17 @@ class EngineConfig:
     kv_memory: int | None = None  # bytes for the KV cache; None: an eighth of the free memory, at most 4 GiB
     token_budget: int = 512  # tokens computed in one step, over all sequences
     max_sequences: int = 64  # sequences running at once
+    kv: KVFormat = KVFormat()  # how K and V are kept
+    window: int | None = None  # most tokens that a layer reads back, on top of the model's own windows
+    sinks: int = 0  # first tokens that stay in reach behind a window
+    swap_memory: int = 0  # bytes of RAM for the K and V of texts that are put off; 0: they are computed again
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "pages", "kv_memory", "token_budget", "max_sequences"):
+        for name in ("sinks", "swap_memory"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise RequestError(f"{name} must be a whole number of at least 0, not {value!r}")
+        for name in ("page_size", "pages", "kv_memory", "token_budget", "max_sequences", "window"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise RequestError(f"{name} must be a whole number of at least 1, not {value!r}")

@@ -76,13 +76,13 @@ class Driver:
         self,
         engine: Engine[Any],
         layers: int,
-        bytes_per_token: int,
+        kv_bytes: Callable[[int], int],
         clock: Callable[[], float] = time.perf_counter,
         end_step: Callable[[float, float], object] | None = None,
     ) -> None:
         self.engine = engine
         self.layers = layers  # of the model, for the usage
-        self.bytes_per_token = bytes_per_token  # of the KV cache
+        self.kv_bytes = kv_bytes  # bytes that the KV cache keeps of a text of so many tokens
         self._clock = clock
         self._end_step = end_step  # told when each step began and ended, before anybody hears what it brought
         self._lock = threading.Lock()
@@ -157,7 +157,8 @@ class Driver:
                 completion_tokens=len(written),
                 forward_tokens=sequence.forwarded,
                 layer_tokens=sequence.forwarded * self.layers,
-                kv_bytes=sequence.computed * self.bytes_per_token if sequence.cache else 0,
+                reused_tokens=sequence.reused,
+                kv_bytes=self.kv_bytes(sequence.computed) if sequence.cache else 0,
                 preemptions=sequence.preemptions,
                 seed=request.params.seed,
                 queue_s=0.0 if job.started is None else job.started - job.submitted,

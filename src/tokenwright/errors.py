@@ -4,6 +4,7 @@ TokenwrightError
   RequestError        the prompt or a parameter cannot be served (a ValueError)
     ContextError      the prompt does not fit the model's context
   CheckpointError     a model folder or file is missing, damaged or not understood
+  CacheFileError      a saved KV cache that cannot be written, read or believed
   CapacityError       the memory that was granted cannot hold what was asked for
   EngineError         the engine itself failed on a request; its message is safe to show
 """
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "CacheFileError",
     "CapacityError",
     "CheckpointError",
     "ContextError",
@@ -43,6 +45,10 @@ class ContextError(RequestError):
 
 class CheckpointError(TokenwrightError):
     """A model folder or file that is missing, damaged, or asks for arithmetic that we do not have."""
+
+
+class CacheFileError(TokenwrightError):
+    """A saved KV cache that cannot be written or read, is damaged, or belongs to another model or spec."""
 
 
 class CapacityError(TokenwrightError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -10,9 +10,10 @@ from typing import Self
 
 import torch
 
-from tokenwright.cache import TORCH_DTYPES, KVStore, layer_specs
+from tokenwright.cache import TORCH_DTYPES, LayerSpec, layer_specs
+from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.completion import Completion, Piece
-from tokenwright.config import DTYPE_BYTES, DType, EngineConfig
+from tokenwright.config import DTYPE_BYTES, DType, DynamicScaling, EngineConfig, KVFormat, Rope
 from tokenwright.decode import TextGuard, TorchSampler
 from tokenwright.driver import Driver, Job
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
@@ -20,8 +21,11 @@ from tokenwright.errors import CapacityError, EngineError, RequestError
 from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
-from tokenwright.models.device import free_memory, resolve_device, resolve_dtype
+from tokenwright.models.device import resolve_device, resolve_dtype
+from tokenwright.models.fingerprint import about
 from tokenwright.models.look import Looker
+from tokenwright.models.memory import make_store, refuse_weights
+from tokenwright.models.positions import LONGEST
 from tokenwright.models.runner import Model, TorchRunner
 from tokenwright.run import Run
 from tokenwright.text import TextStream, Tokenizer
@@ -30,8 +34,6 @@ from tokenwright.trace.counted import CountedKernels
 from tokenwright.trace.recorder import Recorder, device_clock
 
 Prompt = str | Sequence[int]  # text, or token ids
-
-_MOST_KV_MEMORY = 4 * 2**30
 
 
 class Stream:
@@ -78,8 +80,13 @@ class LLM:
         the small model that ships inside.
     device: auto, cpu, cuda, cuda:N or mps.
     dtype: auto (float32 on the CPU, elsewhere the checkpoint's), float32, bfloat16 or float16.
+    kv: how K and V are kept: native (the dtype that is computed in), float32, bfloat16, float16, fp8, int8 or int4, or
+        "k=int8,v=int4"; after it first=64 keeps the first tokens native, native=0+-1 these layers.
+    window: the most tokens that a layer reads back, on top of the model's own windows; its pages are given back, and
+        rotary models go on past their context. sinks: first tokens that stay in reach all the same.
     page_size: tokens of a KV page. pages or kv_memory (bytes): the size of the cache; by default an eighth of
-        the free memory, 4 GiB at most, and no more than `max_sequences` full contexts.
+        the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM for
+        the K and V of texts that are put off when pages run out; without it they are computed again.
     token_budget: tokens computed in one step. max_sequences: texts written at once.
     report: called with (bytes done, bytes in all) while the weights are read; a download then shows its bars too.
     trace: count and time what the engine does, so that `run` can show it.
@@ -95,66 +102,113 @@ class LLM:
         revision: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        kv: str | KVFormat = "native",
+        window: int | None = None,
+        sinks: int = 0,
         page_size: int = 16,
         pages: int | None = None,
         kv_memory: int | None = None,
+        swap_memory: int = 0,
         token_budget: int = 512,
         max_sequences: int = 64,
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
     ) -> None:
-        options = EngineConfig(page_size, pages, kv_memory, token_budget, max_sequences)
+        options = EngineConfig(
+            page_size,
+            pages,
+            kv_memory,
+            token_budget,
+            max_sequences,
+            kv if isinstance(kv, KVFormat) else KVFormat.parse(kv),
+            window,
+            sinks,
+            swap_memory,
+        )
         place = resolve_device(device)
         checkpoint = Checkpoint.open(model, revision, progress=report is not None)
         self.config = checkpoint.config
         self.generation = checkpoint.generation
         self.device = str(place)
         self.dtype: DType = resolve_dtype(dtype, self.config.dtype, place)
+        specs = self._specs_for(options)
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
         self.eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
-        _refuse_if_too_large(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
+        refuse_weights(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
         counted = CountedKernels(ReferenceKernels()) if trace else None
         decoder = Decoder(self.config, counted or ReferenceKernels(), weights)
         del weights  # the decoder has joined some and holds the others: free what is left before the cache is sized
-        self._model = Model(self.config, decoder, self.dtype, place)
-        specs = layer_specs(self.config, self.dtype)
-        self._bytes_per_token = sum(spec.bytes_per_token for spec in specs)
+        self._checkpoint = checkpoint
+        self._build(decoder, options, specs, counted)
+
+    def beside(
+        self,
+        *,
+        kv: str | KVFormat = "native",
+        window: int | None = None,
+        sinks: int = 0,
+        page_size: int = 16,
+        pages: int | None = None,
+        token_budget: int = 512,
+    ) -> "LLM":
+        """A second engine over the same weights, with a KV cache of its own: to compare two ways of keeping it."""
+        self._open_driver()
+        form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
+        options = EngineConfig(page_size, pages, None, token_budget, kv=form, window=window, sinks=sinks)
+        other: LLM = object.__new__(type(self))
+        for name in ("config", "generation", "device", "dtype", "tokenizer", "eos_ids", "_checkpoint"):
+            setattr(other, name, getattr(self, name))
+        other._build(self._model.decoder, options, other._specs_for(options), None)
+        return other
+
+    def _specs_for(self, options: EngineConfig) -> tuple[LayerSpec, ...]:
+        return layer_specs(self.config, self.dtype, options.kv, options.window, options.sinks)
+
+    def _build(
+        self, decoder: Decoder, options: EngineConfig, specs: tuple[LayerSpec, ...], counted: CountedKernels | None
+    ) -> None:
+        """The engine around a decoder, and what looks into it."""
+        place = torch.device(self.device)
+        self.options = options
+        self.specs = specs
+        # A window reads no further than itself, so that its text may grow past the context that was trained.
+        endless = options.window is not None and isinstance(self.config.positions, Rope)
+        self.context = LONGEST if endless else self.config.context
+        store, groups = make_store(specs, options, self.context, place)
+        pool = PagePool(groups, options.page_size, store, repr(specs).encode(), options.swap_memory)
+        scheduler = Scheduler(pool, options.token_budget, options.max_sequences)
+        self._model = Model(self.config, decoder, specs, place)
         self._looker = Looker(self.config, decoder, specs, place)
-        runner, scheduler = self._runner(decoder, options, place)
-        sampler = TorchSampler()
+        self._store = store
+        runner, sampler = TorchRunner(self.config, decoder, store), TorchSampler()
         self._recorder: Recorder | None = None
         self._driver: Driver | None
         if counted is None:
-            engine = Engine(runner, sampler, scheduler, self.config.context)
-            self._driver = Driver(engine, self.config.layers, self._bytes_per_token)
+            engine = Engine(runner, sampler, scheduler, self.context)
+            self._driver = Driver(engine, self.config.layers, self.kv_bytes)
         else:
             recorder = self._recorder = Recorder(runner, sampler, counted.counts, self.costs, device_clock(place))
-            engine = Engine(recorder, recorder, scheduler, self.config.context)
-            self._driver = Driver(engine, self.config.layers, self._bytes_per_token, end_step=recorder.end_step)
+            engine = Engine(recorder, recorder, scheduler, self.context)
+            self._driver = Driver(engine, self.config.layers, self.kv_bytes, end_step=recorder.end_step)
 
-    def _runner(self, decoder: Decoder, options: EngineConfig, place: torch.device) -> tuple[TorchRunner, Scheduler]:
-        specs = layer_specs(self.config, self.dtype)
-        pages = options.pages or self._default_pages(options, place)
-        needed, free = pages * options.page_size * self._bytes_per_token, free_memory(place)
-        if free is not None and needed > free:  # the system would grant it, and kill us when it is written to
-            raise CapacityError(
-                f"the KV cache of {pages} pages needs {needed} bytes, which {place} does not have ({free} are free); "
-                "grant it less (pages or kv_memory)"
-            )
-        runner = TorchRunner(self.config, decoder, KVStore(specs, pages, options.page_size, place), place)
-        return runner, Scheduler(PagePool(pages, options.page_size), options.token_budget, options.max_sequences)
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of K and V that the cache keeps of a text of so many tokens."""
+        return sum(spec.nbytes(tokens) for spec in self.specs)
 
-    def _default_pages(self, options: EngineConfig, place: torch.device) -> int:
-        page_bytes = options.page_size * self._bytes_per_token
-        memory = options.kv_memory or min((free_memory(place) or _MOST_KV_MEMORY) // 8, _MOST_KV_MEMORY)
-        most = options.max_sequences * -(-self.config.context // options.page_size)
-        pages = min(memory // page_bytes - 1, most)  # the store has one page of its own
-        if pages < 1:
-            raise CapacityError(
-                f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
-            )
-        return pages
+    @property
+    def kv_format(self) -> str:
+        """How K and V are kept, in words."""
+        options = self.options
+        k, v = (self.dtype if name == "native" else name for name in (options.kv.k, options.kv.v))
+        form = replace(options.kv, k=k, v=v)
+        window = f", window {options.window}" if options.window is not None else ""
+        return f"{form}{window}" + (f" and {options.sinks} sinks" if options.sinks else "")
+
+    @property
+    def kv_memory(self) -> int:
+        """Bytes of the whole KV memory."""
+        return self._store.nbytes
 
     @property
     def model(self) -> Model:
@@ -170,7 +224,7 @@ class LLM:
     @property
     def costs(self) -> CostModel:
         """What steps of this model cost with this cache, derived from shapes."""
-        return CostModel(self.config, layer_specs(self.config, self.dtype))
+        return CostModel(self.config, self.specs)
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override."""
@@ -182,19 +236,26 @@ class LLM:
             raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
         return SamplingParams(**chosen)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
+    ) -> Stream:
         """Write one text, piece by piece. `cache=False` is the naive loop: everything anew for every token.
+
+        What it shares with texts before it, from the start on, is not computed again; texts of another `salt` share
+        nothing with it.
 
         Raises RequestError (ContextError, CapacityError) at once for what cannot be served.
         """
-        job = self._submit(prompt, params or self.sampling(), cache)
+        job = self._submit(prompt, params or self.sampling(), cache, salt=salt)
         return Stream(self._open_driver(), job)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
     ) -> AsyncIterator[Piece]:
         """`stream` for asyncio: the engine turns in a thread, the event loop stays free."""
-        with await asyncio.to_thread(self.stream, prompt, params, cache=cache) as stream:  # it may wait for a turn
+        with await asyncio.to_thread(
+            self.stream, prompt, params, cache=cache, salt=salt
+        ) as stream:  # it may wait for a turn
             while (piece := await asyncio.to_thread(next, stream, None)) is not None:
                 yield piece
 
@@ -204,11 +265,12 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache: bool = True,
+        salt: str = "",
     ) -> list[Completion]:
         """Continue every prompt, in one batch; the completions come in the prompts' order.
 
-        `params` is one for all or one for each. Raises EngineError if some prompt failed in the engine, with the
-        others' completions in it.
+        `params` is one for all or one for each; `salt` as in `stream`. Raises EngineError if some prompt failed in the
+        engine, with the others' completions in it.
         """
         texts = _prompts(prompts)
         each = [params] * len(texts) if isinstance(params, SamplingParams | None) else list(params)
@@ -220,7 +282,7 @@ class LLM:
         jobs: list[Job] = []
         try:
             for text, its_params in zip(texts, each, strict=True):
-                jobs.append(self._submit(text, its_params or self.sampling(), cache))
+                jobs.append(self._submit(text, its_params or self.sampling(), cache, salt=salt))
             for job in jobs:
                 driver.finish(job)
         finally:
@@ -251,7 +313,7 @@ class LLM:
         """
         if self._recorder is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
-        job = self._submit(prompt, params or self.sampling(), cache, written=written, held=True)
+        job = self._submit(prompt, params or self.sampling(), cache, written=written, held=True, share=False)
         try:
             return Run(self._open_driver(), job, self._recorder, self._looker, layer, head, first_step)
         except RequestError:
@@ -271,13 +333,50 @@ class LLM:
             raise EngineError(f"the prompt could not be scored: {job.error}") from job.error
         return job.scores
 
+    def save_cache(self, path: str | Path, tokens: Prompt) -> int:
+        """Write what the cache still has of a text to a file; how many tokens from its start the file spares.
+
+        Raises CacheFileError where it cannot be written; an older file at that place is then unchanged.
+        """
+        ids = self._ids(tokens)
+        with self._open_driver().between_turns() as engine:
+            chain = engine.pool.chain(self._salt(len(ids)))
+            spared, held = engine.pool.find(chain, ids)
+            contents = [self._store.read(group, list(table.values())) for group, table in enumerate(held)]
+        if not spared:  # less than a page
+            return 0
+        text = tuple(ids[:spared])
+        save(Path(path), Snapshot(text, [list(table) for table in held], contents), self._about())
+        return spared
+
+    def load_cache(self, path: str | Path) -> int:
+        """Read a file of `save_cache`: texts that begin as its text does are not computed up to there.
+
+        Returns how many tokens that are. Raises CacheFileError for a file that is damaged or was saved by another
+        model or another kind of cache, CapacityError where the cache has no room for it.
+        """
+        driver = self._open_driver()
+        shapes = [self._store.read(group, [0]) for group in range(len(self._store.groups))]
+        found = load(Path(path), self._about(), shapes)
+        with driver.between_turns() as engine:
+            chain = engine.pool.chain(self._salt(len(found.tokens)))
+            if not engine.pool.put(chain, found.tokens, found.pages, found.contents):
+                raise CapacityError(
+                    f"{path} holds {len(found.tokens)} tokens, for which the KV cache has too few free pages; grant it "
+                    "more (pages or kv_memory)"
+                )
+        return len(found.tokens)
+
+    def _about(self) -> Mapping[str, str]:
+        return about(self._checkpoint, self.dtype, self.specs, self.options.page_size)
+
     def close(self) -> None:
         """Give the memory back. Texts that are being written end; the object cannot be used afterwards."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
             self._recorder = None
-            del self._model, self._looker
+            del self._model, self._looker, self._store
 
     def __enter__(self) -> Self:
         return self
@@ -294,6 +393,8 @@ class LLM:
         prompt_logprobs: bool = False,
         written: Sequence[int] = (),
         held: bool = False,
+        share: bool = True,
+        salt: str = "",
     ) -> Job:
         ids, more = self._ids(prompt), self._ids(written)
         if not isinstance(params, SamplingParams):
@@ -305,8 +406,17 @@ class LLM:
             stream.push(token)
         params = replace(params, max_tokens=max(0, params.max_tokens - len(more)))
         guard = TextGuard(stream, () if params.ignore_eos else self.eos_ids)
-        request = Request((*ids, *more), params, guard, cache, prompt_logprobs)
-        return self._open_driver().submit(request, guard, held=held)
+        driver = self._open_driver()
+        request = Request((*ids, *more), params, guard, cache, prompt_logprobs, share)
+        request = replace(request, salt=self._salt(request.limit(driver.engine.context), salt))
+        return driver.submit(request, guard, held=held)
+
+    def _salt(self, limit: int, salt: str = "") -> bytes:
+        """What parts texts with equal tokens: their owner, and angles that depend on how long a text may become."""
+        positions = self.config.positions
+        if isinstance(positions, Rope) and isinstance(positions.scaling, DynamicScaling):
+            return f"{max(limit, positions.scaling.original_context)} {salt}".encode()
+        return salt.encode()
 
     def _ids(self, prompt: object) -> list[int]:
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
@@ -334,12 +444,3 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if ids and texts:
         raise RequestError("token ids stand beside other prompts; put the ids of each prompt into a list of their own")
     return [ids] if ids else texts
-
-
-def _refuse_if_too_large(needed: int, device: torch.device, dtype: DType) -> None:
-    free = free_memory(device)
-    if free is not None and needed > free:
-        hint = "" if dtype != "float32" else "; --dtype bfloat16 halves it"
-        raise CapacityError(
-            f"the weights need {needed / 2**30:.1f} GiB in {dtype}, and {device} has {free / 2**30:.1f} GiB free{hint}"
-        )

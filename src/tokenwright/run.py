@@ -5,6 +5,7 @@ what it cost, what was read and what could have come instead. Between two steps 
 and any head may be looked at, at any step.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -60,15 +61,11 @@ class Run:
         """About the memory that its frames take."""
         return self._rows + FRAME_BYTES * len(self.frames)
 
-    @property
-    def most_pages(self) -> int:
-        """Pages that it may come to hold."""
-        return self._driver.engine.pool.needed(self._job.sequence.slots)
-
-    @property
-    def pool_pages(self) -> int:
-        """Pages that there are for all."""
-        return self._driver.engine.pool.pages
+    def fits_beside(self, others: Iterable["Run"]) -> bool:
+        """Whether the KV cache holds all of them at their longest."""
+        scheduler = self._driver.engine.scheduler
+        slots = [run._job.sequence.slots for run in (self, *others)]
+        return scheduler.pool.holds([(one, scheduler.token_budget) for one in slots])
 
     @property
     def ended(self) -> bool:
@@ -146,9 +143,8 @@ class Run:
         frame = self.frame(step)
         stop, sequence = frame.start + frame.length, self._job.sequence
         with self._driver.between_turns():
-            if sequence.computed >= stop and sequence.pages:
-                text = Text(self.tokens, sequence.limit, self._recorder.runner.store, tuple(sequence.pages))
-            else:
+            text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
+            if sequence.computed < stop or not text.holds(stop - 1):
                 text = self._looker.rebuilt(self.tokens, sequence.limit)
             return self._looker.row(text, stop - 1, layer, head)
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tokenwright.cli.chart import Line, chart, smooth, ticks
+from tokenwright.cli.chart import TOP, Line, _apart, chart, smooth, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -77,3 +77,10 @@ def test_a_spike_does_not_flatten_the_rest() -> None:
 
 def test_one_step_is_enough() -> None:
     assert drawn([3.0], [4.0]) is not None
+
+
+def test_names_of_many_lanes_stay_in_the_picture_and_apart() -> None:
+    """Five lanes that all end at the top of the plot."""
+    places = _apart([TOP + 1.0] * 5, 40)
+    assert sorted(places) == [TOP + 40 * n for n in range(5)]
+    assert _apart([300.0, 290.0, 150.0], 40) == [300.0, 260.0, 150.0]

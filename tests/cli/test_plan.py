@@ -46,8 +46,21 @@ def test_page(run: Run) -> None:
         "at 8,192 tokens: batch 7\n"
     ) in text
     assert (
-        "this engine      takes 8.00 GiB for the KV: 4,096 pages and one more; on the CPU give --dtype bfloat16" in text
-    )
+        "this engine      takes 8.00 GiB for the KV with LLM(pages=4096, max_sequences=8): 4,096 pages and one more; "
+        "on the CPU give --dtype bfloat16"
+    ) in text
+
+
+def test_page_of_a_window(run: Run) -> None:
+    """Llama 3.1 8B with 30 layers of K in int8 and V in int4, over a window."""
+    kv = ("--kv", "k=int8,v=int4,first=64,native=0+-1")
+    text = shown(run, "llama-3.1-8b", *kv, "--window", "4k", "--sinks", 4, "--memory", "24GB", "--batch", 4)
+    assert "KV of a token       56.75 KiB     58.11 kB  2 layers x 8 heads x (256 + 256 B)\n" in text
+    assert f"\n{'':44}30 layers x 8 heads x (136 + 72 B)\n" in text
+    assert "131,072 tokens, all layers keep 4,096 and 4 sinks\n" in text
+    assert "The most at batch 4: texts without end; at 131,072 tokens: batch 32\n" in text
+    assert "LLM(pages=32768, max_sequences=4): 1,160 + 16 + 1,160 pages and one more of each; on" in text
+    assert "bfloat16 all the same: the first 64 tokens, and layers 0 and 31\n" in text
 
 
 @pytest.mark.parametrize(
@@ -57,12 +70,16 @@ def test_page(run: Run) -> None:
         (("gpt2", "--memory", "100MB"), ["does not fit: the weights alone are 397.76 MB too much"]),
         (("gpt2", "--context", "4k"), ["4,096 tokens, batch 1", "more than the model's context of 1,024"]),
         (("gpt2",), ["cache > weights  from 6,752 tokens, beyond the model's 1,024", "pages and one more\n"]),
-        (("mistral-7b",), ["never: every layer", "tokens, all layers keep 4,096", "keeping what lies"]),
+        (("mistral-7b",), ["never: every layer", "tokens, all layers keep 4,096\n", "289 pages", "window is let go"]),
+        (("mistral-7b", "--memory", "24GB"), ["all 32,768 tokens of the model's context"]),
+        (("mistral-7b", "--sinks", 1), ["all layers keep 4,096 and 1 sink\n"]),
+        (("mistral-7b", "--window", "1k", "--memory", "24GB"), ["keep 1,024\n", "The most at batch 1: texts without"]),
         (("gemma-3-4b",), ["tokens, 29 layers keep 1,024", "it has no decoder for Gemma3", "image"]),
         (("deepseek-v3",), ["61 layers x (1,024 + 128 B)", "8 of 256 experts", "(MTP)", "its files hold fp8"]),
-        (("gpt2", "--kv", "k=int8,v=int4"), ["12 heads x (68 + 36 B)", "no int8 and int4", "int8 and int4 cache: "]),
+        (("gpt2", "--kv", "k=int8,v=int4"), ["12 heads x (68 + 36 B)", "takes 14.85 MiB", "int8 and int4 cache: "]),
         (("gpt2", "--weights", "int4"), ["every matrix, embeddings included", "norms and biases in float32"]),
-        (("stories", "--window", "100"), ["all layers keep 100", "it cannot shorten a model's reach to a window"]),
+        (("gpt2", "--kv", "int8,native=0", "--batch", 2), ["1 layer x", "11 layers x", "128 + 128 pages and one"]),
+        (("stories", "--window", "100"), ["all layers keep 100", "a text may go on without end", "40 pages"]),
     ],
 )  # fmt: skip
 def test_pages_say(run: Run, arguments: tuple[str, ...], told: list[str]) -> None:
@@ -85,11 +102,36 @@ def test_json(run: Run) -> None:
     found = json.loads(shown(run, "llama-3.1-8b", "--context", "128k", "--kv", "int4", "--json", "--memory", "24GB"))
     assert (found["kv_bytes_per_token"], found["kv_bytes_total"]) == (36_864, 4_831_838_208)
     assert (found["weight_bytes"], found["parameters"]) == (16_060_522_496, 8_030_261_248)
-    assert (found["fits"], found["kv"]) == (True, {"k": "int4", "v": "int4"})
-    assert found["engine"]["hindrances"] == ["its cache has no int4"]
+    assert (found["fits"], found["kv"]) == (True, {"k": "int4", "v": "int4", "first": 0, "native": []})
+    assert found["engine"] == {
+        "runs": True,
+        "hindrances": [],
+        "page_size": 16,
+        "pages": 8192,
+        "max_sequences": 1,
+        "token_budget": 512,
+        "groups": [{"layers": list(range(32)), "pages": 8192, "page_bytes": 16 * 36_864}],
+        "kv_bytes": 8193 * 16 * 36_864,
+    }
     assert found["bandwidth"] == {"bytes_per_second": 30e9, "kind": "given", "of": ""}
     assert found["tokens_per_second_at_most"] == pytest.approx(30e9 / found["decode_bytes"])
     plain = planner.plan("llama-3.1-8b", context="128k", kv="int4", memory="24GB", bandwidth="30GB/s")
+    assert found == plain.facts()
+
+
+def test_json_of_a_window(run: Run) -> None:
+    options = ("--kv", "int8,first=20,native=0", "--window", "1k", "--sinks", 4, "--batch", 3)
+    found = json.loads(shown(run, "llama-2-7b", *options, "--json"))
+    assert (found["window"], found["sinks"], found["windows"]) == (1024, 4, [1024] * 32)
+    assert found["kv"] == {"k": "int8", "v": "int8", "first": 20, "native": [0]}
+    rest, wide = list(range(1, 32)), 2 * 32 * 128 * 2  # bytes of a token in a native layer
+    near = 3 * (1 + 97)  # pages of 16: one of sinks, and 1,023 + 512 tokens that begin anywhere in a page
+    assert found["engine"]["groups"] == [
+        {"layers": [0], "pages": near, "page_bytes": 16 * wide},
+        {"layers": rest, "pages": 3 * 2, "page_bytes": 16 * 31 * wide},
+        {"layers": rest, "pages": near, "page_bytes": 16 * 31 * wide * 17 // 32},
+    ]
+    plain = planner.plan("llama-2-7b", kv="int8,first=20,native=0", window="1k", sinks=4, batch=3, bandwidth="30GB/s")
     assert found == plain.facts()
 
 
@@ -118,9 +160,45 @@ def test_chart(run: Run, tmp_path: Path, arguments: tuple[object, ...]) -> None:
     assert json.loads(shown(run, *arguments, "--out", out, "--json"))["chart"] == str(out)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "full"),
+    [
+        (("--window", "8k", "--sinks", 8), {"window": 8192, "sinks": 8}, [8200]),
+        (("--window", "8k", "--kv", "int8,first=900"), {"window": 8192, "kv": "int8,first=900"}, [8192]),
+        (("--window", "128k"), {"window": 131_072}, [131_072]),
+        (("--window", "160k"), {"window": 163_840}, []),  # beyond the chart
+        (("--kv", "int8,first=32768"), {"kv": "int8,first=32768"}, []),
+    ],
+)
+def test_chart_of_a_window(
+    run: Run, tmp_path: Path, arguments: tuple[object, ...], options: dict[str, Any], full: list[int]
+) -> None:
+    """The line bends where the figures do, and says where a window is full."""
+    out = tmp_path / "plan.svg"
+    shown(run, "llama-3.1-8b", *arguments, "--out", out)
+    found = planner.plan("llama-3.1-8b", **options)
+    root = ElementTree.fromstring(out.read_text(encoding="utf-8"))
+    lines = [points(path) for path in root.iter(f"{SVG}path") if path.get("class") == "line"]
+    (left, weights), (right, _) = lines[0]
+    base = lines[1][0][1]
+    end = max(131_072, (found.cache_exceeds_weights_at or 0) * 5 // 4)
+    for x, y in lines[1]:
+        tokens = (x - left) / (right - left) * end
+        bytes_ = (base - y) / (base - weights) * found.weight_bytes
+        assert bytes_ == pytest.approx(found.kv_bytes(round(tokens)), abs=found.weight_bytes / 500)
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert [f"window full at {tokens:,}" for tokens in full] == [text for text in texts if "window full" in str(text)]
+    kinks = [points(path) for path in root.iter(f"{SVG}path") if path.get("class") == "kink"]
+    at = [left + (right - left) * tokens / end for tokens in full]
+    assert [kink[0][0] for kink in kinks] == pytest.approx(at, abs=0.1)
+    bends = [x for x, _ in lines[1]]
+    assert all(any(abs(x - kink) < 0.1 for x in bends) for kink in at)
+
+
 def points(path: ElementTree.Element) -> list[tuple[float, float]]:
-    """The corners of a path of M, H and L."""
+    """The corners of a path of M, H, V and L."""
     d = re.sub(r"^M([\d.]+) ([\d.]+)H([\d.]+)$", r"M\1 \2L\3 \2", path.attrib["d"])
+    d = re.sub(r"^M([\d.]+) ([\d.]+)V([\d.]+)$", r"M\1 \2L\1 \3", d)
     return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", d)]
 
 
@@ -143,8 +221,12 @@ def test_words_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
         (("--context", "long"), "context must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k"),
         (("--context", "0"), "not '0'"),
         (("--batch", "0"), "batch must be a whole number from 1 to 2,147,483,648, not 0"),
-        (("--kv", "int3"), "kv 'int3' is not known; use native, float32, bfloat16, float16, int8, int4, fp8"),
+        (("--kv", "int3"), "kv 'int3' is not known; use native, float32, bfloat16, float16, fp8, int8, int4"),
         (("--kv", "k=int8;v=int4"), "not known"),
+        (("--kv", "int8,native=12"), "native: there is no layer 12; use 0 to 11, or -1 to -12 backwards"),
+        (("--sinks", "4"), "sinks are what stays in reach beside a window; give window as well, or leave sinks out"),
+        (("--sinks", "4", "--window", "64"), "sinks need rotary positions"),
+        (("--sinks", "-4", "--window", "64"), "sinks must be a whole number of tokens of at least 0, not -4"),
         (("--weights", "fp8"), "weights 'fp8' is not known; use native, float32, bfloat16, float16, int8, int4"),
         (("--window", "-4"), "window must be a number of tokens"),
         (("--memory", "24G"), "memory must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not '24G'"),

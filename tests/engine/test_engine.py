@@ -4,37 +4,27 @@ import random
 
 import pytest
 
+from tests.engine.hand import Planted, build, drain, request
 from tokenwright.engine import (
     Chunk,
     Failed,
     Fault,
     Finished,
     FinishReason,
-    Request,
+    Group,
+    Reach,
     SamplingParams,
     State,
     Token,
     Wants,
 )
 from tokenwright.engine.scheduler import MOST_PREEMPTIONS
-from tokenwright.engine.scripted import main, scripted_engine
+from tokenwright.engine.scripted import ScriptedModel, main, scripted_engine
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
 
 def up(text):
     return text[-1] + 1
-
-
-def drain(engine):
-    events = []
-    while engine.busy:
-        events += engine.step()
-        engine.scheduler.check()
-    return events
-
-
-def request(*prompt, most=4, **options):
-    return Request(tuple(prompt), SamplingParams(max_tokens=most), **options)
 
 
 def test_a_request_is_a_long_chunk_and_then_chunks_of_one():
@@ -68,8 +58,9 @@ def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_beside_it():
     assert (short.computed, long.computed) == (2, 8)
 
 
-def test_the_youngest_gives_way_and_nothing_is_lost():
-    engine, _ = scripted_engine(up, pages=6, page_size=2, token_budget=32)
+@pytest.mark.parametrize("swap", [0, 3, 100])
+def test_the_youngest_gives_way_and_nothing_is_lost(swap):
+    engine, _ = build(6, page_size=2, token_budget=32, script=up, swap=swap)
     sequences = [engine.submit(request(10 * i, 10 * i + 1, most=8)) for i in range(1, 4)]
     drain(engine)
     assert sequences[0].preemptions == 0
@@ -84,8 +75,8 @@ def test_a_pool_far_too_small_for_all_thrashes_nobody():
     """512 mixed requests over 1.2 times the pages of the longest: all end right, none is put off more than 4 times."""
     rng = random.Random(7)
     shapes = [(rng.randint(1, 100), rng.randint(1, 100)) for _ in range(512)]
-    engine, model = scripted_engine(up, pages=16, page_size=16, token_budget=64, max_sequences=64, context=1000)
-    sequences = [engine.submit(request(*range(n), most=t)) for n, t in shapes]
+    engine, model = build(16, page_size=16, token_budget=64, max_sequences=64, script=up, model=ScriptedModel)
+    sequences = [engine.submit(request(*range(n), most=t, share=False)) for n, t in shapes]
     while engine.busy:
         engine.step()
     assert [len(sequence.tokens) for sequence in sequences] == [n + t for n, t in shapes]
@@ -97,9 +88,9 @@ def test_a_pool_far_too_small_for_all_thrashes_nobody():
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_short_prompts_that_all_grow_at_once_put_nobody_off_more_than_four_times(page_size):
     """The worst case: everybody is admitted at once on a page or two, and then needs the others' pages."""
-    engine, model = scripted_engine(up, pages=480 // page_size, page_size=page_size, max_sequences=64, context=1000)
-    model._read = lambda pages, length: [0]
-    sequences = [engine.submit(request(1, 2, most=200 + i % 200)) for i in range(64)]
+    engine, model = build(480 // page_size, page_size=page_size, max_sequences=64, script=up, model=ScriptedModel)
+    model._read = lambda tables, row: [0]
+    sequences = [engine.submit(request(1, 2, most=200 + i % 200, share=False)) for i in range(64)]
     while engine.busy:
         engine.step()
     assert [len(sequence.tokens) for sequence in sequences] == [202 + i % 200 for i in range(64)]
@@ -117,6 +108,17 @@ def test_what_cannot_be_served_is_refused_with_the_reason():
     engine.submit(request(1, most=12))  # the twelfth is written and never stored
     drain(engine)
     assert not engine.busy
+
+
+def test_a_window_takes_as_many_pages_as_it_reads_back_and_each_group_must_have_its_own():
+    engine, _ = build(8, Group(3, Reach(window=5)), token_budget=4)
+    assert engine.submit(request(1, most=32)).slots == 32
+    with pytest.raises(CapacityError, match=r"33 tokens in the KV cache, which need 9 \+ 3 pages, and it has 8 \+ 3;"):
+        engine.submit(request(1, most=33))
+    drain(engine)
+    tight, _ = build(8, Group(2, Reach(window=5)), token_budget=4)
+    with pytest.raises(CapacityError, match=r"need 8 \+ 3 pages, and it has 8 \+ 2;"):
+        tight.submit(request(1, most=32))
 
 
 def test_zero_tokens_end_at_once_without_work():
@@ -145,7 +147,7 @@ class StopAt:
         if token == self.token:
             return FinishReason.EOS
         if token < 0:
-            raise ValueError("planted")
+            raise Planted
         return None
 
 
@@ -169,7 +171,7 @@ def test_a_fault_in_one_row_leaves_its_neighbours():
     pick = model.pick
 
     def with_fault(output, step):
-        return [Fault(r.parent, ValueError("nan")) if r.parent == bad.id else r for r in pick(output, step)]
+        return [Fault(r.parent, Planted()) if r.parent == bad.id else r for r in pick(output, step)]
 
     model.pick = with_fault
     bad, good = engine.submit(request(1)), engine.submit(request(7, most=2))
@@ -222,7 +224,7 @@ def test_a_reset_forgets_all_and_has_all_pages():
 @pytest.mark.parametrize("steps", range(6))
 def test_an_abort_ends_a_request_in_every_state(steps):
     engine, _ = scripted_engine(up, pages=3, page_size=2, token_budget=2, context=6)
-    sequences = [engine.submit(request(1, 2, 3, most=3)) for _ in range(3)]  # running, preempted, waiting
+    sequences = [engine.submit(request(i, 2, 3, most=3)) for i in range(3)]  # running, preempted, waiting
     for _ in range(steps):
         engine.step()
     for sequence in sequences:
@@ -258,15 +260,15 @@ def test_a_held_request_keeps_its_pages_until_somebody_needs_them():
     held = engine.submit(request(*range(8), most=8))
     engine.hold(held.id, 9)
     drain_held(engine)
-    assert len(held.pages) == 2
+    assert held.pages == 2
     small = engine.submit(request(1, most=4))
     while small.state is not State.FINISHED:
         engine.step()
-    assert len(held.pages) == 2, "there was room beside it"
-    large = engine.submit(request(*range(9), most=7))
+    assert held.pages == 2, "there was room beside it"
+    large = engine.submit(request(*range(50, 59), most=7))
     while large.state is not State.FINISHED:
         engine.step()
-    assert (held.pages, held.preemptions) == ([], 1), "the other came first"
+    assert (held.pages, held.preemptions) == (0, 1), "the other came first"
     engine.hold(held.id, None)
     drain(engine)
     assert list(held.written) == list(range(8, 16))
@@ -338,10 +340,10 @@ def test_a_prompt_of_one_token_has_nothing_to_score():
 
 
 def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
-    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), (0,), 7, Wants.NONE, (2, 3))
+    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), ({0: 0},), 7, Wants.NONE, (2, 3))
     assert not plain.picks
-    assert Chunk(0, request(1, 2, 3), 2, (3,), (0,), 7, Wants.LAST).picks
-    assert not Chunk(0, request(1, 2, 3), 2, (3,), (0,), 3, Wants.ALL).picks
+    assert Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 7, Wants.LAST).picks
+    assert not Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 3, Wants.ALL).picks
 
 
 @pytest.mark.parametrize(

@@ -1,167 +1,323 @@
-"""A state machine over the page pool and the scheduler, with plain dictionaries as its oracle.
+"""A state machine over the page pool and the scheduler, with the naive loop as its oracle.
 
-Requests of every kind come, run, fail and go away in any order, over pools that are always too small. The scripted
-model's next token depends on the whole text, which it reads back through the page tables: one wrong page, one token
-computed twice or left out, and the texts differ from the shadow's.
+Requests of every kind come, share, fork, run, fail and go away in any order, over pools that are always too small. The
+scripted model's next token depends on all of the text that is in reach, which it reads back through the page tables,
+and the watched one compares what every row could read in every group: one wrong page, one token computed twice or left
+out, and it shows.
 """
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, seen
 from tokenwright.engine import (
     Engine,
     Event,
     Failed,
     Finished,
     FinishReason,
+    Group,
     PagePool,
+    Reach,
     Request,
     SamplingParams,
     Scheduler,
     Scored,
     Sequence,
+    State,
     Step,
     Token,
 )
 from tokenwright.engine.scheduler import MOST_PREEMPTIONS
-from tokenwright.engine.scripted import ScriptedModel
 from tokenwright.errors import CapacityError, ContextError
 
 CONTEXT = 40
+SALTS = (b"", b"salt")
+COMMON = [[(step * place) % 5 for place in range(CONTEXT + 2)] for step in (1, 2)]  # texts that others begin like
+
+windows = st.builds(Reach, window=st.integers(1, 9))
+with_sinks = st.builds(Reach, window=st.integers(1, 9), sinks=st.integers(1, 6))
+one_reach = st.one_of(st.just(Reach()), windows, with_sinks)
 
 
-def script(text: list[int]) -> int:
-    """A next token that every earlier token and its place have a say in."""
-    return sum((place + 1) * token for place, token in enumerate(text)) % 97
+def two_parts(first, reach):
+    """One text whose beginning is kept in one way and the rest in another."""
+    return [Reach(stop=first), Reach(reach.window, reach.sinks, start=first)]
 
 
-def naive(request: Request) -> tuple[list[int], FinishReason]:
-    """What a request must come to, by the definition alone."""
-    text = list(request.prompt)
-    while len(text) < CONTEXT and len(text) - len(request.prompt) < request.params.max_tokens:
-        text.append(script(text))
-    written = len(text) - len(request.prompt)
-    return text, FinishReason.LENGTH if written == request.params.max_tokens else FinishReason.CONTEXT
+reaches = st.one_of(
+    st.tuples(one_reach),
+    st.tuples(st.just(Reach()), st.one_of(windows, with_sinks)),
+    st.builds(two_parts, st.integers(1, 20), one_reach),
+    st.tuples(one_reach, one_reach, one_reach),
+).flatmap(st.permutations)
+
+prompts = st.one_of(
+    st.builds(
+        lambda text, cut, tail: text[:cut] + tail,
+        st.sampled_from(COMMON),
+        st.integers(0, 24),
+        st.lists(st.integers(0, 2), min_size=1, max_size=6),
+    ),
+    st.builds(lambda text, cut: text[:cut], st.sampled_from(COMMON), st.integers(1, 24)),
+    st.builds(lambda text, cut: text[:cut], st.sampled_from(COMMON), st.integers(10, 24)),
+    st.lists(st.integers(0, 96), min_size=1, max_size=CONTEXT + 2),
+)
 
 
-class FailingModel(ScriptedModel):
-    fails = False
+def rarely(value, once_in=6):
+    return st.integers(1, once_in).map(lambda chance: value if chance == once_in else not value)
 
-    def forward(self, step):
-        if self.fails:
-            raise RuntimeError("planted")
-        return super().forward(step)
+
+def requests(prompts, salts):
+    return st.builds(
+        lambda prompt, most, **options: Request(tuple(prompt), SamplingParams(max_tokens=most), **options),
+        prompts,
+        st.integers(0, 12),
+        cache=rarely(False, 12),
+        prompt_logprobs=rarely(True),
+        share=rarely(False),
+        salt=st.sampled_from(salts),
+    )
+
+
+ACTIONS = ["abort", "step_that_fails", "row_that_fails", "interrupt"]
+TOYS = ["fork", "fork", "hold", "hold", "hold_all", "hold_all", "let_all_go_on", "use_cache", "put_off"]
+
+
+class RecordedPool(PagePool):
+    """Remembers which text every name was given for."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.texts: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}
+
+    def seal(self, tables, chain, tokens, start, stop):
+        super().seal(tables, chain, tokens, start, stop)
+        for page, name in enumerate(chain.upto(tokens, self.page_size)[: stop // self.page_size], 1):
+            text = (chain.root, tuple(tokens[: page * self.page_size]))
+            assert self.texts.setdefault(name, text) == text, "a name for two texts"
+
+    def check_contents(self, slots):
+        """What is named holds the text that it is named for, where any row behind the page reads it."""
+        for group, shelf, memory in zip(self.groups, self._shelves, slots, strict=True):
+            for name, page in shelf.index.items():
+                _, text = self.texts[name]
+                for position in range(len(text) - self.page_size, len(text)):
+                    if self.is_kept(group.reach, position):
+                        assert memory[page * self.page_size + position % self.page_size] == text[position]
+
+    @staticmethod
+    def is_kept(reach, position):
+        """A window of one token reads back nothing: its pages may be given up half-way, and nobody misses them."""
+        near = reach.window is None or reach.window > 1 or position < reach.sinks
+        return near and position >= reach.start and (reach.stop is None or position < reach.stop)
 
 
 class Machine(RuleBasedStateMachine):
     @initialize(
-        pages=st.integers(3, 12),
-        page_size=st.integers(1, 7),
-        budget=st.integers(1, 30),
-        sequences=st.integers(1, 5),
+        reaches=reaches,
+        room=st.integers(20, CONTEXT - 1),
+        more=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+        texts=st.sampled_from([2, 1, 3, 5]),
+        page_size=st.sampled_from([2, 1, 3, 4, 5, 7]),
+        budget=st.sampled_from([16, 64, 30, 8, 16, 40, 1]),
+        sequences=st.integers(2, 6),
+        swap=st.sampled_from([0, 0, 3, 10, 40]),
+        calm=st.booleans(),
     )
-    def build(self, pages, page_size, budget, sequences):
-        self.model = FailingModel(script, pages, page_size)
-        self.scheduler = Scheduler(PagePool(pages, page_size), budget, sequences)
+    def build(self, reaches, room, more, texts, page_size, budget, sequences, swap, calm):
+        """Every group has the pages for so many texts of `room` tokens, and a few more."""
+        least = [max(1, reach.most_pages(room, budget, page_size)) for reach in reaches]
+        groups = [
+            Group(texts * pages + extra, reach, page_bytes=1)
+            for pages, extra, reach in zip(least, more, reaches, strict=False)
+        ]
+        self.model = Watched(mixed, groups, page_size)
+        self.pool = RecordedPool(groups, page_size, self.model, swap=swap)
+        self.scheduler = Scheduler(self.pool, budget, sequences)
         self.engine = Engine(self.model, self.model, self.scheduler, CONTEXT)
+        self.calm = calm  # nobody holds, switches, forks or puts off
         self.requests: dict[int, Request] = {}
         self.live: dict[int, Sequence] = {}
         self.texts: dict[int, list[int]] = {}
         self.scores: dict[int, dict[int, float]] = {}
         self.terminal: dict[int, Event] = {}
-        self.toyed: set[int] = set()  # held or switched at some time
+        self.reserved = False
+        self.toyed: set[int] = set()  # held, switched, forked or put off by hand at some time
+        self.family: set[int] = set()  # forks and their parents
+        self.computed: dict[bytes, set[tuple[int, ...]]] = {salt: set() for salt in SALTS}  # by those who share
 
     @rule(
-        prompt=st.lists(st.integers(0, 96), min_size=1, max_size=CONTEXT + 2),
-        most=st.integers(0, 20),
-        cache=st.booleans(),
-        scored=st.booleans(),
+        arrivals=st.lists(st.tuples(requests(prompts, [b"", *SALTS]), st.integers(1, 3)), max_size=2),
+        action=st.sampled_from([None, *ACTIONS, *TOYS]),
+        steps=st.integers(0, 5),
+        data=st.data(),
     )
-    def submit(self, prompt, most, cache, scored):
-        params = SamplingParams(max_tokens=most)
-        request = Request(tuple(prompt), params, cache=cache, prompt_logprobs=scored)
+    def turn(self, arrivals, action, steps, data):
+        """Some arrive, something happens, and some steps: one rule, for Hypothesis leaves rules out of an example."""
+        for request in (request for request, times in arrivals for _ in range(times)):
+            self.accepted(request, lambda request=request: self.engine.submit(request))
+        if action is not None and not (self.calm and action in TOYS):
+            getattr(self, action)(data)
+        self.books_balance()
+        while steps and self.engine.busy:
+            self.step()
+            self.books_balance()
+            steps -= 1
+
+    def fork(self, data):
+        if self.scheduler.sequences:
+            parent = data.draw(st.sampled_from(sorted(self.scheduler.sequences)))
+            salts = 3 * [self.requests[parent].salt] + [*SALTS]
+            request = data.draw(requests(st.just(self.texts[parent]), salts))
+            child = self.accepted(request, lambda: self.engine.fork(parent, request))
+            if child is not None:
+                self.toyed |= {parent, child.id}
+                self.family |= {parent, child.id}
+
+    def accepted(self, request, submit):
         try:
-            sequence = self.engine.submit(request)
-        except ContextError as error:
-            self.refused_for_length(prompt, str(error))
-            return
+            sequence = submit()
+        except ContextError:
+            assert len(request.prompt) > CONTEXT
+            return None
         except CapacityError:
-            pool = self.scheduler.pool
-            assert max(len(prompt), min(len(prompt) + most, CONTEXT) - 1) > pool.pages * pool.page_size
-            return
+            slots = max(len(request.prompt), request.limit(CONTEXT) - 1)
+            most = self.pool.most_pages(slots, self.scheduler.token_budget)
+            assert any(pages > group.pages for pages, group in zip(most, self.pool.groups, strict=True))
+            return None
         self.requests[sequence.id] = request
         self.live[sequence.id] = sequence
-        self.texts[sequence.id] = list(prompt)
+        self.texts[sequence.id] = list(request.prompt)
         self.scores[sequence.id] = {}
+        return sequence
 
-    def refused_for_length(self, prompt, message):
-        assert len(prompt) > CONTEXT
-        assert f"{len(prompt) - CONTEXT} more than" in message
-
-    @precondition(lambda self: self.engine.busy)
-    @rule()
     def step(self):
         oldest = next((sequence for sequence in self.scheduler.running if not sequence.held), None)
         before = None if oldest is None else (oldest.forwarded, len(oldest.tokens))
-        self.hear(self.engine.step())
-        if oldest is not None and oldest.id in self.live:
+        reused = {identity: (one.reused, one.parked, one.computed) for identity, one in self.live.items()}
+        steps = len(self.model.steps)
+        events = self.engine.step()
+        assert events or len(self.model.steps) > steps, "who is busy gets on"
+        self.check_reused(reused)
+        self.remember(self.model.steps[steps:])
+        self.hear(events)
+        if oldest is not None and oldest.id in self.live:  # it has not ended
             assert (oldest.forwarded, len(oldest.tokens)) > before, "the oldest always advances"
 
-    @precondition(lambda self: self.scheduler.sequences)
-    @rule()
-    def step_that_fails(self):
+    def check_reused(self, before):
+        """What was not computed was found: where it was parked, or where a text of the same salt has left it."""
+        for identity, (reused, parked, computed) in before.items():
+            sequence, request = self.live[identity], self.requests[identity]
+            more = sequence.reused - reused
+            if more and parked is not None:
+                assert more == computed
+            elif more:
+                assert more % self.pool.page_size == 0 and sequence.cache and request.share
+                texts = {tuple(sequence.tokens[: (page + 1) * self.pool.page_size]) for page in self.needed(more)}
+                assert texts <= self.computed[request.salt], "found, but nobody computed it"
+
+    def needed(self, cut):
+        """Pages that rows from `cut` on read of what is before it: none, if all windows are of one token."""
+        return set().union(*(kept_pages(group.reach, cut, self.pool.page_size) for group in self.pool.groups))
+
+    def remember(self, steps):
+        """What this step has computed, and left for others."""
+        size = self.pool.page_size
+        for chunk in (chunk for step in steps for chunk in step.chunks if chunk.sequence not in self.model.faulty):
+            if self.live[chunk.sequence].cache and chunk.request.share:
+                text = tuple(self.texts[chunk.sequence])
+                self.computed[chunk.request.salt].update(text[:end] for end in range(size, chunk.stop + 1, size))
+
+    def step_that_fails(self, data):
         expected = {chunk.sequence for chunk in self.peek().chunks}
-        self.model.fails = True
+        self.model.breaks = True
         events = self.engine.step()
-        self.model.fails = False
+        self.model.breaks = False
         failed = {event.sequence for event in events if isinstance(event, Failed)}
         assert failed == expected, "the step's sequences fail, and no others"
         self.hear(events)
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def abort(self, data):
-        identity = data.draw(st.sampled_from(sorted(self.live)))
-        ends_anyway = identity not in self.scheduler.sequences
-        events = self.engine.abort(identity)
-        assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
-        self.hear(events)
+    def row_that_fails(self, data):
+        """What the model computes for one sequence of the step is rubbish, and it says so."""
+        chunks = self.peek().chunks
+        if chunks:
+            bad = data.draw(st.sampled_from([chunk.sequence for chunk in chunks]))
+            self.model.faulty = {bad}
+            self.step()
+            self.model.faulty = set()
+            assert isinstance(self.terminal[bad], Failed)
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), more=st.none() | st.integers(-2, 3))
-    def hold(self, data, more):
-        identity = data.draw(st.sampled_from(sorted(self.live)))
-        self.toyed.add(identity)
-        self.engine.hold(identity, None if more is None else len(self.texts[identity]) + more)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), cache=st.booleans())
-    def use_cache(self, data, cache):
-        identity = data.draw(st.sampled_from(sorted(self.live)))
-        self.toyed.add(identity)
-        self.engine.use_cache(identity, cache)
-
-    @rule(identity=st.integers(10_000, 10_010))
-    def unknown(self, identity):
-        assert self.engine.abort(identity) == []
-        self.engine.hold(identity, 0)
-        self.engine.use_cache(identity, False)
+    def interrupt(self, data):
+        """Pages are reserved for a step that never comes."""
+        self.peek()
+        self.reserved = True
 
     def peek(self) -> Step:
         """What the next step will compute. Scheduling twice without a commit names the same chunks."""
-        return self.scheduler.schedule()
+        reused = {identity: (one.reused, one.parked, one.computed) for identity, one in self.live.items()}
+        step = self.scheduler.schedule()
+        self.check_reused(reused)
+        assert self.scheduler.schedule() == step
+        return step
+
+    def abort(self, data):
+        if self.live:
+            identity = data.draw(st.sampled_from(sorted(self.live)))
+            ends_anyway = identity not in self.scheduler.sequences
+            events = self.engine.abort(identity)
+            assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
+            self.hear(events)
+
+    def hold(self, data):
+        if self.live:
+            identity = self.toy_with(data)
+            more = data.draw(st.none() | st.integers(-2, 3))
+            self.engine.hold(identity, None if more is None else len(self.texts[identity]) + more)
+
+    def toy_with(self, data):
+        """One of those that live."""
+        identity = data.draw(st.sampled_from(sorted(self.live)))
+        self.toyed.add(identity)
+        return identity
+
+    def hold_all(self, data):
+        for identity in self.live:
+            self.toyed.add(identity)
+            self.engine.hold(identity, 0)
+
+    def let_all_go_on(self, data):
+        for identity in self.live:
+            self.engine.hold(identity, None)
+
+    def use_cache(self, data):
+        if self.live:
+            self.engine.use_cache(self.toy_with(data), data.draw(st.booleans()))
+
+    def put_off(self, data):
+        if self.scheduler.running:
+            sequence = data.draw(st.sampled_from(self.scheduler.running))
+            self.toyed.add(sequence.id)
+            self.scheduler.preempt(sequence)
+
+    def unknown(self):
+        assert self.engine.abort(10_000) == []
+        self.engine.hold(10_000, 0)
+        self.engine.use_cache(10_000, False)
 
     def hear(self, events: list[Event]) -> None:
-        for event in events:
+        for event in heard(events):
             identity = event.sequence
             assert identity in self.live, "nothing is told of a request after its end"
             match event:
                 case Token(token=token):
                     hold = self.live[identity].hold_at
                     assert hold is None or len(self.texts[identity]) < hold, "what is held writes nothing"
-                    assert token == script(self.texts[identity]), "the text is the naive loop's"
-                    self.texts[identity].append(token)
+                    text = self.texts[identity]
+                    assert token == mixed(seen(self.reach, text)), "the text is the naive loop's"
+                    text.append(token)
                 case Scored(start=start, logprobs=values):
                     for place, value in enumerate(values, start):
                         assert place not in self.scores[identity], "each token is scored once"
@@ -170,93 +326,121 @@ class Machine(RuleBasedStateMachine):
                     self.terminal[identity] = event
                     self.end(identity)
 
+    @property
+    def reach(self):
+        """Of the group that the script reads."""
+        return self.pool.groups[0].reach
+
     def end(self, identity: int) -> None:
         event, request = self.terminal[identity], self.requests[identity]
         sequence = self.live.pop(identity)
-        assert sequence.pages == []
+        assert sequence.pages == 0 and sequence.parked is None
         if isinstance(event, Finished) and event.reason is not FinishReason.ABORTED:
-            text, reason = naive(request)
-            assert (self.texts[identity], event.reason) == (text, reason)
+            text = self.texts[identity]
+            assert text == naive(request, self.reach, CONTEXT)
+            written = len(text) - len(request.prompt)
+            assert event.reason is (
+                FinishReason.LENGTH if written == request.params.max_tokens else FinishReason.CONTEXT
+            )
             if request.prompt_logprobs:
-                prompt = request.prompt
-                right = {i: 0.0 if script(list(prompt[:i])) == prompt[i] else -1.0 for i in range(1, len(prompt))}
-                assert self.scores[identity] == right
-            if not sequence.preemptions and identity not in self.toyed and len(text) > len(request.prompt):
-                n, t = len(request.prompt), len(text)
-                assert sequence.forwarded == (t - 1 if request.cache else sum(range(n, t)))
+                assert self.scores[identity] == self.right_scores(request.prompt)
+            if not sequence.preemptions and identity not in self.toyed and written:
+                self.check_counts(sequence)
+
+    def check_counts(self, sequence):
+        n, t = len(sequence.request.prompt), len(sequence.tokens)
+        if sequence.request.cache:
+            assert sequence.forwarded + sequence.reused == t - 1, "each token but the last is computed once or found"
+        else:
+            assert (sequence.forwarded, sequence.reused) == (sum(range(n, t)), 0)
+
+    def right_scores(self, prompt):
+        guesses = [mixed(seen(self.reach, prompt[:end])) for end in range(1, len(prompt))]
+        return {end: 0.0 if guess == prompt[end] else -1.0 for end, guess in enumerate(guesses, 1)}
 
     @invariant()
     def books_balance(self):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check()
-        owners: dict[int, int] = {}
+        self.pool.check_contents(self.model.slots)
+        self.check_tables()
+        self.check_order()
         for identity, sequence in self.scheduler.sequences.items():
-            for page in sequence.pages:
-                assert page not in owners, "a page has one owner"
-                owners[page] = identity
             assert sequence.tokens == self.texts[identity]
-        assert self.scheduler.pool.free == self.scheduler.pool.pages - len(owners)
-        waiting = [sequence.id for sequence in self.scheduler.waiting]
-        if not self.toyed:  # who was held and put off queues again where it was, behind those that went on
-            assert waiting == sorted(waiting), "first come, first served"
-            if waiting and self.scheduler.running:
-                assert max(sequence.id for sequence in self.scheduler.running) < waiting[0]
-            assert len(self.scheduler.running) <= self.scheduler.max_sequences
-        for identity, sequence in self.scheduler.sequences.items():
             assert sequence.preemptions <= MOST_PREEMPTIONS or identity in self.toyed
+            assert not sequence.reused or sequence.preemptions or identity in self.family or sequence.request.share
+
+    def check_tables(self):
+        """Who holds which page: what a row reads, no more than a window needs, and only of texts it may share."""
+        holders: dict[tuple[int, int], set[int]] = {}
+        for sequence in self.scheduler.sequences.values():
+            root = self.pool.chain(sequence.request.salt).root
+            for number, (group, shelf) in enumerate(zip(self.pool.groups, self.pool._shelves, strict=True)):
+                table = sequence.tables[number]
+                self.check_table(sequence, group.reach, table)
+                for place, page in table.items():
+                    holders.setdefault((number, page), set()).add(sequence.id)
+                    if page in shelf.names:
+                        end = (place + 1) * self.pool.page_size
+                        assert self.pool.texts[shelf.names[page]] == (root, tuple(sequence.tokens[:end]))
+                        assert sequence.shares or sequence.id in self.family, "it shares nothing"
+        for several in holders.values():
+            assert len({self.requests[identity].salt for identity in several}) == 1, "salts keep apart"
+            lonely = [one for one in several if not self.requests[one].share and one not in self.family]
+            assert not lonely or len(several) == 1, "it shares nothing"
+        held = len(holders)
+        assert self.pool.free == self.pool.pages - held
+
+    def check_table(self, sequence, reach, table):
+        size = self.pool.page_size
+        assert len(table) <= reach.most_pages(sequence.slots, self.scheduler.token_budget, size)
+        if sequence.state is State.WAITING:
+            assert not table
+            return
+        kept = kept_pages(reach, sequence.computed, size)
+        assert kept <= table.keys(), "all that is read"
+        if reach.window is None or self.reserved:
+            kept = kept_pages(reach, sequence.computed, size, len(sequence.tokens))
+        assert table.keys() <= kept, "and no more"
+
+    def check_order(self):
+        """First come, first served; who was held and put off queues where it was, behind those that went on."""
+        if self.toyed:
+            return
+        waiting = [sequence.id for sequence in self.scheduler.waiting]
+        running = [sequence.id for sequence in self.scheduler.running]
+        assert running + waiting == sorted(running + waiting)
+        assert len(running) <= self.scheduler.max_sequences
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
-        for identity in self.live:
-            self.engine.hold(identity, None)
+        self.unknown()
+        self.let_all_go_on(None)
         while self.engine.busy:
             self.step()
             self.books_balance()
         assert self.terminal.keys() == self.requests.keys(), "every request ended"
-        assert self.scheduler.pool.free == self.scheduler.pool.pages
+        assert self.pool.free == self.pool.pages and self.pool.parked == 0
+        self.ask_twice()
+
+    def ask_twice(self):
+        """With nobody beside it, a prompt that was just computed is found, up to the page of its last token."""
+        size, budget = self.pool.page_size, self.scheduler.token_budget
+        n = max((n for n in range(1, CONTEXT) if self.pool.holds([(n, budget)])), default=0)
+        if n:
+            request = Request(tuple(range(100, 100 + n)), SamplingParams(max_tokens=1))
+            whole = (n - 1) // size * size
+            assert [self.ask(request), self.ask(request)] == [0 if self.needed(whole) else whole, whole]
+
+    def ask(self, request):
+        """How much of a request is found."""
+        sequence = self.accepted(request, lambda: self.engine.submit(request))
+        while self.engine.busy:
+            self.step()
+        return sequence.reused
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
 TestMachine = Machine.TestCase
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """The pool alone: tables that grow and go, against a dictionary from page to owner."""
-
-    @initialize(pages=st.integers(1, 20), page_size=st.integers(1, 5))
-    def build(self, pages, page_size):
-        self.pool = PagePool(pages, page_size)
-        self.tables: dict[int, list[int]] = {}
-        self.owner: dict[int, int] = {}
-
-    @rule(table=st.integers(0, 5), tokens=st.integers(0, 60))
-    def extend(self, table, tokens):
-        pages = self.tables.setdefault(table, [])
-        before = list(pages)
-        needed = -(-tokens // self.pool.page_size)
-        fits = needed - len(before) <= self.pool.pages - len(self.owner)
-        assert self.pool.extend(pages, tokens) is fits
-        assert pages[: len(before)] == before, "what is held stays in place"
-        assert len(pages) == (max(needed, len(before)) if fits else len(before))
-        for page in pages[len(before) :]:
-            assert page not in self.owner and 0 <= page < self.pool.pages
-            self.owner[page] = table
-
-    @rule(table=st.integers(0, 5))
-    def release(self, table):
-        pages = self.tables.get(table, [])
-        self.pool.release(pages)
-        assert pages == []
-        self.owner = {page: owner for page, owner in self.owner.items() if owner != table}
-
-    @invariant()
-    def books_balance(self):
-        if hasattr(self, "pool"):
-            self.pool.check(self.tables.values())
-            assert self.pool.free == self.pool.pages - len(self.owner)
-
-
-PoolMachine.TestCase.settings = settings(max_examples=100, deadline=None)
-TestPoolMachine = PoolMachine.TestCase

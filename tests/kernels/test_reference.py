@@ -1,14 +1,16 @@
 """Every reference kernel against the definition, written as plain loops in float64."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenwright.cache import Full, Heads, KVView, LayerSpec, Window
+from tokenwright.cache import Heads, KVStore, LayerSpec
+from tokenwright.cache.codec import CODECS, Codec
+from tokenwright.engine.reach import Reach
 from tokenwright.kernels import Kernels, Linear, ReferenceKernels, Rotation, Span
 
 KERNELS: Kernels = ReferenceKernels()
@@ -106,91 +108,140 @@ def test_rotate(dtype: torch.dtype) -> None:
     near(KERNELS.rotate(x, Rotation(both.cos().float(), both.sin().float())), right)
 
 
-def view_of(pages: int, page_size: int, kv_heads: int, size: int, window: int | None, dtype: torch.dtype) -> KVView:
-    """Memory full of NaN: what is read must have been written."""
-    reach = Full() if window is None else Window(window)
-    memory = torch.full((2, pages, page_size, kv_heads, size), math.nan, dtype=dtype)
-    return KVView(LayerSpec(Heads(kv_heads, size), reach, "float32"), memory[0], memory[1])
+CPU = torch.device("cpu")
+FULL = Reach()
+SIZE = 34  # of a head: a whole group of a codec and a bit
+
+
+def spec_of(heads: Heads, reach: Reach = FULL, k: str = "float32", v: str = "float32", first: int = 0) -> LayerSpec:
+    return LayerSpec(heads, reach, CODECS[k], CODECS[v], first, native=CODECS["float32"])
+
+
+def store_of(spec: LayerSpec, pages: int, page_size: int) -> KVStore:
+    """Memory of one layer, full of NaN: what is read must have been written."""
+    store = KVStore([spec], pages, page_size, CPU)
+    store.poison()
+    return store
+
+
+def fill(store: KVStore, tables: Sequence[dict[int, int]], k: torch.Tensor, v: torch.Tensor) -> None:
+    """Store K and V [t, G, D] of the first t positions of a text."""
+    slots = [store.slots(group, table, range(len(k))) for group, table in enumerate(tables)]
+    KERNELS.store(store.view(0), slots, k, v)
 
 
 def test_store_writes_the_named_slots_and_no_others(dtype: torch.dtype) -> None:
-    view = view_of(4, 3, 2, 5, None, dtype)
+    name = str(dtype).removeprefix("torch.")
+    store = store_of(spec_of(Heads(2, 5), k=name, v=name), 4, 3)
     k, v = noise(3, 2, 5).to(dtype), noise(3, 2, 5, seed=1).to(dtype)
-    KERNELS.store(view, torch.tensor([7, 0, 8]), k, v)
-    for row, (page, slot) in enumerate([(2, 1), (0, 0), (2, 2)]):
-        assert torch.equal(view.k[page, slot], k[row])
-        assert torch.equal(view.v[page, slot], v[row])
-    assert int(view.k.isnan().any(-1).any(-1).sum()) == int(view.v.isnan().any(-1).any(-1).sum()) == 12 - 3
+    KERNELS.store(store.view(0), [torch.tensor([7, 0, 8])], k, v)
+    for memory, rows in zip(store.tensors(0), (k, v), strict=True):
+        for row, (page, slot) in enumerate([(2, 1), (0, 0), (2, 2)]):
+            assert torch.equal(memory[0, page, slot], rows[row])
+        assert int(memory.isnan().any(-1).any(-1).sum()) == 15 - 3
 
 
 def attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, window: int | None, scale: float
+    q: torch.Tensor, sink_q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, reach: Reach
 ) -> list[float]:
-    """One query [D] at position `at` over keys and values [t, D], by the definition."""
-    first = 0 if window is None else max(0, at - window + 1)
-    scores = [scale * float(q.double() @ k[j].double()) for j in range(first, at + 1)]
+    """One query [D] at position `at` over keys and values [t, D], by the definition; a score is 0.7 q k."""
+    window = at + 1 if reach.window is None else reach.window
+    read = [j for j in range(at + 1) if j < reach.sinks or at - j < window]
+    scores = [0.7 * float((sink_q if j < reach.sinks else q).double() @ k[j]) for j in read]
     shares = [math.exp(score - max(scores)) for score in scores]
-    return [
-        sum(share * float(v[j, d]) for j, share in enumerate(shares, first)) / sum(shares) for d in range(v.shape[1])
-    ]
+    mixed = sum(share * v[j].double() for j, share in zip(read, shares, strict=True))
+    return (mixed / sum(shares)).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+def kept(x: torch.Tensor, codec: Codec, first: int) -> torch.Tensor:
+    """Rows [t, G, D] as they come back: the `first` as they were."""
+    rest = codec.decode(codec.encode(x[first:]), SIZE, torch.float64)
+    return torch.cat((x[:first].double(), rest))
+
+
+REACHES = st.builds(Reach, st.sampled_from([None, 1, 2, 5, 12, 40]), st.sampled_from([0, 0, 1, 3, 6])).filter(
+    lambda reach: reach.window is not None or not reach.sinks
+)
+
+
+@settings(max_examples=150, deadline=None)
 @given(
-    lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=3),
+    lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=3),
     page_size=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]),
-    window=st.sampled_from([None, 1, 2, 5, 40]),
+    reach=REACHES,
+    codecs=st.tuples(st.sampled_from(sorted(CODECS)), st.sampled_from(sorted(CODECS))),
+    first=st.sampled_from([0, 0, 1, 4, 9, 100]),
+    wide=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 1000),
 )
 def test_attention_over_scattered_pages(
-    lengths: list[tuple[int, int]], page_size: int, heads: tuple[int, int], window: int | None, seed: int
+    lengths: list[tuple[int, int]],
+    page_size: int,
+    heads: tuple[int, int],
+    reach: Reach,
+    codecs: tuple[str, str],
+    first: int,
+    wide: torch.dtype,
+    seed: int,
 ) -> None:
-    """Several sequences, each with some tokens in the cache and a chunk of new ones, on pages in any order."""
-    size, scale = 4, 0.7
+    """Several sequences, each with some tokens in the cache and a chunk of new ones, on pages in any order.
+
+    Of a sequence that is read nothing is there but the pages that its new rows read.
+    """
     (queries, kv_heads), new = heads, sum(n for _, n in lengths)
+    spec = spec_of(Heads(kv_heads, SIZE), reach, *codecs, first)
     counts = [-(-(start + n) // page_size) for start, n in lengths]
-    order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed)).split([*counts, 2])
-    view = view_of(sum(counts) + 2, page_size, kv_heads, size, window, torch.float32)
-    q = 2 * noise(new, queries, size, seed=seed)
-    right = torch.empty(new, queries, size, dtype=torch.float64)
+    store = store_of(spec, sum(counts) + 2, page_size)
+    random = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(sum(counts) + 2, generator=random).split([*counts, 2]) for _ in store.groups]
+    q, sink_q = (2 * noise(new, queries, SIZE, seed=seed + i) / SIZE**0.5 for i in (0, 5000))
+    right = torch.empty(new, queries, SIZE, dtype=torch.float64)
     spans: list[Span] = []
     row = 0
-    for number, ((start, n), pages) in enumerate(zip(lengths, order, strict=False)):
-        k, v = (noise(start + n, kv_heads, size, seed=seed + 10 * number + i) for i in (1, 2))
-        places = torch.arange(start + n)
-        KERNELS.store(view, pages[places // page_size] * page_size + places % page_size, k, v)
-        spans.append(Span(range(row, row + n), start, pages))
+    for number, (start, n) in enumerate(lengths):
+        tables = [dict(enumerate(order[number].tolist())) for order in orders]
+        k, v = (noise(start + n, kv_heads, SIZE, seed=seed + 10 * number + i) for i in (1, 2))
+        fill(store, tables, k, v)
+        for group, table in zip(store.groups, tables, strict=True):
+            needed = {page for pages in group.reach.pages(start, start + n, page_size) for page in pages}
+            for page in table.keys() - needed:
+                del table[page]
+        spans.append(Span(range(row, row + n), start, store.keys(tables, start, start + n)))
+        k, v = kept(k, spec.k, first), kept(v, spec.v, first)
         for i in range(n):
             for head in range(queries):
-                mine = head // (queries // kv_heads)
-                right[row + i, head] = torch.tensor(
-                    attended(q[row + i, head], k[:, mine], v[:, mine], start + i, window, scale)
-                )
+                mine, at = head // (queries // kv_heads), row + i
+                args = q[at, head], sink_q[at, head], k[:, mine], v[:, mine], start + i, reach
+                right[at, head] = torch.tensor(attended(*args), dtype=torch.float64)
         row += n
-    near(KERNELS.attention(q, view, spans, scale), right)
+    kernels = ReferenceKernels(wide)
+    near(kernels.attention(q, store.view(0), spans, 0.7, sink_q if reach.sinks else None), right)
 
 
 @pytest.mark.parametrize("most", [1, 60, 100])
 def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = view_of(4, 4, 2, 4, 5, torch.float32)
-    KERNELS.store(view, torch.arange(16), noise(16, 2, 4), noise(16, 2, 4, seed=1))
-    q, spans = noise(13, 4, 4, seed=2), [Span(range(13), 3, torch.arange(4))]
-    whole = KERNELS.attention(q, view, spans, 0.5)
+    store = store_of(spec_of(Heads(2, 4), Reach(5, 2)), 4, 4)
+    table = {page: page for page in range(4)}
+    fill(store, [table], noise(16, 2, 4), noise(16, 2, 4, seed=1))
+    q, sink_q = noise(13, 4, 4, seed=2), noise(13, 4, 4, seed=3)
+    spans = [Span(range(13), 3, store.keys([table], 3, 16))]
+    whole = KERNELS.attention(q, store.view(0), spans, 0.5, sink_q)
     monkeypatch.setattr("tokenwright.kernels.reference.MOST_WEIGHTS", most)
-    torch.testing.assert_close(KERNELS.attention(q, view, spans, 0.5), whole)
+    torch.testing.assert_close(KERNELS.attention(q, store.view(0), spans, 0.5, sink_q), whole)
 
 
+@pytest.mark.parametrize("sinks", [0, 1, 3])
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 9])
-def test_the_mask_of_a_chunk(window: int | None) -> None:
+def test_the_mask_of_a_chunk(window: int | None, sinks: int) -> None:
     """Weights are positive where the naive loop attends, zero elsewhere, and sum to one."""
     start, n, kv_heads = 4, 3, 2
-    view = view_of(1, 8, kv_heads, 4, window, torch.float32)
-    weights = ReferenceKernels().weights(noise(n, 4, 4), noise(7, kv_heads, 4, seed=1), start, view, 0.5)
+    q, k, positions = noise(n, 4, 4), noise(7, kv_heads, 4, seed=1), torch.arange(7)
+    weights = ReferenceKernels().weights(q, k, positions, start, Reach(window, sinks), 0.5)
     assert weights.shape == (kv_heads, 2, n, start + n)
     for i in range(n):
         for j in range(start + n):
-            seen = j <= start + i and (window is None or start + i - j < window)
+            seen = j <= start + i and (window is None or j < sinks or start + i - j < window)
             assert bool((weights[:, :, i, j] > 0).all()) is seen
             assert bool((weights[:, :, i, j] == 0).all()) is not seen
     torch.testing.assert_close(weights.sum(-1), torch.ones(kv_heads, 2, n))
@@ -198,11 +249,67 @@ def test_the_mask_of_a_chunk(window: int | None) -> None:
 
 def test_attention_keeps_the_dtype_and_sums_in_fp32(dtype: torch.dtype) -> None:
     """300 equal keys: the mean of the values, which a sum in bf16 would miss by far."""
-    view = view_of(1, 300, 1, 2, None, dtype)
+    name = str(dtype).removeprefix("torch.")
+    store = store_of(spec_of(Heads(1, 2), k=name, v=name), 1, 300)
     v = (1 + noise(300, 1, 2, seed=1) / 100).to(dtype)
-    KERNELS.store(view, torch.arange(300), torch.ones(300, 1, 2, dtype=dtype), v)
-    out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), view, [Span(range(1), 299, torch.tensor([0]))], 1.0)
+    fill(store, [{0: 0}], torch.ones(300, 1, 2, dtype=dtype), v)
+    span = Span(range(1), 299, store.keys([{0: 0}], 299, 300))
+    out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), store.view(0), [span], 1.0)
     assert out.dtype == dtype
     torch.testing.assert_close(
         out[0].double(), v.double().mean(0), rtol=2 ** (-8 if dtype == torch.bfloat16 else -11), atol=0
     )
+
+
+WIDE = ReferenceKernels(torch.float64)
+
+
+def rounded(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What sums in fp64 give: the exact value, rounded once."""
+    return exact.to(dtype)
+
+
+def test_wide_sums_are_rounded_once(dtype: torch.dtype) -> None:
+    """To the bit, where sums in fp32 miss by roundings."""
+    x, weight, bias = noise(5, 300).to(dtype), noise(40, 300, seed=1).to(dtype), noise(40, seed=2).to(dtype)
+    wide = x.double()
+    product = Linear(weight, bias)
+    assert torch.equal(WIDE.linear(x, product), rounded(wide @ weight.double().T + bias.double(), dtype))
+    scaled = rounded(wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt(), dtype)
+    assert torch.equal(WIDE.rms_norm(x, weight[0], 1e-5), weight[0] * scaled)
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred / (wide.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    layered = rounded(normed * weight[0].double() + weight[1].double(), dtype)
+    assert torch.equal(WIDE.layer_norm(x, weight[0], weight[1], 1e-5), layered)
+    assert torch.equal(WIDE.activate(x, "silu"), rounded(wide / (1 + (-wide).exp()), dtype))
+    gates, values = x.chunk(2, -1)
+    assert torch.equal(WIDE.gated(x, "silu"), WIDE.activate(gates, "silu") * values)
+    heads, angles = x[:, :30].view(5, 3, 10), noise(5, 10, seed=3)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    turned = heads.double() * cos + torch.cat((-heads[..., 5:], heads[..., :5]), -1).double() * sin
+    assert torch.equal(WIDE.rotate(heads, Rotation(cos[:, 0], sin[:, 0])), rounded(turned, dtype))
+
+
+def test_what_is_not_wide_is_left_as_it_is() -> None:
+    """The default sums in fp32: its results are torch's own, to the bit."""
+    x, weight = noise(5, 300), noise(40, 300, seed=1)
+    assert torch.equal(KERNELS.linear(x, Linear(weight)), torch.nn.functional.linear(x, weight))
+    assert not torch.equal(KERNELS.linear(x, Linear(weight)), WIDE.linear(x, Linear(weight)))
+    assert torch.equal(KERNELS.activate(x, "silu"), torch.nn.functional.silu(x))
+    with pytest.raises(AssertionError, match="at least fp32"):
+        ReferenceKernels(torch.bfloat16)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
+def test_a_wide_row_does_not_depend_on_its_neighbours(codec: str) -> None:
+    """One row of a chunk, alone and among the others, to the bit; sums in fp32 would differ here."""
+    store = store_of(spec_of(Heads(2, SIZE), Reach(20, 3), codec, codec, 5), 8, 16)
+    tables = [{page: page for page in range(8)}] * len(store.groups)
+    fill(store, tables, noise(100, 2, SIZE), noise(100, 2, SIZE, seed=1))
+    q, sink_q = noise(60, 4, SIZE, seed=2), noise(60, 4, SIZE, seed=3)
+
+    def over(first: int, stop: int) -> torch.Tensor:
+        spans = [Span(range(stop - first), 40 + first, store.keys(tables, 40 + first, 40 + stop))]
+        return WIDE.attention(q[first:stop], store.view(0), spans, 0.3, sink_q[first:stop])
+
+    assert torch.equal(over(0, 60), torch.cat([over(i, i + 1) for i in range(60)]))

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import VOCAB, make_checkpoint
-from tokenwright.cache import KVStore, layer_specs
-from tokenwright.config import DType, DynamicScaling, ModelConfig, Rope
+from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
+from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, Rope
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import (
     Engine,
@@ -96,8 +96,11 @@ class Subject:
     def decoder(self, kernels: Kernels | None = None) -> Decoder:
         return Decoder(self.config, kernels or ReferenceKernels(), dict(self.weights))
 
-    def model(self) -> Model:
-        return Model(self.config, self.decoder(), self.dtype, CPU)
+    def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
+        return layer_specs(self.config, self.dtype, KVFormat.parse(kv), window, sinks)
+
+    def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
+        return Model(self.config, self.decoder(kernels), specs or self.specs(), CPU)
 
     def engine(
         self,
@@ -107,15 +110,18 @@ class Subject:
         pages: int | None = None,
         token_budget: int = 512,
         max_sequences: int = 64,
+        specs: Sequence[LayerSpec] | None = None,
         kernels: Kernels | None = None,
         around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
     ) -> Engine[torch.Tensor]:
         """An engine over a fresh pool, by default of one full context. `around` may wrap its runner."""
         pages = pages or -(-self.config.context // page_size)
-        store = KVStore(layer_specs(self.config, self.dtype), pages, page_size, CPU)
-        store.memory.fill_(torch.nan)
-        runner = TorchRunner(self.config, self.decoder(kernels), store, CPU)
-        scheduler = Scheduler(PagePool(pages, page_size), token_budget, max_sequences)
+        specs = specs or self.specs()
+        groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
+        store = KVStore(specs, [group.pages for group in groups], page_size, CPU)
+        store.poison()
+        runner = TorchRunner(self.config, self.decoder(kernels), store)
+        scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)
         return Engine(around(runner), sampler, scheduler, self.config.context)
 
     @contextmanager
@@ -153,8 +159,10 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
 
 
 def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt_logprobs: bool = False) -> Request:
+    """A greedy request. Texts that may come to other lengths share no pages: dynamic scaling turns their keys apart."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return Request(tuple(prompt), params, cache=cache, prompt_logprobs=prompt_logprobs)
+    salt = str(len(prompt) + max_tokens).encode()
+    return Request(tuple(prompt), params, cache=cache, prompt_logprobs=prompt_logprobs, salt=salt)
 
 
 def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Text]:

@@ -5,6 +5,7 @@ the same forced text, so that only the arithmetic differs. A fault is planted on
 a single KV head cannot be mistaken for another, and all rotary positions moved by one are the same positions.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,51 +14,64 @@ import torch
 
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
-from tokenwright.cache import Full, KVView
+from tokenwright.cache import Keys, KVView
 from tokenwright.config import Learned, ModelConfig
-from tokenwright.kernels import Kernels, ReferenceKernels, Span
+from tokenwright.engine.reach import Reach
+from tokenwright.kernels import Kernels, ReferenceKernels
 from tokenwright.models.batch import Batch, Piece
 from tokenwright.models.families import parse_config
 from tokenwright.models.runner import TorchRunner
 
 PROMPT, NEW, PAGE = 60, 12, 16
+PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
 MOVED = 100 * TOLERANCE
 
 
 class NoMask(ReferenceKernels):
     """A row reads what comes after it, as far as the chunk has it."""
 
-    def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:
-        return super().weights(q, k, start + len(k), replace(view, spec=replace(view.spec, reach=Full())), scale)
+    def weights(self, q, k, positions, start, reach, scale, sink_q=None):
+        return super().weights(q, k, positions, start + len(q), Reach(), scale, sink_q)
 
 
 class NoWindow(ReferenceKernels):
-    """A row reads all that came before it in every layer."""
+    """A row reads all that came before it in every layer, as far as an earlier row of its chunk may."""
 
-    def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:
-        return super().weights(q, k, start, replace(view, spec=replace(view.spec, reach=Full())), scale)
+    def weights(self, q, k, positions, start, reach, scale, sink_q=None):
+        return super().weights(q, k, positions, start, Reach(), scale, sink_q)
+
+
+class ShortWindow(ReferenceKernels):
+    """A window ends one token too early."""
+
+    def weights(self, q, k, positions, start, reach, scale, sink_q=None):
+        short = replace(reach, window=reach.window and reach.window - 1)
+        return super().weights(q, k, positions, start, short, scale, sink_q)
 
 
 class NeighbouringHead(ReferenceKernels):
     """Query heads read the KV head after their own."""
 
-    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
-        moved = replace(view, k=view.k.roll(-1, 2), v=view.v.roll(-1, 2))
-        return super().attention(q, moved, spans, scale)
+    def keys(self, view: KVView, keys: Sequence[Keys]) -> tuple[torch.Tensor, torch.Tensor]:
+        k, positions = super().keys(view, keys)
+        return k.roll(-1, 1), positions
+
+    def values(self, view: KVView, keys: Sequence[Keys]) -> torch.Tensor:
+        return super().values(view, keys).roll(-1, 1)
 
 
 class InterleavedHeads(ReferenceKernels):
     """Query head h reads KV head h % G, where h // (H / G) is right."""
 
-    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+    def attention(self, q, view, spans, scale, sink_q=None):
         heads = torch.arange(q.shape[1])
-        order = heads.view(-1, view.k.shape[2]).t().flatten()  # sorted by h % G
-        return super().attention(q[:, order], view, spans, scale)[:, order.argsort()]
+        order = heads.view(-1, view.spec.layout.kv_heads).t().flatten()  # sorted by h % G
+        return super().attention(q[:, order], view, spans, scale, sink_q)[:, order.argsort()]
 
 
 class NoScaling(ReferenceKernels):
-    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
-        return super().attention(q, view, spans, 1.0)
+    def attention(self, q, view, spans, scale, sink_q=None):
+        return super().attention(q, view, spans, 1.0, sink_q)
 
 
 class StalePage(ReferenceKernels):
@@ -65,9 +79,12 @@ class StalePage(ReferenceKernels):
 
     armed = False
 
-    def store(self, view: KVView, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        fresh = slots // PAGE != 1 if self.armed else torch.ones_like(slots, dtype=torch.bool)
-        super().store(view, slots[fresh], k[fresh], v[fresh])
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        for part in view.parts:
+            places = slots[part.group]
+            fresh = places // PAGE != 1 if self.armed else torch.ones_like(places, dtype=torch.bool)
+            part.k.write(places[fresh], k[fresh])
+            part.v.write(places[fresh], v[fresh])
 
 
 def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], TorchRunner]:
@@ -77,8 +94,10 @@ def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], Torch
         batcher = runner.batcher
 
         def moved(pieces: Sequence[Piece]) -> Batch:
-            later = batcher([replace(one, start=one.start + when(one), pages=(*one.pages, 0)) for one in pieces])
-            return replace(batcher(pieces), positions=later.positions, rotation=later.rotation)
+            right = batcher(pieces)
+            anywhere = [defaultdict(int)] * len(right.slots)  # for where they would lie, which is not used
+            later = batcher([replace(one, start=one.start + when(one), tables=anywhere) for one in pieces])
+            return replace(right, positions=later.positions, rotation=later.rotation)
 
         runner.batcher = moved
         return runner
@@ -104,6 +123,7 @@ FAULTS = {
     ),
     "no mask": Plant(NoMask),
     "no window": Plant(NoWindow, means=lambda config: any(config.windows)),
+    "window too short": Plant(ShortWindow, means=lambda config: any(config.windows)),
     "the next KV head": Plant(NeighbouringHead, means=lambda config: config.kv_heads > 1),
     "KV heads interleaved": Plant(InterleavedHeads, means=lambda config: 1 < config.kv_heads < config.heads),
     "no score scaling": Plant(NoScaling),
@@ -116,7 +136,7 @@ def moves(subject: Subject, plant: Plant) -> float:
     text = prompt_of(PROMPT + NEW, seed=5)  # what is forced
     sampler = Recorder({1: text})
     kernels = plant.kernels()
-    engine = subject.engine(sampler, page_size=PAGE, kernels=kernels, around=plant.around)
+    engine = subject.engine(sampler, page_size=PAGE, pages=PAGES, kernels=kernels, around=plant.around)
     [former] = write(engine, [greedy(prompt_of(PROMPT + NEW, seed=6), 1)])
     if isinstance(kernels, StalePage):
         kernels.armed = True

@@ -7,8 +7,8 @@ import torch
 
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, SamplingParams
-from tokenwright.cache import Window, layer_specs
-from tokenwright.config import Learned, ModelConfig, Rope
+from tokenwright.cache import layer_specs
+from tokenwright.config import KVFormat, Learned, ModelConfig, Rope
 from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
@@ -60,7 +60,9 @@ def test_published_shapes(model, fixed, slope, kv_bytes):
 class Counting(ReferenceKernels):
     """Counts, at each call, the operations of its products and the bytes of K and V it reads and writes."""
 
-    def __init__(self):
+    def __init__(self, page_size):
+        super().__init__()
+        self.page_size = page_size
         self.cost = Cost()
 
     def linear(self, x, weight):
@@ -68,41 +70,83 @@ class Counting(ReferenceKernels):
         return super().linear(x, weight)
 
     def store(self, view, slots, k, v):
-        self.cost += Cost(kv_written=k.nbytes + v.nbytes)
+        for part in view.parts:
+            token_bytes = sum(memory[0].nbytes for side in (part.k, part.v) for memory in side.memory)
+            scratch = len(part.k.memory[0]) - self.page_size
+            self.cost += Cost(kv_written=token_bytes * int((slots[part.group] < scratch).sum()))
         super().store(view, slots, k, v)
 
-    def attention(self, q, view, spans, scale):
-        token_bytes = 2 * view.k[0, 0].nbytes
+    def attention(self, q, view, spans, scale, sink_q=None):
+        spec = view.spec
+        window, sinks = spec.reach.window, spec.reach.sinks
+        sizes = [sum(memory[0].nbytes for side in (part.k, part.v) for memory in side.memory) for part in view.parts]
         for span in spans:
             seen = set()
             for position in range(span.start, span.stop):
-                first = max(0, position + 1 - view.spec.reach.tokens) if isinstance(view.spec.reach, Window) else 0
-                reach = range(first, position + 1)
+                reach = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
                 seen.update(reach)
                 self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(reach))
-            self.cost += Cost(kv_read=len(seen) * token_bytes)
-        return super().attention(q, view, spans, scale)
+            read = (sizes[0 if position < spec.first else -1] for position in seen)
+            self.cost += Cost(kv_read=sum(read))
+        return super().attention(q, view, spans, scale, sink_q)
+
+
+STEPS = ((0, 70), (70, 1), (71, 5), (76, 1))
+
+
+def counted_steps(tmp_path, kind, steps=STEPS, kv="native", window=None, sinks=0):
+    """The cost of each step twice: as derived, and as counted."""
+    folder, _ = make_checkpoint(tmp_path / "m", kind)
+    checkpoint = Checkpoint.open(folder)
+    config = checkpoint.config
+    specs = layer_specs(config, "float32", KVFormat.parse(kv), window, sinks)
+    kernels = Counting(Model.PAGE_SIZE)
+    model = Model(config, Decoder(config, kernels, checkpoint.tensors(torch.float32)), specs, torch.device("cpu"))
+    costs = CostModel(config, specs)
+    cache = None
+    for start, length in steps:
+        kernels.cost = Cost()
+        _, cache = model([7] * length, cache)
+        yield costs.chunk(start, length, rows=length), kernels.cost
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_derived_is_counted(kind, tmp_path):
-    folder, _ = make_checkpoint(tmp_path / kind, kind)
-    checkpoint = Checkpoint.open(folder)
-    kernels = Counting()
-    decoder = Decoder(checkpoint.config, kernels, checkpoint.tensors(torch.float32))
-    model = Model(checkpoint.config, decoder, "float32", torch.device("cpu"))
-    costs = CostModel(checkpoint.config, layer_specs(checkpoint.config, "float32"))
-    cache = None
-    for start, length in ((0, 70), (70, 1), (71, 5), (76, 1)):
-        kernels.cost = Cost()
-        _, cache = model([7] * length, cache)
-        assert kernels.cost == costs.chunk(start, length, rows=length)
+    for derived, counted in counted_steps(tmp_path, kind):
+        assert derived == counted
+
+
+@pytest.mark.parametrize("kind", ["llama2", "qwen2-window", "smollm3"])
+@pytest.mark.parametrize(
+    ("kv", "window", "sinks"),
+    [
+        ("native", 9, 0),
+        ("native", 9, 4),
+        ("native", 1, 1),
+        ("native", 500, 3),
+        ("k=int8,v=int4,native=1", None, 0),
+        ("fp8,first=7", None, 0),
+        ("int4,first=7,native=0", 20, 3),
+        ("int8,first=3", 20, 7),
+        ("int8,first=72", 5, 2),
+        ("int8,first=1000", None, 0),
+    ],
+)
+def test_derived_is_counted_for_every_way_to_keep(kind, kv, window, sinks, tmp_path):
+    steps = ((0, 2), (2, 1), (3, 9), (12, 58), *STEPS[1:])
+    for derived, counted in counted_steps(tmp_path, kind, steps, kv, window, sinks):
+        assert derived == counted
+
+
+def test_nothing_is_done_for_no_tokens():
+    model = shape("llama", 2, 64, 4, 2, 96, 320, tied=True)
+    assert model.chunk(5, 0, rows=0) == Cost()
 
 
 def test_a_whole_run_is_the_sum_of_its_steps(tmp_path):
     folder, _ = make_checkpoint(tmp_path / "m", "mistral")
     with LLM(folder, pages=64) as llm:
-        kernels = Counting()
+        kernels = Counting(llm.engine.runner.store.page_size)
         specs = layer_specs(llm.config, "float32")
         weights = Checkpoint.open(folder).tensors(torch.float32)
         llm.engine.runner.decoder = Decoder(llm.config, kernels, weights)

@@ -1,6 +1,32 @@
 """Where K and V live: what one layer keeps for a token, and the memory that holds it. No sequences here."""
 
-from tokenwright.cache.spec import Full, Heads, LayerSpec, Window, layer_specs
-from tokenwright.cache.store import TORCH_DTYPES, KVStore, KVView
+from tokenwright.cache.codec import TORCH_DTYPES
+from tokenwright.cache.spec import (
+    Heads,
+    LayerGroup,
+    LayerSpec,
+    Part,
+    group_layers,
+    groups_for,
+    layer_specs,
+    pages_within,
+)
+from tokenwright.cache.store import Keys, KVPart, KVStore, KVView, Side, Table
 
-__all__ = ["TORCH_DTYPES", "Full", "Heads", "KVStore", "KVView", "LayerSpec", "Window", "layer_specs"]
+__all__ = [
+    "TORCH_DTYPES",
+    "Heads",
+    "KVPart",
+    "KVStore",
+    "KVView",
+    "Keys",
+    "LayerGroup",
+    "LayerSpec",
+    "Part",
+    "Side",
+    "Table",
+    "group_layers",
+    "groups_for",
+    "layer_specs",
+    "pages_within",
+]

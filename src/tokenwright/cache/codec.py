@@ -1,17 +1,38 @@
-"""The forms in which numbers are kept, and the bytes they take there; the accounting alone.
+"""The forms in which numbers are kept: what a row of them becomes, the bytes it takes, and the way back.
 
-A codec is a width in bits, and for the quantised ones a group: so many numbers in a row share one float16 scale. A row
-is what belongs together: one head of one token in the cache, one row along the input of a weight matrix. The cache's
-layouts (`spec.py`) and the planner count their bytes here; nothing is encoded yet.
+A row is what belongs together: one head of one token in the cache, one row along the input of a weight matrix. What it
+becomes depends on it alone, so it does not matter with which others it is stored. A codec stores a row as one tensor or
+several, its parts: numbers, and for the quantised forms one float16 scale for each group of 32 of them.
+
+    native    the dtype itself                                    parts: numbers [D]
+    int8      round(x / scale), scale = max |x| / 127             parts: codes [D], scales [D / 32]
+    int4      round(x / scale), scale = extreme / -8, two a byte  parts: codes [D / 2], scales [D / 32]
+    fp8       e4m3: its own exponent takes the place of a scale   parts: bytes [D]
+
+A NaN or an infinity is never hidden. The quantised forms and fp8 give NaN for it, and the quantised ones for its whole
+group, whose scale it is; finite numbers beyond a form's range become the largest that it has.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from tokenwright.config import DTYPE_BYTES
+import torch
+
+from tokenwright.config import DTYPE_BYTES, DType
 
 SCALE_BYTES = 2  # a float16
 GROUP = 32  # numbers to a scale
+MOST_SCALE: Final = 65504.0  # of float16
+MOST_FP8: Final = 448.0  # of e4m3
+
+TORCH_DTYPES: Mapping[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+Parts = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +52,123 @@ class Codec:
         scales = 0 if self.group is None else -(-count // self.group)
         return -(-count * self.bits // 8) + SCALE_BYTES * scales
 
+    def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
+        """What a row of `count` numbers is stored as: the dtype and the length of each part."""
+        raise NotImplementedError
 
-NATIVE: Mapping[str, Codec] = {name: Codec(name, 8 * size) for name, size in DTYPE_BYTES.items()}
+    def encode(self, x: torch.Tensor) -> Parts:
+        """The parts [..., n_i] of rows x [..., D] of any floating-point dtype."""
+        raise NotImplementedError
+
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Rows [..., `count`] in `dtype` from their parts."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Native(Codec):
+    """The numbers as they are, in the dtype that the codec is named after."""
+
+    def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
+        return ((self._dtype, count),)
+
+    def encode(self, x: torch.Tensor) -> Parts:
+        return (x.to(self._dtype),)
+
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return parts[0][..., :count].to(dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(dtype for name, dtype in TORCH_DTYPES.items() if name == self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8(Codec):
+    """Whole numbers from -127 to 127 times the group's scale, max |x| / 127 rounded to float16."""
+
+    def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
+        return (torch.int8, count), (torch.float16, -(-count // GROUP))
+
+    def encode(self, x: torch.Tensor) -> Parts:
+        groups = _grouped(x)
+        scales = _scales(groups.abs().amax(-1) / 127)
+        codes = _codes(groups, scales).clamp_(-127, 127).to(torch.int8)
+        return codes.flatten(-2)[..., : x.shape[-1]], scales
+
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
+        codes, scales = parts
+        return (codes * _spread(scales, count)).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4(Codec):
+    """Whole numbers from -8 to 7 times the group's scale, two to a byte, the first in the lower half.
+
+    The number of largest size becomes -8 exactly, so its sign is in the scale. Against -7..7 with max |x| / 7 that
+    has 0.78 of the mean squared error on Gaussian groups, and 0.78 to 0.79 on Laplace and Student t (3 degrees) ones.
+    """
+
+    def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
+        return (torch.uint8, -(-count // 2)), (torch.float16, -(-count // GROUP))
+
+    def encode(self, x: torch.Tensor) -> Parts:
+        groups = _grouped(x)
+        high, low = groups.amax(-1), groups.amin(-1)
+        scales = _scales(torch.where(high > -low, high, low) / -8)
+        codes = (_codes(groups, scales).clamp_(-8, 7) + 8).to(torch.uint8).flatten(-2)  # padded: an even number
+        packed = codes[..., ::2] | codes[..., 1::2] << 4
+        return packed[..., : -(-x.shape[-1] // 2)], scales
+
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
+        packed, scales = parts
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :count].to(torch.int8) - 8
+        return (codes * _spread(scales, count)).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8(Codec):
+    """e4m3, kept as plain bytes: devices without the type can store them too."""
+
+    def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
+        return ((torch.uint8, count),)
+
+    def encode(self, x: torch.Tensor) -> Parts:
+        within = x.float().clamp(-MOST_FP8, MOST_FP8).masked_fill(~x.isfinite(), torch.nan)
+        return (within.to(torch.float8_e4m3fn).view(torch.uint8),)
+
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return parts[0][..., :count].view(torch.float8_e4m3fn).to(dtype)
+
+
+def _grouped(x: torch.Tensor) -> torch.Tensor:
+    """Rows [..., D] as groups [..., D / GROUP, GROUP] in fp32, the last one filled up with zeros."""
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP))
+    return padded.reshape(*x.shape[:-1], padded.shape[-1] // GROUP, GROUP)
+
+
+def _scales(exact: torch.Tensor) -> torch.Tensor:
+    """Scales as they are stored: the nearest float16 that is finite; NaN where the group has no scale."""
+    scales = exact.clamp(-MOST_SCALE, MOST_SCALE).masked_fill(~exact.isfinite(), torch.nan)
+    return scales.to(torch.float16)
+
+
+def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """round(x / scale) [..., n, GROUP] in fp32; 0 where the scale is 0 (all zeros, or too small for it) or NaN."""
+    steps = scales.float()[..., None]
+    usable = steps.abs() > 0
+    return torch.where(usable, groups / torch.where(usable, steps, 1.0), 0.0).round_()
+
+
+def _spread(scales: torch.Tensor, count: int) -> torch.Tensor:
+    """The scale of each of `count` numbers, in fp32, where a code times a scale is exact."""
+    return scales.float().repeat_interleave(GROUP, -1)[..., :count]
+
+
+NATIVE: Mapping[str, Codec] = {name: Native(name, 8 * size) for name, size in DTYPE_BYTES.items()}
 CODECS: Mapping[str, Codec] = {
     **NATIVE,
-    "int8": Codec("int8", 8, GROUP),
-    "int4": Codec("int4", 4, GROUP),
-    "fp8": Codec("fp8", 8),  # e4m3: its own exponent takes the place of a scale
+    "int8": Int8("int8", 8, GROUP),
+    "int4": Int4("int4", 4, GROUP),
+    "fp8": Float8("fp8", 8),
 }

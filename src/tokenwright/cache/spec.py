@@ -1,13 +1,22 @@
-"""What one layer keeps for each token: layout x reach x precision, three axes that compose.
+"""What one layer keeps for each token: layout x reach x codec, three axes that compose; and the groups of layers.
 
-Allocation, accounting and display all read the bytes from here. The engine has one layout today (heads) and stores
-K and V in the dtype they are computed in; the planner counts the latent layout and the other codecs as well.
+Allocation, accounting and display all read the bytes from here. A layer that keeps the first tokens of a text in
+another format than the rest has two parts, one after the other; any other layer has one. Parts that are kept alike, of
+whichever layers, are a group: they share page numbers and memory. The engine has one layout (heads); the planner counts
+the latent one as well.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.config import DType, ModelConfig
+from tokenwright.config import DType, DynamicScaling, KVFormat, Learned, ModelConfig, Rope
+from tokenwright.engine.reach import Group, Reach
+from tokenwright.errors import RequestError
+
+ENDLESS = 1 << 62  # tokens: more than any text
+_NATIVE = KVFormat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +45,172 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
-    """A token is read by every later one."""
+class Part:
+    """A stretch of every text, [reach.start, reach.stop), in one format."""
+
+    layout: Heads
+    reach: Reach
+    k: Codec
+    v: Codec
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of K and V together of one token, in one layer."""
+        return self.layout.bytes_per_token(self.k, self.v)
+
+    def stored(self, positions: range) -> range:
+        """Those of the positions (side by side) that stand in this stretch."""
+        return stored(self.reach, positions)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A token is read by itself and by the `tokens - 1` after it."""
-
-    tokens: int
+def stored(reach: Reach, positions: range) -> range:
+    """Those of the positions (side by side) that lie in [reach.start, reach.stop)."""
+    first = max(positions.start, reach.start)
+    stop = positions.stop if reach.stop is None else min(positions.stop, reach.stop)
+    return range(first, max(first, stop))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The KV format of one layer."""
+    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, those before it in `native`."""
 
     layout: Heads
-    reach: Full | Window
-    dtype: DType
+    reach: Reach
+    k: Codec
+    v: Codec
+    first: int = 0
+    native: Codec = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What it keeps, in the order of the text."""
+        rest = Part(self.layout, replace(self.reach, start=self.first), self.k, self.v)
+        if not self.first:
+            return (rest,)
+        return Part(self.layout, replace(self.reach, stop=self.first), self.native, self.native), rest
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V together that this layer stores for one token."""
-        return self.layout.bytes_per_token(CODECS[self.dtype], CODECS[self.dtype])
+        """Bytes of K and V together that this layer stores for one token more, beyond the `first`."""
+        return self.layout.bytes_per_token(self.k, self.v)
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes of K and V that are kept of a text of which `tokens` are computed: what the next row can read."""
+        return sum(part.reach.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
+
+    def stored_bytes(self, positions: range) -> int:
+        """Bytes of K and V of the positions (side by side), whether they are still read or not."""
+        return sum(len(part.stored(positions)) * part.bytes_per_token for part in self.parts)
 
 
-def layer_specs(config: ModelConfig, dtype: DType) -> tuple[LayerSpec, ...]:
-    """One spec for each layer of the model."""
-    layout = Heads(config.kv_heads, config.head_size)
-    return tuple(LayerSpec(layout, Full() if window is None else Window(window), dtype) for window in config.windows)
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """The layers that keep a part alike, and so share its pages' numbers and its memory."""
+
+    part: Part
+    layers: tuple[int, ...]
+
+    @property
+    def reach(self) -> Reach:
+        return self.part.reach
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of a page of `page_size` tokens in all its layers."""
+        return page_size * len(self.layers) * self.part.bytes_per_token
+
+
+def layer_specs(
+    config: ModelConfig, dtype: DType, kv: KVFormat = _NATIVE, window: int | None = None, sinks: int = 0
+) -> tuple[LayerSpec, ...]:
+    """One spec for each layer of a model that computes in `dtype`.
+
+    window: the most tokens that any layer reaches back, itself included; a layer's own may be shorter. sinks: the first
+    tokens, which stay in reach of the layers that have a window. Raises RequestError for what the model cannot have.
+    """
+    windows = [_shorter(own, window) for own in config.windows]
+    _check_reach(config, windows, window, sinks)
+    native = _native_layers(config, kv)
+    layout, plain = Heads(config.kv_heads, config.head_size), CODECS[dtype]
+    k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))
+    specs = []
+    for layer, reached in enumerate(windows):
+        reach = Reach() if reached is None else Reach(reached, sinks)
+        if layer in native or k == v == plain:
+            specs.append(LayerSpec(layout, reach, plain, plain, native=plain))
+        else:
+            specs.append(LayerSpec(layout, reach, k, v, kv.first, native=plain))
+    return tuple(specs)
+
+
+def _shorter(own: int | None, given: int | None) -> int | None:
+    return min((window for window in (own, given) if window is not None), default=None)
+
+
+def _check_reach(config: ModelConfig, windows: Sequence[int | None], window: int | None, sinks: int) -> None:
+    if window is not None and (type(window) is not int or window < 1):
+        raise RequestError(f"window must be a whole number of tokens of at least 1, not {window!r}")
+    if type(sinks) is not int or sinks < 0:
+        raise RequestError(f"sinks must be a whole number of tokens of at least 0, not {sinks!r}")
+    if sinks and not any(windows):
+        raise RequestError("sinks are what stays in reach beside a window; give window as well, or leave sinks out")
+    if sinks and isinstance(config.positions, Learned):
+        raise RequestError(
+            "sinks need rotary positions, which can be read from another distance; this model has learned ones: "
+            "leave sinks out (a window alone works)"
+        )
+    rope = config.positions
+    if (sinks or window is not None) and isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling):
+        raise RequestError(
+            "this model has a RoPE scaling that depends on the length (dynamic), which a text without end does not "
+            "have; leave window and sinks out"
+        )
+
+
+def _native_layers(config: ModelConfig, kv: KVFormat) -> set[int]:
+    """The layers that stay native, counted from the first."""
+    layers = config.layers
+    for layer in kv.native:
+        if not -layers <= layer < layers:
+            raise RequestError(
+                f"native: there is no layer {layer}; use 0 to {layers - 1}, or -1 to {-layers} backwards"
+            )
+    return {layer % layers for layer in kv.native}
+
+
+def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
+    """The groups of a model's layers, in the order of their first layers; one that keeps all of a text comes first."""
+    layers: dict[Part, list[int]] = {}
+    for index, spec in enumerate(specs):
+        for part in spec.parts:
+            layers.setdefault(part, []).append(index)
+    groups = [LayerGroup(part, tuple(found)) for part, found in layers.items()]
+    return tuple(sorted(groups, key=lambda group: group.reach != Reach()))
+
+
+def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: int, sequences: int) -> tuple[Group, ...]:
+    """The engine's groups: `pages` pages where the reach is longest, and where it is bounded no more than can be used.
+
+    chunk: the most tokens of a text that are computed at once. sequences: the most that run at once.
+    """
+    found = []
+    for group in group_layers(specs):
+        most = sequences * group.reach.most_pages(ENDLESS, chunk, page_size)
+        used = max(1, pages - group.reach.start // page_size)  # a text's first pages are another group's
+        found.append(Group(min(used, most), group.reach, group.page_bytes(page_size)))
+    return tuple(found)
+
+
+def pages_within(
+    specs: Sequence[LayerSpec], page_size: int, memory: int, chunk: int, sequences: int, most_tokens: int
+) -> int:
+    """The most pages for `groups_for` whose groups fit `memory` bytes, scratch pages included; 0 if not one does.
+
+    No more than `sequences` texts of `most_tokens` tokens can fill.
+    """
+
+    def needed(pages: int) -> int:
+        groups = groups_for(specs, page_size, pages, chunk, sequences)
+        return sum((group.pages + 1) * group.page_bytes for group in groups)
+
+    most = sequences * -(-most_tokens // page_size)
+    return bisect_right(range(1, most + 1), memory, key=needed)

@@ -1,74 +1,213 @@
-"""The KV memory: one tensor, cut into pages, and a view of it for each layer that kernels read and write.
+"""The KV memory: pages for each group of layers, and a view of it for each layer that kernels read and write.
 
-The store owns memory and knows neither sequences nor kernels. Slot `s` is token slot `s % page_size` of page
-`s // page_size`, the same in every layer. Behind the last page lies one more that no page table names: who looks at a
-past step runs it again, and what that writes goes there (`scratch`).
+The store owns memory and knows neither sequences nor kernels. Slot `s` of a group is token slot `s % page_size` of its
+page `s // page_size`, the same in every layer of the group. Behind a group's last page lies one more that no page table
+names: it takes what is written and shall be kept nowhere (`scratch`).
 
-    memory [layers, 2, pages + 1, page_size, G, D]
-                    |
-    view(i).k  [pages + 1, page_size, G, D]      view(i).v  the same
+    a tensor for each group, side (K, V) and part of the codec: [layers, pages + 1, page_size, G, n]
+                                                                   |
+    view(i).parts[j].k.memory: for each part of the codec          [slots, G, n]         .v the same
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from tokenwright.cache.spec import LayerSpec
-from tokenwright.config import DType
+from tokenwright.cache.codec import Codec, Parts
+from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
+from tokenwright.engine.reach import Reach
 from tokenwright.errors import CapacityError
 
-TORCH_DTYPES: Mapping[DType, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+Table = Mapping[int, int]  # page of a text -> page of a group's memory; what is not needed is absent
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where the K and V of some positions of one text lie, in one group, in the order of the text."""
+
+    slots: torch.Tensor  # [t]
+    positions: torch.Tensor  # [t]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """K or V of one layer, for G heads of D = `size` numbers."""
+
+    codec: Codec
+    size: int
+    memory: Parts  # [slots, G, n] each
+
+    def write(self, slots: torch.Tensor, x: torch.Tensor) -> None:
+        """Encode rows x [n, G, D] into the slots [n]."""
+        for memory, part in zip(self.memory, self.codec.encode(x), strict=True):
+            memory[slots] = part
+
+    def read(self, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The rows of the slots [n], decoded: [n, G, D] in `dtype`, not shared with the memory."""
+        parts = tuple(memory.index_select(0, slots) for memory in self.memory)
+        return self.codec.decode(parts, self.size, dtype)
+
+    def head(self, index: int) -> "Side":
+        """One KV head alone (G = 1)."""
+        return replace(self, memory=tuple(memory[:, index : index + 1] for memory in self.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class KVPart:
+    """One part of a layer, in the memory of its group."""
+
+    group: int
+    reach: Reach
+    bytes_per_token: int
+    k: Side
+    v: Side
 
 
 @dataclass(frozen=True, slots=True)
 class KVView:
-    """One layer's K and V: [pages + 1, page_size, G, D] each."""
+    """One layer's K and V, its parts in the order of the text."""
 
     spec: LayerSpec
-    k: torch.Tensor
-    v: torch.Tensor
+    parts: tuple[KVPart, ...]
+
+    def head(self, index: int) -> "KVView":
+        """One KV head alone (G = 1)."""
+        parts = (replace(part, k=part.k.head(index), v=part.v.head(index)) for part in self.parts)
+        return replace(self, parts=tuple(parts))
 
 
 class KVStore:
-    """Memory for `pages` pages of `page_size` tokens in every layer. Raises CapacityError if it cannot be had."""
+    """Memory for pages of `page_size` tokens in every group. Raises CapacityError if it cannot be had.
 
-    def __init__(self, specs: Sequence[LayerSpec], pages: int, page_size: int, device: torch.device) -> None:
-        layout = specs[0].layout
-        assert all(spec.layout == layout and spec.dtype == specs[0].dtype for spec in specs), (
-            "one format for all layers"
-        )
+    pages: of each group, in the order of `group_layers`; or one number for all of them.
+    """
+
+    def __init__(
+        self, specs: Sequence[LayerSpec], pages: int | Sequence[int], page_size: int, device: torch.device
+    ) -> None:
         self.specs = tuple(specs)
-        self.pages = pages
+        self.groups = group_layers(specs)
+        self.pages = (pages,) * len(self.groups) if isinstance(pages, int) else tuple(pages)
+        assert len(self.pages) == len(self.groups), "a number of pages for each group"
         self.page_size = page_size
-        shape = (len(specs), 2, pages + 1, page_size, layout.kv_heads, layout.head_size)
+        self.device = device
         try:
-            self.memory = torch.empty(shape, dtype=TORCH_DTYPES[specs[0].dtype], device=device)
+            self._sides = tuple(
+                tuple(self._allocated(group, count + 1, codec) for codec in (group.part.k, group.part.v))
+                for group, count in zip(self.groups, self.pages, strict=True)
+            )
         except RuntimeError as error:  # torch has no narrower class for it on the CPU
             raise CapacityError(
-                f"the KV cache of {pages} pages needs {self.nbytes} bytes, which {device} does not have; "
+                f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {device} does not have; "
                 "grant it less (kv_memory) or free some memory"
             ) from error
+        self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
+
+    def _allocated(self, group: LayerGroup, pages: int, codec: Codec) -> Parts:
+        layout = group.part.layout
+        shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
+        return tuple(
+            torch.empty((*shape, length), dtype=dtype, device=self.device)
+            for dtype, length in codec.parts(layout.head_size)
+        )
+
+    def _viewed(self, layer: int, spec: LayerSpec) -> KVView:
+        places = {group.part: index for index, group in enumerate(self.groups)}
+        parts = []
+        for part in spec.parts:
+            index = places[part]
+            at = self.groups[index].layers.index(layer)
+            k, v = (
+                Side(codec, part.layout.head_size, tuple(tensor[at].flatten(0, 1) for tensor in side))
+                for codec, side in zip((part.k, part.v), self._sides[index], strict=True)
+            )
+            parts.append(KVPart(index, part.reach, part.bytes_per_token, k, v))
+        return KVView(spec, tuple(parts))
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers together."""
+        """Bytes that one token more takes in all layers together."""
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @property
-    def scratch(self) -> int:
-        """A slot that belongs to no page of the pool."""
-        return self.pages * self.page_size
-
-    @property
     def nbytes(self) -> int:
-        """Bytes of the whole memory, the scratch page included."""
-        return (self.pages + 1) * self.page_size * self.bytes_per_token
+        """Bytes of the whole memory, the scratch pages included."""
+        each = zip(self.groups, self.pages, strict=True)
+        return sum((count + 1) * group.page_bytes(self.page_size) for group, count in each)
+
+    def tensors(self, group: int) -> Iterator[torch.Tensor]:
+        """All memory of a group: [layers, pages + 1, page_size, G, n] each."""
+        for side in self._sides[group]:
+            yield from side
+
+    def scratch(self, group: int) -> int:
+        """A slot of a group that belongs to no page of any text."""
+        return self.pages[group] * self.page_size
 
     def view(self, layer: int) -> KVView:
         """The K and V of one layer, not copied."""
-        return KVView(self.specs[layer], self.memory[layer, 0], self.memory[layer, 1])
+        return self._views[layer]
+
+    def slots(self, group: int, table: Table, positions: range) -> torch.Tensor:
+        """The slots [n], on the CPU, of positions side by side; scratch for those that the group does not keep."""
+        kept = stored(self.groups[group].reach, positions)
+        slots = torch.full((len(positions),), self.scratch(group))
+        if kept:
+            first = kept.start - positions.start
+            slots[first : first + len(kept)] = self._found(table, kept)
+        return slots
+
+    def keys(self, tables: Sequence[Table], start: int, stop: int) -> tuple[Keys, ...]:
+        """For each group what rows [start, stop) of a text read, together."""
+        found = []
+        for group, table in zip(self.groups, tables, strict=True):
+            spans = group.reach.spans(start, stop)
+            slots = [self._found(table, span) for span in spans]
+            places = [torch.arange(span.start, span.stop) for span in spans]
+            found.append(Keys(_joined(slots).to(self.device), _joined(places).to(self.device)))
+        return tuple(found)
+
+    def _found(self, table: Table, positions: range) -> torch.Tensor:
+        """The slots [n] of positions side by side, all of which the table has."""
+        size, first = self.page_size, positions.start // self.page_size
+        last = (positions.stop - 1) // size
+        pages = torch.tensor([table[page] for page in range(first, last + 1)])
+        slots = (pages[:, None] * size + torch.arange(size)).flatten()  # of the whole pages
+        return slots[positions.start - first * size : positions.stop - first * size]
+
+    def copy(self, group: int, source: int, target: int) -> None:
+        """Copy a page within a group, in all its layers."""
+        for tensor in self.tensors(group):
+            tensor[:, target] = tensor[:, source]
+
+    def read(self, group: int, pages: Sequence[int]) -> Parts:
+        """The contents of a group's pages, copied to the CPU: [layers, n, page_size, G, n_i] each."""
+        return tuple(tensor[:, list(pages)].cpu() for tensor in self.tensors(group))
+
+    def write(self, group: int, pages: Sequence[int], contents: Parts) -> None:
+        """Put contents of `read` into a group's pages, as many as were read."""
+        for tensor, content in zip(self.tensors(group), contents, strict=True):
+            tensor[:, list(pages)] = content.to(self.device)
+
+    def take(self, other: "KVStore") -> None:
+        """Copy all pages of a store with the same specs and page size, and no more pages, under the same numbers."""
+        for group, count in enumerate(other.pages):
+            for mine, theirs in zip(self.tensors(group), other.tensors(group), strict=True):
+                mine[:, :count] = theirs[:, :count]
+
+    def poison(self) -> None:
+        """Make every slot one that was never written: NaN in whatever form it is kept. For tests."""
+        for view in self._views:
+            for part in view.parts:
+                for side in (part.k, part.v):
+                    nothing = side.codec.encode(torch.full((side.size,), torch.nan, device=self.device))
+                    for memory, row in zip(side.memory, nothing, strict=True):
+                        memory.copy_(row.expand_as(memory))
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """[n] whole numbers, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)

@@ -105,9 +105,13 @@ def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right:
 
 
 def _apart(places: list[float], gap: float) -> list[float]:
-    """The places, those that are nearer than `gap` moved up so that the labels do not overlap."""
+    """The places, those that are nearer than `gap` moved up so that the labels do not overlap; none above the plot."""
     moved = list(places)
     order = sorted(range(len(places)), key=lambda i: -places[i])
     for below, above in pairwise(order):
         moved[above] = min(moved[above], moved[below] - gap)
+    least = float(TOP)
+    for index in reversed(order):
+        moved[index] = max(moved[index], least)
+        least = moved[index] + gap
     return moved

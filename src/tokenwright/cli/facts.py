@@ -40,9 +40,11 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
         "kv_bytes": usage.kv_bytes,
         "forward_tokens": usage.forward_tokens,
         "layer_tokens": usage.layer_tokens,
+        "reused_tokens": usage.reused_tokens,
         "preemptions": usage.preemptions,
         "seed": usage.seed,
         "dtype": llm.dtype,
+        "kv": llm.kv_format,
         "device": llm.device,
     }
 
@@ -55,6 +57,8 @@ def facts_line(llm: LLM, completion: Completion) -> str:
         parts.append(f"TTFT {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
         parts.append(f"{usage.tokens_per_second:,.3g} tok/s")
+    if usage.reused_tokens:
+        parts.append(f"{usage.reused_tokens:,} tokens reused")
     parts += [
         f"KV cache {binary(usage.kv_bytes)}",
         f"{usage.layer_tokens:,} layer-tokens",
@@ -63,3 +67,10 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     if usage.seed is not None:
         parts.append(f"seed {usage.seed}")
     return " · ".join([*parts, str(completion.finish_reason)])
+
+
+def memory_line(llm: LLM) -> str:
+    """What was taken for the KV cache."""
+    pool = llm.engine.pool
+    pages = " + ".join(f"{group.pages:,}" for group in pool.groups)
+    return f"KV cache: {pages} pages of {pool.page_size} tokens, {binary(llm.kv_memory)} ({llm.kv_format})"

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenwright.cli import options as opt
-from tokenwright.cli.facts import facts, facts_line
+from tokenwright.cli.facts import facts, facts_line, memory_line
 from tokenwright.cli.output import remark, show_anything, write, write_json
+from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.engine.sequence import SamplingParams
     from tokenwright.llm import LLM
+
+CacheFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keep the KV cache here: a prompt that begins like the saved text is not read again.",
+        rich_help_panel=opt.ENGINE,
+    ),
+]
 
 
 def generate(
@@ -33,6 +44,10 @@ def generate(
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     no_cache: opt.NoCache = False,
+    kv: opt.Kv = "native",
+    window: opt.Window = None,
+    sinks: opt.Sinks = 0,
+    cache_file: CacheFile = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
     json_: opt.Json = False,
@@ -55,25 +70,44 @@ def generate(
         ignore_eos=ignore_eos or None,
     )
     SamplingParams(**chosen)  # refuses what it must before a model is loaded
+    if cache_file is not None and no_cache:
+        raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
     with opt.opened(
         model,
         quiet=quiet or json_,
         revision=revision,
         device=device,
         dtype=dtype,
+        kv=kv,
+        window=window,
+        sinks=sinks,
         page_size=page_size,
         token_budget=token_budget,
     ) as llm:
+        if cache_file is not None and os.path.lexists(cache_file):
+            llm.load_cache(cache_file)
         run = Run(llm, text, llm.sampling(**chosen), cache=not no_cache)
         if json_:
             run.go(lambda _: True)
             write_json({"model": model, **run.as_json()})
         else:
+            if not quiet:
+                remark(memory_line(llm))
             run.to_stdout(echo=not quiet)
             if not (quiet or run.unread):
                 remark(facts_line(llm, run.completion))
+        if cache_file is not None:
+            saved = llm.save_cache(cache_file, run.tokens)
+            if not quiet and not json_:
+                remark(_saved(saved, cache_file))
     if run.interrupted:
         raise typer.Exit(130)
+
+
+def _saved(tokens: int, path: Path) -> str:
+    if not tokens:
+        return f"nothing was saved to {path}: the text fills no page of the KV cache"
+    return f"the K and V of {tokens:,} tokens are in {path}; a prompt that begins like this text starts behind them"
 
 
 class Run:
@@ -84,6 +118,11 @@ class Run:
         self.prompt = prompt
         self.interrupted = self.unread = False
         self._stream = llm.stream(prompt, params, cache=cache)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The whole text so far, prompt included, as ids."""
+        return [*self.llm.tokenizer.encode(self.prompt), *self.completion.token_ids]
 
     @property
     def completion(self) -> Completion:

@@ -68,6 +68,21 @@ TokenBudget = Annotated[
     int, Option(help="Most tokens computed in one step: a longer prompt is cut.", rich_help_panel=ENGINE)
 ]
 
+Kv = Annotated[
+    str,
+    Option(
+        "--kv",
+        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
+        "first=64 after it keeps the first tokens native, native=0+-1 these layers.",
+        rich_help_panel=ENGINE,
+    ),
+]
+Window = Annotated[
+    int | None,
+    Option(help="The most tokens that any layer reads back; what is behind is let go.", rich_help_panel=ENGINE),
+]
+Sinks = Annotated[int, Option(help="First tokens that stay in reach of a window.", rich_help_panel=ENGINE)]
+
 Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text alone.", rich_help_panel=OUTPUT)]
 Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG).", rich_help_panel=OUTPUT)]

@@ -38,7 +38,8 @@ Kv = Annotated[
     str,
     Option(
         "--kv",
-        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4.",
+        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
+        "first=64 after it keeps the first tokens native, native=0+-1 these layers.",
         rich_help_panel=PLANNED,
     ),
 ]
@@ -46,7 +47,15 @@ Weights = Annotated[
     str, Option(help="How weights are kept: native, float32, bfloat16, float16, int8, int4.", rich_help_panel=PLANNED)
 ]
 Window = Annotated[
-    str | None, Option(help="The most tokens that any layer reaches back.", rich_help_panel=PLANNED, show_default=False)
+    str | None,
+    Option(
+        help="The most tokens that any layer reads back, such as 4k; what is behind is let go.",
+        rich_help_panel=PLANNED,
+        show_default=False,
+    ),
+]
+Sinks = Annotated[
+    int, Option(help="First tokens that stay in reach of a window, on top of it.", rich_help_panel=PLANNED)
 ]
 Memory = Annotated[
     str | None, Option(help="What must hold weights and cache: 24GB (10^9), 24GiB (2^30).", rich_help_panel=MACHINE)
@@ -67,6 +76,7 @@ def plan(
     kv: Kv = "native",
     weights: Weights = "native",
     window: Window = None,
+    sinks: Sinks = 0,
     memory: Memory = None,
     bandwidth: Speed = None,
     out: Out = None,
@@ -87,6 +97,7 @@ def plan(
         kv=kv,
         weights=weights,
         window=window,
+        sinks=sinks,
         memory=memory,
         bandwidth="measured" if bandwidth is None else bandwidth,
     )
@@ -117,44 +128,48 @@ def page(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[str]:
     """The sizes in both units, and what each is made of."""
     rows = {
-        "weights": (plan.weight_bytes, f"{plan.blueprint.parameters:,} parameters, {plan.weights.name}"),
+        "weights": (plan.weight_bytes, [f"{plan.blueprint.parameters:,} parameters, {plan.weights.name}"]),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
-        "KV of a sequence": (plan.kv_bytes_per_sequence, _resident(plan)),
-        "KV in all": (plan.kv_bytes_total, f"batch {plan.batch:,}"),
-        "together": (plan.total_bytes, "without activations and torch itself"),
-        "a decode reads": (plan.decode_bytes, f"{decimal(plan.weight_bytes_read)} of weights, and the KV"),
+        "KV of a sequence": (plan.kv_bytes_per_sequence, [_resident(plan)]),
+        "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
+        "together": (plan.total_bytes, ["without activations and torch itself"]),
+        "a decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
     }
     lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
     for name, (count, words) in rows.items():
-        lines.append(f"{name:<16} {binary(count):>12}  {decimal(count):>11}  {words}")
+        lines.append(f"{name:<16} {binary(count):>12}  {decimal(count):>11}  {words[0]}")
+        lines += [" " * 44 + more for more in words[1:]]
     return lines
 
 
-def _kept(plan: Plan) -> str:
+def _kept(plan: Plan) -> list[str]:
     """What a token's bytes are made of: layers, heads, and the rows of K and of V with their scales."""
     from tokenwright.cache.spec import Heads
 
-    layouts = Counter(layer.layout for layer in plan.blueprint.layers)
+    layers = zip(plan.blueprint.layers, plan.specs, strict=True)
     parts = []
-    for layout, count in layouts.items():
+    for (layout, k, v), count in Counter((layer.layout, spec.k, spec.v) for layer, spec in layers).items():
         if isinstance(layout, Heads):
-            rows = [plan.k.nbytes(layout.head_size), plan.v.nbytes(layout.head_size)]
-            heads = f"{layout.kv_heads} heads x "
+            rows, heads = [k.nbytes(layout.head_size), v.nbytes(layout.head_size)], f"{layout.kv_heads} heads x "
         else:
-            rows, heads = [plan.k.nbytes(layout.rank), plan.k.nbytes(layout.rope)], ""
-        parts.append(f"{count} layers x {heads}({rows[0]:,} + {rows[1]:,} B)")
-    return ", ".join(parts)
+            rows, heads = [k.nbytes(layout.rank), k.nbytes(layout.rope)], ""
+        parts.append(f"{_layers(count)} x {heads}({rows[0]:,} + {rows[1]:,} B)")
+    return parts
 
 
 def _resident(plan: Plan) -> str:
     """The tokens that a sequence keeps, and the layers that keep fewer."""
-    short = Counter(window for window in plan.windows if window is not None and window < plan.context)
-    layers = len(plan.windows)
-    if not short:
-        return f"{plan.context:,} tokens"
-    whole = "all layers keep" if layers in short.values() else ""
-    fewer = ", ".join(f"{whole or f'{count} layers keep'} {window:,}" for window, count in short.items())
-    return f"{plan.context:,} tokens, {fewer}"
+    reaches = Counter(reach for reach in plan.reaches if reach.kept(plan.context - 1, plan.context) < plan.context)
+    fewer = []
+    for reach, count in reaches.items():
+        who = "all layers keep" if count == len(plan.reaches) else f"{_layers(count)} keep{'s' if count == 1 else ''}"
+        sinks = f" and {reach.sinks:,} sink{'s' if reach.sinks > 1 else ''}" if reach.sinks else ""
+        fewer.append(f"{who} {reach.window:,}{sinks}")
+    return ", ".join([f"{plan.context:,} tokens", *fewer])
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _work(plan: Plan) -> list[str]:
@@ -205,7 +220,9 @@ def _fit(plan: Plan, memory: int) -> str:
         return f"does not fit: the weights alone are {decimal(plan.weight_bytes - memory)} too much"
     verdict = f"fits, with {decimal(spare)} to spare" if plan.fits else f"does not fit: {decimal(-spare)} too much"
     longest, own = plan.most_context, plan.blueprint.context
-    if longest is None or longest >= own:
+    if plan.endless and longest is None:
+        tokens = "texts without end"
+    elif not plan.endless and (longest is None or longest >= own):
         tokens = f"all {own:,} tokens of the model's context"
     else:
         tokens = f"{longest:,} tokens"
@@ -215,14 +232,17 @@ def _fit(plan: Plan, memory: int) -> str:
 
 
 def _engine(plan: Plan) -> str:
-    if plan.hindrances:
+    if plan.hindrances or plan.engine_kv_bytes is None:
         return f"cannot run this yet: {'; '.join(plan.hindrances)}"
-    windowed = any(window is not None and window < plan.context for window in plan.windows)
-    keeps = ", keeping what lies behind the windows too" if windowed else ""
+    pages = " + ".join(f"{group.pages:,}" for group in plan.engine_groups)
+    one = "one more" if len(plan.engine_groups) == 1 else "one more of each"
     wide = (
         "" if plan.weights.name == "float32" else f"; on the CPU give --dtype {plan.weights.name}, else it is float32"
     )
-    return f"takes {binary(plan.engine_kv_bytes)} for the KV: {plan.engine_pages:,} pages and one more{keeps}{wide}"
+    return (
+        f"takes {binary(plan.engine_kv_bytes)} for the KV with LLM(pages={plan.engine_pages}, "
+        f"max_sequences={plan.batch}): {pages} pages and {one}{wide}"
+    )
 
 
 def binary(count: int) -> str:
@@ -303,28 +323,22 @@ def picture(plan: Plan) -> str:
     """The bytes of the cache over the context, with the line of the weights, as SVG."""
     own, crossing, weights = plan.blueprint.context, plan.cache_exceeds_weights_at, plan.weight_bytes
     end = max(plan.context, own, crossing * 5 // 4 if crossing else 0)
-    corners = sorted({0, end, *(window for window in plan.windows if window is not None and window < end)})
+    corners = [*(knot for knot in plan.resident.knots if knot < end), end]
     caches = [(tokens, plan.batch * plan.kv_bytes(tokens)) for tokens in corners]
-    most = max(weights, caches[-1][1])
+    most = max(weights, *(count for _, count in caches))
     scale, unit = (2**30, "GiB") if most >= 2**30 else (2**20, "MiB")
     frame = Frame(end, most / scale, scale)
     above, below = sorted((weights, caches[-1][1]), reverse=True)
     places = {above: frame.y(above) - 4, below: min(max(frame.y(below), frame.y(above) + 40), HEIGHT - BOTTOM - 17)}
-    kv = plan.k.name if plan.k == plan.v else f"{plan.k.name} and {plan.v.name}"
-    title = f"KV cache and weights of {plan.model}"
-    subtitle = f"batch {plan.batch:,} · cache in {kv} · weights in {plan.weights.name} · derived from shapes"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
-        f"<style>{STYLE}</style>",
-        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
-        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
+        *_heading(f"KV cache and weights of {plan.model}", _subtitle(plan)),
         f'<text x="{LEFT - 44}" y="{TOP - 18}">{unit}</text>',
         f'<text x="{frame.x(end / 2):.0f}" y="{HEIGHT - 14}" text-anchor="middle">context in tokens (k = 1024)</text>',
         *frame.grid(),
         *frame.line("weights", WEIGHTS, [(0, weights), (end, weights)], places[weights]),
         *frame.line("KV cache", CACHE, caches, places[caches[-1][1]]),
         *_mark(frame, own, f"the model's context: {own:,}"),
+        *_kinks(frame, plan),
     ]
     if crossing is not None:
         parts.append(f'<circle cx="{frame.x(crossing):.1f}" cy="{frame.y(weights):.1f}" r="4" fill="{CACHE}"/>')
@@ -333,6 +347,38 @@ def picture(plan: Plan) -> str:
             f"{crossing:,}</text>"
         )
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _heading(title: str, subtitle: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
+        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
+    ]
+
+
+def _subtitle(plan: Plan) -> str:
+    kv = plan.k.name if plan.k == plan.v else f"{plan.k.name} and {plan.v.name}"
+    window = "" if plan.window is None else f"window {plan.window:,} · "
+    sinks = f"sinks {plan.sinks:,} · " if plan.sinks else ""
+    return f"batch {plan.batch:,} · cache in {kv} · {window}{sinks}weights in {plan.weights.name} · derived from shapes"
+
+
+def _kinks(frame: Frame, plan: Plan) -> list[str]:
+    """A tick on the line of the cache wherever a window is full, with words on the side that the line leaves free."""
+    parts = []
+    for full in sorted({reach.sinks + reach.window for reach in plan.reaches if reach.window is not None}):
+        if full < frame.end:
+            x, y = frame.x(full), frame.y(plan.batch * plan.kv_bytes(full))
+            left = full > frame.end / 2
+            below = not left and plan.kv_bytes(frame.end) > plan.kv_bytes(full)
+            place = min(y + 20, HEIGHT - BOTTOM - 5) if below else y - 10
+            at = f'x="{x - 8 if left else x + 14:.1f}" y="{place:.1f}"'
+            parts.append(f'<path class="kink" stroke="{CACHE}" stroke-width="2" d="M{x:.1f} {y - 5:.1f}V{y + 5:.1f}"/>')
+            parts.append(f'<text {at} text-anchor="{"end" if left else "start"}">window full at {full:,}</text>')
+    return parts
 
 
 def _mark(frame: Frame, tokens: int, words: str) -> list[str]:

@@ -54,24 +54,50 @@ class Engine(Generic[T]):
         Raises RequestError for an empty prompt, ContextError for one beyond the context, CapacityError for a
         request that the whole pool could not hold. Whatever is accepted ends in a Finished or a Failed event.
         """
+        sequence = self._accepted(request)
+        self._queue(sequence)
+        return sequence
+
+    def fork(self, sequence: int, request: Request) -> Sequence:
+        """Go on from a running text a second time, on the same pages: who writes to a shared page first copies it.
+
+        The request's prompt must be the text as it stands. Raises RequestError if it is another, or if there is no
+        such sequence, and what `submit` raises.
+        """
+        parent = self.scheduler.sequences.get(sequence)
+        if parent is None or tuple(parent.tokens) != request.prompt:
+            raise RequestError("a fork needs a sequence that has not ended, and its whole text as the prompt")
+        child = self._accepted(request)
+        if child.ended() is None:
+            self.scheduler.fork(parent, child)
+        else:
+            self._queue(child)
+        return child
+
+    def _accepted(self, request: Request) -> Sequence:
+        """A new sequence for a request that can be served."""
         if not request.prompt:
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
             raise ContextError(len(request.prompt), self.context)
-        limit = request.limit(self.context)
-        sequence = Sequence(next(self._ids), request, limit, list(request.prompt), cache=request.cache)
-        needed = self.pool.needed(sequence.slots)
-        if needed > self.pool.pages:
+        sequence = self.scheduler.new(next(self._ids), request, request.limit(self.context))
+        if not self.scheduler.holds(sequence):
+            needed = self.pool.most_pages(sequence.slots, self.scheduler.token_budget)
+            has = [group.pages for group in self.pool.groups]
+            windows = any(group.reach.window is not None for group in self.pool.groups)
+            less = "lower token_budget" if windows else "lower max_tokens, shorten the prompt"
             raise CapacityError(
-                f"the request may come to {sequence.slots} tokens in the KV cache, which need {needed} pages, and it "
-                f"has {self.pool.pages}; lower max_tokens, shorten the prompt, or grant the cache more memory"
+                f"the request may come to {sequence.slots} tokens in the KV cache, which need {_each(needed)} pages, "
+                f"and it has {_each(has)}; {less}, or grant the cache more memory"
             )
+        return sequence
+
+    def _queue(self, sequence: Sequence) -> None:
         reason = sequence.ended()
-        if reason is None or request.prompt_logprobs:
+        if reason is None or sequence.request.prompt_logprobs:
             self.scheduler.add(sequence)
         else:
             self._ended.append(Finished(sequence.id, reason))
-        return sequence
 
     def step(self) -> list[Event]:
         """One turn of the loop. A fault of the model ends the requests of this step, never the engine."""
@@ -105,6 +131,12 @@ class Engine(Generic[T]):
 
     def reset(self) -> None:
         """Forget every request and take all pages back, telling nobody: for when commit was interrupted half-way."""
-        old = self.scheduler
-        self.scheduler = Scheduler(PagePool(old.pool.pages, old.pool.page_size), old.token_budget, old.max_sequences)
+        old, pool = self.scheduler, self.scheduler.pool
+        fresh = PagePool(pool.groups, pool.page_size, pool.memory, pool.seed, pool.swap)
+        self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences)
         self._ended = []
+
+
+def _each(pages: list[int]) -> str:
+    """Pages of each group, as words."""
+    return " + ".join(map(str, pages))

@@ -1,47 +1,372 @@
-"""The page pool: which pages of the KV memory are free and which sequence holds which.
+"""The page pool: which pages of the KV memory are free, who holds them, and what the sealed ones hold.
 
-A page is a fixed number of token slots, in every layer. The pool hands out page numbers; it holds no tensor. A
-sequence's page table is a plain list that only the pool changes:
+A page is a fixed number of token slots in all layers of a group; every group has its own pages. The pool hands out
+page numbers. What stands in the pages is the memory's business (a protocol): the pool only asks it to copy a page, or
+to take pages out and put them back. A sequence's page tables, one for each group, are dictionaries that only the pool
+changes; the pages behind a window are no longer in them:
 
-    table  [ 3, 0, 7 ]        position p lives in page table[p // page_size], slot p % page_size
-    free   [ 9, 8, 6, 5, ...] a stack: the page freed last is used first, while it is warm
+    table  {0: 3, 7: 0, 8: 7}    position p lives in page table[p // page_size], slot p % page_size
+    blank  [9, 8, 6, 5]          a stack: the page freed last is used first, while it is warm
+    kept   {2, 4}                sealed and held by nobody, the one let go longest ago first: found again, or used up
+
+A page is sealed once all its slots are computed. Its name is a sha256 over the tokens of the whole text up to its end,
+so that equal names mean equal K and V: another text that begins the same way takes the page instead of computing it.
 """
 
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from struct import pack
+from typing import Any, Protocol
+
+from tokenwright.engine.reach import Group
+
+Table = dict[int, int]  # page of the text -> page of the group
+Tables = list[Table]  # one for each group
 
 
-class PagePool:
-    """`pages` pages of `page_size` token slots each."""
+class Memory(Protocol):
+    """What the pages are made of. Contents are the memory's own affair: they are only kept and handed back."""
 
-    def __init__(self, pages: int, page_size: int) -> None:
-        assert pages > 0 and page_size > 0, "a pool has pages, and a page has slots"
-        self.pages = pages
-        self.page_size = page_size
-        self._free = list(range(pages - 1, -1, -1))
+    def copy(self, group: int, source: int, target: int) -> None:
+        """Make the page `target` equal to `source`."""
+
+    def read(self, group: int, pages: list[int]) -> Any:
+        """A copy of the contents of pages, outside the memory."""
+
+    def write(self, group: int, pages: list[int], contents: Any) -> None:
+        """Put what `read` gave into other pages, in the same order."""
+
+
+class Blank:
+    """A memory for who only counts pages."""
+
+    def copy(self, group: int, source: int, target: int) -> None: ...
+
+    def read(self, group: int, pages: list[int]) -> None: ...
+
+    def write(self, group: int, pages: list[int], contents: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Chain:
+    """The names of a text's full pages, each a hash over the one before it and its own tokens."""
+
+    root: bytes
+    names: list[bytes] = field(default_factory=list)
+
+    def upto(self, tokens: Sequence[int], page_size: int) -> list[bytes]:
+        """The names of all full pages of `tokens`, which never change but only grow."""
+        for page in range(len(self.names), len(tokens) // page_size):
+            own = tokens[page * page_size : (page + 1) * page_size]
+            before = self.names[-1] if self.names else self.root
+            self.names.append(sha256(before + pack(f"<{page_size}I", *own)).digest())
+        return self.names
+
+    def fork(self) -> "Chain":
+        return Chain(self.root, list(self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What a sequence's pages held, outside the pool. `pages[g]` are pages of the text, `contents[g]` theirs."""
+
+    pages: tuple[tuple[int, ...], ...]
+    contents: tuple[Any, ...]
+    nbytes: int
+
+
+class Shelf:
+    """The pages of one group."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.blank = list(range(group.pages - 1, -1, -1))
+        self.kept: OrderedDict[int, None] = OrderedDict()
+        self.holders: Counter[int] = Counter()
+        self.names: dict[int, bytes] = {}  # of sealed pages
+        self.index: dict[bytes, int] = {}  # the other way round
 
     @property
     def free(self) -> int:
         """Pages that nobody holds."""
-        return len(self._free)
+        return len(self.blank) + len(self.kept)
 
-    def needed(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill, the last one perhaps in part."""
-        return -(-tokens // self.page_size)
+    def take(self) -> int:
+        """A page for somebody; what was kept longest is forgotten when no page is blank."""
+        if self.blank:
+            page = self.blank.pop()
+        else:
+            page, _ = self.kept.popitem(last=False)
+            del self.index[self.names.pop(page)]
+        self.holders[page] = 1
+        return page
 
-    def extend(self, table: list[int], tokens: int) -> bool:
-        """Grow `table` until it covers `tokens` tokens; all or nothing. False: too few pages are free."""
-        missing = self.needed(tokens) - len(table)
-        if missing > len(self._free):
-            return False
-        table += [self._free.pop() for _ in range(missing)]
+    def hold(self, page: int) -> None:
+        """One holder more of a page that holds something."""
+        self.kept.pop(page, None)
+        self.holders[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One holder less."""
+        self.holders[page] -= 1
+        if self.holders[page]:
+            return
+        del self.holders[page]
+        if page in self.names:
+            self.kept[page] = None
+        else:
+            self.blank.append(page)
+
+    def seal(self, page: int, name: bytes) -> int:
+        """Name what a page holds; answers the page that had the name before, if there is one, in its place."""
+        known = self.index.setdefault(name, page)
+        if known == page:
+            self.names[page] = name
+        else:
+            self.hold(known)
+            self.drop(page)
+        return known
+
+    def check(self, tables: Iterable[Table]) -> None:
+        """Prove that every page is blank, kept, or held exactly as often as it stands in `tables`."""
+        held = Counter(page for table in tables for page in table.values())
+        assert held == self.holders, f"pages are held otherwise than in the tables: {held} and {self.holders}"
+        seen = sorted([*self.blank, *self.kept, *held])
+        assert seen == list(range(self.group.pages)), f"pages lost, invented or in two places: {seen}"
+        assert {name: page for page, name in self.names.items()} == self.index, "an index that names other pages"
+        assert not self.names.keys() & set(self.blank), "a blank page has no name"
+        assert self.kept.keys() <= self.names.keys(), "what is kept has a name"
+
+
+class PagePool:
+    """The pages of all groups. `page_size` is in token slots, the same everywhere.
+
+    seed: what a page's contents depend on beside its tokens; texts under other seeds share nothing. swap: bytes that
+    parked contents may take, outside the memory.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], page_size: int, memory: Memory | None = None, seed: bytes = b"", swap: int = 0
+    ) -> None:
+        assert groups and all(group.pages > 0 for group in groups) and page_size > 0, "pages with slots"
+        self.page_size = page_size
+        self.groups = tuple(groups)
+        self.memory: Memory = memory or Blank()
+        self.seed = seed
+        self.swap = swap
+        self.parked = 0  # bytes
+        self._shelves = [Shelf(group) for group in groups]
+
+    @property
+    def pages(self) -> int:
+        """Pages of all groups."""
+        return sum(group.pages for group in self.groups)
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds; some of them may be found again by what they hold."""
+        return sum(shelf.free for shelf in self._shelves)
+
+    @property
+    def kept(self) -> int:
+        """Pages that nobody holds and that hold something to be found."""
+        return sum(len(shelf.kept) for shelf in self._shelves)
+
+    def tables(self) -> Tables:
+        """The tables of a sequence that holds nothing."""
+        return [{} for _ in self.groups]
+
+    def chain(self, salt: bytes = b"") -> Chain:
+        """The names' beginning for texts of one salt: who has another one never meets their pages."""
+        return Chain(sha256(len(self.seed).to_bytes(8, "little") + self.seed + salt).digest())
+
+    def most_pages(self, tokens: int, chunk: int) -> list[int]:
+        """The most pages of each group that `tokens` tokens take at a time, computed `chunk` at once at most."""
+        return [group.reach.most_pages(tokens, chunk, self.page_size) for group in self.groups]
+
+    def holds(self, texts: Iterable[tuple[int, int]]) -> bool:
+        """Whether the whole pool could hold texts of so many tokens, computed so many at once, side by side."""
+        needs = [self.most_pages(tokens, chunk) for tokens, chunk in texts]
+        totals = [sum(column) for column in zip(*needs, strict=True)]
+        return all(total <= group.pages for total, group in zip(totals, self.groups, strict=True))
+
+    def extend(self, tables: Tables, start: int, stop: int, ahead: int) -> bool:
+        """Hold what computing [start, stop) reads and writes; where there is no window, up to `ahead` >= stop.
+
+        Pages that others hold as well are copied before they are written to. All or nothing: False means that too few
+        pages are free.
+        """
+        jobs: list[tuple[Shelf, Table, int, list[int], list[int]]] = []
+        for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
+            reach = shelf.group.reach
+            end = stop if reach.window is not None else ahead
+            missing = [page for span in reach.pages(start, end, self.page_size) for page in span if page not in table]
+            written = range(start // self.page_size, -(-stop // self.page_size))
+            shared = [page for page in written if page in table and shelf.holders[table[page]] > 1]
+            if len(missing) + len(shared) > shelf.free:
+                return False
+            jobs.append((shelf, table, number, missing, shared))
+        for shelf, table, number, missing, shared in jobs:
+            table.update((page, shelf.take()) for page in missing)
+            for page in shared:
+                target = shelf.take()
+                self.memory.copy(number, table[page], target)
+                shelf.drop(table[page])
+                table[page] = target
         return True
 
-    def release(self, table: list[int]) -> None:
-        """Take all pages of `table` back and empty it."""
-        while table:
-            self._free.append(table.pop())
+    def trim(self, tables: Tables, computed: int) -> None:
+        """Let go of what no later token reads: the pages behind a window."""
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            if shelf.group.reach.window is not None:
+                live = {page for span in shelf.group.reach.pages(computed, computed, self.page_size) for page in span}
+                for page in [page for page in table if page not in live]:
+                    shelf.drop(table.pop(page))
 
-    def check(self, tables: Iterable[list[int]]) -> None:
-        """Prove that every page is either free or in exactly one of `tables`."""
-        seen = sorted([*self._free, *(page for table in tables for page in table)])
-        assert seen == list(range(self.pages)), f"pages lost, invented or held twice: {seen} of {self.pages}"
+    def rewind(self, tables: Tables) -> None:
+        """Make ready for computing the text again from its start: windows lie elsewhere then."""
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            if shelf.group.reach.window is not None:
+                _empty(shelf, table)
+
+    def release(self, tables: Tables) -> None:
+        """Let go of all pages of a sequence. The end of a text is forgotten before its beginning."""
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            _empty(shelf, table)
+
+    def fork(self, tables: Tables) -> Tables:
+        """The same pages once more; who writes to one first gets a copy."""
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            for page in table.values():
+                shelf.hold(page)
+        return [dict(table) for table in tables]
+
+    def seal(self, tables: Tables, chain: Chain, tokens: Sequence[int], start: int, stop: int) -> None:
+        """Name the pages that computing [start, stop) of `tokens` has filled."""
+        full = range(start // self.page_size, stop // self.page_size)
+        if not full:
+            return
+        names = chain.upto(tokens, self.page_size)
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            for page in full:
+                if page in table:
+                    table[page] = shelf.seal(table[page], names[page])
+
+    def match(self, chain: Chain, tokens: Sequence[int], most: int | None = None) -> int:
+        """How many tokens from the start need not be computed: what a row behind them reads is there in every group.
+
+        At most `most`; by default all but the last token, whose row is what the next one is chosen from.
+        """
+        names = chain.upto(tokens, self.page_size)
+        pages = (len(tokens) - 1 if most is None else most) // self.page_size
+        runs = [_runs([name in shelf.index for name in names[:pages]]) for shelf in self._shelves]
+        for cut in range(pages, 0, -1):
+            at = cut * self.page_size
+            if all(
+                run[span.stop - 1] >= len(span)
+                for shelf, run in zip(self._shelves, runs, strict=True)
+                for span in shelf.group.reach.pages(at, at, self.page_size)
+            ):
+                return at
+        return 0
+
+    def find(self, chain: Chain, tokens: Sequence[int]) -> tuple[int, Tables]:
+        """How many tokens of a text can be spared, and all pages up to there that are sealed, held or not."""
+        cut = self.match(chain, tokens, len(tokens))
+        names = chain.names[: cut // self.page_size]
+        return cut, [
+            {page: shelf.index[name] for page, name in enumerate(names) if name in shelf.index}
+            for shelf in self._shelves
+        ]
+
+    def put(self, chain: Chain, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]) -> bool:
+        """Take contents in from outside, to be found by texts that begin as `tokens`. False: too few pages are free."""
+        if any(len(row) > shelf.free for row, shelf in zip(pages, self._shelves, strict=True)):
+            return False
+        names = chain.upto(tokens, self.page_size)
+        for number, (row, shelf) in enumerate(zip(pages, self._shelves, strict=True)):
+            table = {page: shelf.take() for page in row}
+            self.memory.write(number, list(table.values()), contents[number])
+            for page in table:
+                table[page] = shelf.seal(table[page], names[page])
+            _empty(shelf, table)
+        return True
+
+    def adopt(self, tables: Tables, chain: Chain, cut: int) -> None:
+        """Hold the pages that a row at `cut` reads, as `match` has found them."""
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            for span in shelf.group.reach.pages(cut, cut, self.page_size):
+                for page in span:
+                    table[page] = shelf.index[chain.names[page]]
+                    shelf.hold(table[page])
+
+    def lacking(self, chain: Chain, cut: int, tokens: int, chunk: int, spare: Sequence[Tables] = ()) -> bool:
+        """Whether too few pages are free for a text of `tokens` tokens whose first `cut` are found.
+
+        `spare` are tables that would be given up for it, counted as far as nobody else holds their pages.
+        """
+        for number, (shelf, most) in enumerate(zip(self._shelves, self.most_pages(tokens, chunk), strict=True)):
+            spans = shelf.group.reach.pages(cut, cut, self.page_size)
+            found = {shelf.index[chain.names[page]] for span in spans for page in span}
+            given = Counter(page for tables in spare for page in tables[number].values())
+            more = {page for page, times in given.items() if shelf.holders[page] == times}
+            if most - sum(page in shelf.holders for page in found - more) > shelf.free + len(more):
+                return True
+        return False
+
+    def park(self, tables: Tables) -> Parked | None:
+        """Take the contents of a sequence's pages out and give the pages back; None where `swap` has no room."""
+        held = zip(self.groups, tables, strict=True)
+        nbytes = sum(group.page_bytes * len(table) for group, table in held)
+        if self.parked + nbytes > self.swap:
+            return None
+        contents = tuple(self.memory.read(number, list(table.values())) for number, table in enumerate(tables))
+        parked = Parked(tuple(tuple(table) for table in tables), contents, nbytes)
+        self.parked += nbytes
+        self.release(tables)
+        return parked
+
+    def unpark(self, tables: Tables, parked: Parked) -> bool:
+        """Put parked contents back into pages. False: too few are free."""
+        if any(len(pages) > shelf.free for pages, shelf in zip(parked.pages, self._shelves, strict=True)):
+            return False
+        for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
+            table.update((page, shelf.take()) for page in parked.pages[number])
+            self.memory.write(number, list(table.values()), parked.contents[number])
+        self.forget(parked)
+        return True
+
+    def forget(self, parked: Parked) -> None:
+        """Parked contents are no longer needed."""
+        self.parked -= parked.nbytes
+
+    def covers(self, tables: Tables, computed: int) -> bool:
+        """Whether the tables have every page that a row behind `computed` tokens reads of them."""
+        pairs = zip(self.groups, tables, strict=True)
+        return all(
+            page in table
+            for group, table in pairs
+            for span in group.reach.pages(computed, computed, self.page_size)
+            for page in span
+        )
+
+    def check(self, tables: Iterable[Tables]) -> None:
+        """Prove that every page is free or held as the tables of all sequences say."""
+        columns = list(tables)
+        for number, shelf in enumerate(self._shelves):
+            shelf.check([one[number] for one in columns])
+
+
+def _empty(shelf: Shelf, table: Table) -> None:
+    while table:
+        shelf.drop(table.popitem()[1])
+
+
+def _runs(present: Sequence[bool]) -> list[int]:
+    """How many of `present` are true side by side, up to and with each."""
+    runs: list[int] = []
+    for there in present:
+        runs.append((runs[-1] + 1 if runs else 1) if there else 0)
+    return runs

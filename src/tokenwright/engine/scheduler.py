@@ -3,9 +3,12 @@
 There is no prefill and no decode here. Every running sequence, the oldest first, is given as much of its pending
 tokens as the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. What is left of
 the budget admits waiting sequences, first come first served. When pages run out, the youngest running sequence
-gives its pages back and will be recomputed (its tokens are kept): so the oldest always advances, and since no
-request is admitted that the whole pool could not hold, every request ends. A sequence that was put off
-`MOST_PREEMPTIONS` times is admitted again only when nothing can put it off once more.
+gives its pages back and will be recomputed, or finds what they held where it was parked (its tokens are kept): so the
+oldest always advances, and since no request is admitted that the whole pool could not hold, every request ends. A
+sequence that was put off `MOST_PREEMPTIONS` times is admitted again only when nothing can put it off once more.
+
+A sequence that is admitted starts behind what another text has left of the same beginning. If what it lacks next is
+being computed in this very step, it waits for that.
 
 A held sequence (its viewer has paused it) computes nothing and keeps its pages, until somebody else needs them:
 held ones are put off before all others.
@@ -15,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence as ListLike
 
 from tokenwright.engine.pages import PagePool
-from tokenwright.engine.sequence import FinishReason, Sequence, State
+from tokenwright.engine.sequence import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
     Chunk,
     Event,
@@ -50,11 +53,34 @@ class Scheduler:
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
 
+    def new(self, identity: int, request: Request, limit: int) -> Sequence:
+        """A sequence that is not queued yet. `limit`: the most tokens it can hold."""
+        pool, text = self.pool, list(request.prompt)
+        return Sequence(identity, request, limit, text, pool.tables(), pool.chain(request.salt), cache=request.cache)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the whole pool holds it, if it is alone."""
+        return self.pool.holds([(sequence.slots, self.token_budget)])
+
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. It must fit the pool when alone: pool.needed(slots) <= pool.pages."""
-        assert self.pool.needed(sequence.slots) <= self.pool.pages, "the engine refuses what can never fit"
+        """Queue a sequence, which must fit the pool when alone."""
+        assert self.holds(sequence), "the engine refuses what can never fit"
         self.sequences[sequence.id] = sequence
         self.waiting.append(sequence)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Add `child`, whose prompt is the text of `parent`, on the parent's pages, as the youngest that runs.
+
+        Where the parent has none, or as many run as may, it is queued like any other.
+        """
+        assert child.tokens == parent.tokens, "a fork goes on where its parent is"
+        self.add(child)
+        may_share = child.chain.root == parent.chain.root  # of one salt
+        both_keep = parent.cache and child.cache and not child.scores
+        if may_share and both_keep and parent.state is State.RUNNING and len(self._active()) < self.max_sequences:
+            child.tables, child.chain = self.pool.fork(parent.tables), parent.chain.fork()
+            child.computed = child.reused = parent.computed
+            self._run(child)
 
     def schedule(self) -> Step:
         """Name the chunks of the next step, with pages reserved for them. Nothing else changes until commit."""
@@ -68,19 +94,25 @@ class Scheduler:
                 return Step(tuple(chunks))  # it gave its own pages back: the pool is tight, admit nobody
             chunks.append(self._chunk(sequence, length))
             budget -= length
-        while budget and self._admit():
+        while budget and self._admit(self._coming(chunks)):
             sequence = self.running[-1]
             length = min(sequence.pending, budget)
+            if not self._reserve(sequence, sequence.computed + length):
+                break
             chunks.append(self._chunk(sequence, length))
             budget -= length
         return Step(tuple(chunks))
 
     def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
         """Advance what was computed, append what was chosen, end what has ended; tell it in order."""
+        faulty = {result.parent for result in results if isinstance(result, Fault)}
         for chunk in step.chunks:
             sequence = self.sequences[chunk.sequence]
             sequence.computed = chunk.stop
             sequence.forwarded += len(chunk.tokens)
+            if sequence.shares and sequence.id not in faulty:  # nobody shall find what cannot be used
+                self.pool.seal(sequence.tables, sequence.chain, sequence.tokens, chunk.start, chunk.stop)
+            self.pool.trim(sequence.tables, chunk.stop)
         events: list[Event] = []
         for result in results:
             if result.parent in self.sequences:  # a fault may have ended it earlier in this very list
@@ -108,8 +140,8 @@ class Scheduler:
         if identity in self.sequences:
             sequence = self.sequences[identity]
             sequence.cache = cache
-            if not cache:
-                sequence.computed = 0
+            if not cache:  # what it holds may be others' too, and is written to from now on
+                self._drop(sequence)
 
     def abort(self, identity: int) -> list[Event]:
         """End a sequence in whatever state it is. Unknown or ended ones are left as they are."""
@@ -120,19 +152,25 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants: for tests, and at idle."""
-        self.pool.check([sequence.pages for sequence in self.sequences.values()])
+        self.pool.check([sequence.tables for sequence in self.sequences.values()])
+        parked = sum(sequence.parked.nbytes for sequence in self.sequences.values() if sequence.parked)
+        assert parked == self.pool.parked, "what is parked is somebody's"
         assert len(self.running) + len(self.waiting) == len(self.sequences), "a sequence is in two places or in none"
         for sequence in self.waiting:
-            assert not sequence.pages and not sequence.computed, "who waits holds nothing"
+            assert not sequence.pages, "who waits holds nothing"
+            assert bool(sequence.computed) == (sequence.parked is not None), "who waits has computed what is parked"
         for sequence in self.running:
             assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
-            assert sequence.computed <= len(sequence.pages) * self.pool.page_size, "what is computed has a place"
+            assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a place"
 
-    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Make place for `tokens` tokens, at the cost of those held, then of the youngest. False: that was itself."""
-        while not self.pool.extend(sequence.pages, tokens):
+    def _reserve(self, sequence: Sequence, stop: int) -> bool:
+        """Make place for computing up to `stop`, at the cost of those held, then of the youngest.
+
+        False: the youngest was itself.
+        """
+        while not self.pool.extend(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
             victim = next(reversed(self._held()), self.running[-1])
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         return True
@@ -144,49 +182,99 @@ class Scheduler:
     def _held(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.held]
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence off: its pages are free, and what they held is parked where there is room."""
         self.running.remove(sequence)
-        self.pool.release(sequence.pages)
-        sequence.computed = 0
+        if sequence.computed and sequence.cache:
+            sequence.parked = self.pool.park(sequence.tables)
+        if sequence.parked is None:
+            self._drop(sequence)
         sequence.preemptions += 1
         sequence.state = State.WAITING
         self.waiting.appendleft(sequence)
 
-    def _admit(self) -> bool:
+    def _drop(self, sequence: Sequence) -> None:
+        """Give back all that is kept of a sequence but its tokens: it is to be computed again."""
+        self._free(sequence)
+        sequence.computed = 0
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.tables)
+        if sequence.parked is not None:
+            self.pool.forget(sequence.parked)
+            sequence.parked = None
+
+    def _coming(self, chunks: list[Chunk]) -> set[bytes]:
+        """The names of the pages that these chunks fill."""
+        size, found = self.pool.page_size, set()
+        for chunk in chunks:
+            sequence = self.sequences[chunk.sequence]
+            if sequence.shares and chunk.stop // size > chunk.start // size:
+                names = sequence.chain.upto(sequence.tokens, size)
+                found.update(names[chunk.start // size : chunk.stop // size])
+        return found
+
+    def _admit(self, coming: set[bytes]) -> bool:
         """Let the first in the queue run, if there is place for all it has and for a page to write on."""
         sequence = next((sequence for sequence in self.waiting if not sequence.held), None)
         if sequence is None or len(self._active()) >= self.max_sequences:
             return False
+        cut, size = self._found(sequence), self.pool.page_size
+        if cut is None:
+            cut = 0
+        elif cut // size < (len(sequence.tokens) - 1) // size and sequence.chain.names[cut // size] in coming:
+            return False
+        tokens = min(len(sequence.tokens) + size, sequence.slots)
         held = self._held()
-        needed = self.pool.needed(min(len(sequence.tokens) + self.pool.page_size, sequence.slots))
-        if needed > self.pool.free + sum(len(other.pages) for other in held):
+        tables = [other.tables for other in held]
+        if self.pool.lacking(sequence.chain, cut, tokens, self.token_budget, tables):
             return False
         fragile = sequence.preemptions >= MOST_PREEMPTIONS
         if fragile and not self._safe(sequence):
             return False
-        while held and (fragile or needed > self.pool.free):  # a held one that went on could put off a fragile one
-            self._preempt(held.pop())
-        self.pool.extend(sequence.pages, len(sequence.tokens))
+        while held and (fragile or self.pool.lacking(sequence.chain, cut, tokens, self.token_budget)):
+            self.preempt(held.pop())  # a held one that went on could put off a fragile one
+        self._start(sequence, cut)
+        return True
+
+    def _found(self, sequence: Sequence) -> int | None:
+        """Tokens of a waiting sequence whose K and V lie in pages that others have left; None if it takes no such."""
+        if sequence.parked is not None or not sequence.shares or sequence.scores:
+            return None
+        return self.pool.match(sequence.chain, sequence.tokens)
+
+    def _start(self, sequence: Sequence, cut: int) -> None:
+        """Give a waiting sequence what was found or parked of it, and let it run."""
+        if sequence.parked is not None:
+            back = self.pool.unpark(sequence.tables, sequence.parked)
+            assert back, "who is admitted has place for what was parked of it"
+            sequence.parked = None
+            sequence.reused += sequence.computed
+        else:
+            self.pool.adopt(sequence.tables, sequence.chain, cut)
+            sequence.computed = cut
+            sequence.reused += cut
+        self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         sequence.state = State.RUNNING
-        return True
 
     def _safe(self, sequence: Sequence) -> bool:
         """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
-        return sum(self.pool.needed(other.slots) for other in (*self._active(), sequence)) <= self.pool.pages
+        return self.pool.holds([(other.slots, self.token_budget) for other in (*self._active(), sequence)])
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         request, start = sequence.request, sequence.computed
         stop = start + length
-        scores = request.prompt_logprobs and sequence.scored + 1 < len(request.prompt)
-        wants = Wants.ALL if scores else Wants.LAST if stop == len(sequence.tokens) else Wants.NONE
+        wants = Wants.ALL if sequence.scores else Wants.LAST if stop == len(sequence.tokens) else Wants.NONE
         return Chunk(
             sequence=sequence.id,
             request=request,
             start=start,
             tokens=tuple(sequence.tokens[start:stop]),
-            pages=tuple(sequence.pages),
+            tables=tuple(dict(table) for table in sequence.tables),
             limit=sequence.limit,
             wants=wants,
             following=tuple(sequence.tokens[start + 1 : stop + 1]),
@@ -214,8 +302,9 @@ class Scheduler:
             return
         if reason is not None:
             self._end(sequence, Finished(sequence.id, reason), events)
-        elif not sequence.cache:
-            sequence.computed = 0  # the naive loop: forget, and compute everything again
+        elif not sequence.cache:  # the naive loop: forget, and compute everything again
+            sequence.computed = 0
+            self.pool.rewind(sequence.tables)
 
     def _exhaust(self, sequence: Sequence, events: list[Event]) -> None:
         """All is computed and nothing was to be chosen: the request only wanted its prompt scored."""
@@ -224,7 +313,7 @@ class Scheduler:
         self._end(sequence, Finished(sequence.id, reason), events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
-        self.pool.release(sequence.pages)
+        self._free(sequence)
         (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED
         del self.sequences[sequence.id]

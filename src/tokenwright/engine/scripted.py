@@ -3,14 +3,16 @@
     python -m tokenwright.engine.scripted
 
 Its "KV cache" stores, in each slot, the very token whose K and V would stand there. Before it answers it reads
-the whole text back through the page table: a page that is wrong, stale or shared by mistake is caught at once.
+the text back through the page tables, as far as a row reaches in each group: a page that is wrong, stale, given back
+too early or shared by mistake is caught at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
 
 from tokenwright.engine.engine import Engine
 from tokenwright.engine.pages import PagePool
+from tokenwright.engine.reach import Group
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.sequence import Request, SamplingParams
 from tokenwright.engine.step import Output, Pick, Result, Score, Step, Wants
@@ -19,12 +21,17 @@ Script = Callable[[ListLike[int]], int]  # the text so far -> the next token
 
 
 class ScriptedModel:
-    """Runner and sampler in one. `logits` are the texts that were read back from the cache, one for each row."""
+    """Runner, sampler and memory in one.
 
-    def __init__(self, script: Script, pages: int, page_size: int) -> None:
+    `logits` are the texts that were read back from the first group, one for each row. Other groups must agree with it
+    wherever they reach.
+    """
+
+    def __init__(self, script: Script, groups: ListLike[Group], page_size: int) -> None:
         self.script = script
+        self.groups = tuple(groups)
         self.page_size = page_size
-        self.slots: list[int | None] = [None] * (pages * page_size)
+        self.slots: list[list[int | None]] = [[None] * (group.pages * page_size) for group in groups]
         self.forwarded = 0
 
     def forward(self, step: Step) -> Output[list[list[int]]]:
@@ -32,12 +39,24 @@ class ScriptedModel:
         texts: list[list[int]] = []
         for chunk in step.chunks:
             for position, token in enumerate(chunk.tokens, chunk.start):
-                self.slots[self._slot(chunk.pages, position)] = token
+                for slots, table in zip(self.slots, chunk.tables, strict=True):
+                    if position // self.page_size in table:
+                        slots[self._slot(table, position)] = token
             self.forwarded += len(chunk.tokens)
             first = {Wants.NONE: chunk.stop, Wants.LAST: chunk.stop - 1, Wants.ALL: chunk.start}[chunk.wants]
             rows.append(range(len(texts), len(texts) + chunk.stop - first))
-            texts += [self._read(chunk.pages, position + 1) for position in range(first, chunk.stop)]
+            texts += [self._read(chunk.tables, position) for position in range(first, chunk.stop)]
         return Output(tuple(rows), texts)
+
+    def copy(self, group: int, source: int, target: int) -> None:
+        self.write(group, [target], self.read(group, [source]))
+
+    def read(self, group: int, pages: ListLike[int]) -> list[list[int | None]]:
+        return [self.slots[group][page * self.page_size : (page + 1) * self.page_size] for page in pages]
+
+    def write(self, group: int, pages: ListLike[int], contents: list[list[int | None]]) -> None:
+        for page, content in zip(pages, contents, strict=True):
+            self.slots[group][page * self.page_size : (page + 1) * self.page_size] = content
 
     def pick(self, output: Output[list[list[int]]], step: Step) -> list[Result]:
         results: list[Result] = []
@@ -52,13 +71,20 @@ class ScriptedModel:
                 results.append(Pick(chunk.sequence, self.script(output.logits[rows[-1]]), 0.0))
         return results
 
-    def _slot(self, pages: ListLike[int], position: int) -> int:
-        return pages[position // self.page_size] * self.page_size + position % self.page_size
+    def _slot(self, table: Mapping[int, int], position: int) -> int:
+        return table[position // self.page_size] * self.page_size + position % self.page_size
 
-    def _read(self, pages: ListLike[int], length: int) -> list[int]:
-        text = [self.slots[self._slot(pages, position)] for position in range(length)]
-        assert None not in text, "a slot was read that nobody wrote"
-        return [token for token in text if token is not None]
+    def _read(self, tables: ListLike[Mapping[int, int]], row: int) -> list[int]:
+        """What the row at a position reads in the first group; the others must hold the same."""
+        texts = []
+        for group, slots, table in zip(self.groups, self.slots, tables, strict=True):
+            positions = [position for span in group.reach.spans(row, row + 1) for position in span]
+            texts.append({position: slots[self._slot(table, position)] for position in positions})
+        for text in texts:
+            assert None not in text.values(), "a slot was read that nobody wrote"
+            shared = texts[0].keys() & text.keys()
+            assert all(text[position] == texts[0][position] for position in shared), "two groups hold different texts"
+        return [token for token in texts[0].values() if token is not None]
 
 
 def scripted_engine(
@@ -71,8 +97,9 @@ def scripted_engine(
     context: int = 32,
 ) -> tuple[Engine[list[list[int]]], ScriptedModel]:
     """An engine over a scripted model."""
-    model = ScriptedModel(script, pages, page_size)
-    scheduler = Scheduler(PagePool(pages, page_size), token_budget, max_sequences)
+    groups = [Group(pages)]
+    model = ScriptedModel(script, groups, page_size)
+    scheduler = Scheduler(PagePool(groups, page_size, model), token_budget, max_sequences)
     return Engine(model, model, scheduler, context), model
 
 

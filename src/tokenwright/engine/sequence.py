@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from tokenwright.engine.pages import Chain, Parked, Tables
 from tokenwright.errors import RequestError
 
 
@@ -104,7 +105,8 @@ class NoGuard:
 class Request:
     """One text to be continued. `cache=False` recomputes everything at every step: the naive loop.
 
-    `prompt_logprobs` asks for the log-probability of every prompt token after the first.
+    `prompt_logprobs` asks for the log-probability of every prompt token after the first. `share=False` neither takes
+    pages that other texts have left nor leaves any; `salt` parts those who may share from all others.
     """
 
     prompt: tuple[int, ...]
@@ -112,6 +114,8 @@ class Request:
     guard: Guard = field(default_factory=NoGuard)
     cache: bool = True
     prompt_logprobs: bool = False
+    share: bool = True
+    salt: bytes = b""
 
     def limit(self, context: int) -> int:
         """The most tokens that this sequence can come to hold, the last of which is never computed."""
@@ -130,7 +134,9 @@ class Sequence:
 
     tokens   [ prompt ............... | written ...... ]
     computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
-    pages    [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
+    tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
+
+    Preempted with room to park what its pages held, it keeps `computed`, and `parked` until it has pages again.
 
     A held sequence is passed over by the scheduler until its hold is moved. It keeps its pages as long as nobody
     needs them; when somebody does, they are taken, and it is recomputed once it goes on.
@@ -140,14 +146,27 @@ class Sequence:
     request: Request
     limit: int  # most tokens it can hold: prompt + max_tokens, or the context
     tokens: list[int]
+    tables: Tables
+    chain: Chain
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    parked: Parked | None = None
     cache: bool = True  # as the request says, until it is switched
     hold_at: int | None = None  # tokens at which it is held; None: never
     state: State = State.WAITING
     scored: int = 0  # prompt tokens whose log-probability was told
     forwarded: int = 0  # tokens sent through the layers on its behalf, recomputation included
+    reused: int = 0  # tokens that were not sent through them, because their K and V were found
     preemptions: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages that it holds."""
+        return sum(map(len, self.tables))
+
+    @property
+    def shares(self) -> bool:
+        """Whether it leaves its pages to others, and takes theirs."""
+        return self.cache and self.request.share
 
     @property
     def slots(self) -> int:
@@ -158,6 +177,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that the cache has yet to catch up with."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scores(self) -> bool:
+        """Whether prompt tokens are still to be scored: their rows must be computed."""
+        return self.request.prompt_logprobs and self.scored + 1 < len(self.request.prompt)
 
     @property
     def held(self) -> bool:

@@ -4,6 +4,7 @@ A step names chunks; the runner answers with an Output; the sampler turns it int
 them and answers with events.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -25,7 +26,8 @@ class Wants(Enum):
 class Chunk:
     """A range of one sequence's tokens, to be computed now.
 
-    `tokens` stand at positions [start, start + len(tokens)); `pages` hold positions [0, start + len(tokens)).
+    `tokens` stand at positions [start, start + len(tokens)). `tables`, one for each group of layers, say which page
+    holds which page of the text: {position // page_size: page}. Pages that no row of the chunk reads may be missing.
     `following` are the known tokens at [start + 1, ...), one for each row but perhaps the last: what is scored.
     """
 
@@ -33,7 +35,7 @@ class Chunk:
     request: Request
     start: int
     tokens: tuple[int, ...]
-    pages: tuple[int, ...]
+    tables: tuple[Mapping[int, int], ...]
     limit: int
     wants: Wants
     following: tuple[int, ...] = ()

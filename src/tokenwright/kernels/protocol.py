@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from tokenwright.cache import KVView
+from tokenwright.cache import Keys, KVView
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows of the step that belong to one sequence, and where its K and V are.
+    """The rows of the step that belong to one sequence, and where the K and V are that they read.
 
-    Row `rows.start + i` stands at position `start + i`; `pages` [n] cover positions [0, start + len(rows)).
+    Row `rows.start + i` stands at position `start + i`. `keys`: for each group, what its rows read together.
     """
 
     rows: range
     start: int
-    pages: torch.Tensor
+    keys: tuple[Keys, ...]
 
     @property
     def stop(self) -> int:
@@ -66,11 +66,19 @@ class Kernels(Protocol):
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, heads, D] turned by its rows' angles, in the rotate-half order."""
 
-    def store(self, view: KVView, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write K and V [T, G, D] into the slots [T]."""
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write K and V [T, G, D] into the slots [T] of each group that the layer is in."""
 
-    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        spans: Sequence[Span],
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]: each row over the positions up to its own that the layer's reach allows.
 
-        K and V are read back from the view, the step's own included.
+        K and V are read back from the view, the step's own included. Where there is a `sink_q` [T, H, D], keys of
+        sinks meet it instead of `q`.
         """

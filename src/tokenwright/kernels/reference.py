@@ -1,7 +1,9 @@
 """The reference kernels: plain torch, on any device torch runs on. The oracle of every other kernel.
 
 Written to be read and trusted, not to be fast. Everything is computed row by row in meaning: a row's result does
-not depend on its neighbours beyond the rounding of torch's own matrix products.
+not depend on its neighbours beyond the rounding of torch's own matrix products. With `wide=torch.float64` every sum is
+made in fp64 and rounded once, and that rest is gone too, but for one rounding in about 10^9: a quantised cache would
+make of the smallest difference another code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn import functional as F
 
-from tokenwright.cache import KVView, Window
+from tokenwright.cache import Keys, KVPart, KVView, Side
+from tokenwright.engine.reach import Reach
 from tokenwright.kernels.protocol import Linear, Rotation, Span
 
 MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
@@ -23,58 +26,107 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class ReferenceKernels:
-    """Implements `Kernels` in torch."""
+    """Implements `Kernels` in torch. `wide`: the dtype of sums inside, fp32 (products in the dtype of `x`) or fp64."""
+
+    def __init__(self, wide: torch.dtype = torch.float32) -> None:
+        assert wide in (torch.float32, torch.float64), "sums are at least fp32"
+        self.wide = wide
+
+    def _in(self, x: torch.Tensor) -> torch.Tensor:
+        """What a product, a layer norm or an activation takes in: `x` itself, or `x` in fp64."""
+        return x if self.wide == torch.float32 else x.to(self.wide)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        return F.linear(x, weight.weight, weight.bias)
+        bias = None if weight.bias is None else self._in(weight.bias)
+        return F.linear(self._in(x), self._in(weight.weight), bias).to(x.dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.float()
+        wide = x.to(self.wide)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * scaled.to(x.dtype)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        return F.layer_norm(self._in(x), x.shape[-1:], self._in(weight), self._in(bias), eps).to(x.dtype)
 
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return ACTIVATIONS[activation](x)
+        return ACTIVATIONS[activation](self._in(x)).to(x.dtype)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gates) * values  # [T, m]
+        return self.activate(gates, activation) * values  # [T, m]
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        wide = x.float()
+        wide = x.to(self.wide)
         first, second = wide.chunk(2, dim=-1)
         turned = wide * rotation.cos[:, None] + torch.cat((-second, first), dim=-1) * rotation.sin[:, None]
         return turned.to(x.dtype)  # [T, heads, D]
 
-    def store(self, view: KVView, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        view.k.flatten(0, 1)[slots] = k.to(view.k.dtype)
-        view.v.flatten(0, 1)[slots] = v.to(view.v.dtype)
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        for part in view.parts:
+            part.k.write(slots[part.group], k)
+            part.v.write(slots[part.group], v)
 
-    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        spans: Sequence[Span],
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         out = torch.empty_like(q)
         for span in spans:
-            k = view.k[span.pages].flatten(0, 1)[: span.stop]  # [t, G, D]
-            v = view.v[span.pages].flatten(0, 1)[: span.stop]  # [t, G, D]
-            values = v.float().permute(1, 0, 2)[:, None]  # [G, 1, t, D]
-            block = max(1, MOST_WEIGHTS // (q.shape[1] * span.stop))  # rows at a time
+            k, positions = self.keys(view, span.keys)  # [t, G, D], [t]
+            values = self.values(view, span.keys).permute(1, 0, 2)[:, None]  # [G, 1, t, D]
+            block = max(1, MOST_WEIGHTS // (q.shape[1] * len(k)))  # rows at a time
             for first in range(0, len(span.rows), block):
-                rows = span.rows[first : first + block]
-                weights = self.weights(q[rows.start : rows.stop], k, span.start + first, view, scale)  # [G, R, n, t]
+                rows = slice(span.rows.start + first, span.rows.start + min(first + block, len(span.rows)))
+                others = None if sink_q is None else sink_q[rows]
+                weights = self.weights(q[rows], k, positions, span.start + first, view.spec.reach, scale, others)
                 mixed = weights @ values  # [G, R, n, D]
-                out[rows.start : rows.stop] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)  # [n, H, D]
+                out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)  # [n, H, D]
         return out
 
-    def weights(self, q: torch.Tensor, k: torch.Tensor, start: int, view: KVView, scale: float) -> torch.Tensor:
-        """Attention weights [G, H / G, n, t], fp32, of n rows from position `start` over t keys [t, G, D]."""
-        (n, _, size), (t, kv_heads, _) = q.shape, k.shape
-        queries = q.float().view(n, kv_heads, -1, size).permute(1, 2, 0, 3)  # [G, R, n, D]
-        scores = queries @ k.float().permute(1, 2, 0)[:, None] * scale  # [G, R, n, t]
-        rows = torch.arange(start, start + n, device=q.device)[:, None]
-        keys = torch.arange(t, device=q.device)[None]
-        hidden = keys > rows  # [n, t]
-        if isinstance(view.spec.reach, Window):
-            hidden |= keys <= rows - view.spec.reach.tokens
-        return scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    def keys(self, view: KVView, keys: Sequence[Keys]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys [t, G, D] of all of a layer's parts, decoded, in the order of the text, and their positions [t]."""
+        positions = _joined([keys[part.group].positions for part in view.parts])
+        return self._read(view.parts, [part.k for part in view.parts], keys), positions
+
+    def values(self, view: KVView, keys: Sequence[Keys]) -> torch.Tensor:
+        """The values [t, G, D] beside those keys."""
+        return self._read(view.parts, [part.v for part in view.parts], keys)
+
+    def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], keys: Sequence[Keys]) -> torch.Tensor:
+        each = zip(parts, sides, strict=True)
+        return _joined([side.read(keys[part.group].slots, self.wide) for part, side in each])
+
+    def weights(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        positions: torch.Tensor,
+        start: int,
+        reach: Reach,
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Weights [G, H / G, n, t], wide, of n rows q [n, H, D] from position `start` on over keys k [t, G, D]."""
+        scores = self._scores(q, k)  # [G, R, n, t]
+        if sink_q is not None:
+            first = slice(reach.sinks)  # the keys of sinks: they begin the text, and no row misses one before it
+            scores[..., first] = self._scores(sink_q, k[first])
+        rows = torch.arange(start, start + len(q), device=q.device)[:, None]
+        hidden = positions > rows  # [n, t]
+        if reach.window is not None:
+            hidden |= (positions <= rows - reach.window) & (positions >= reach.sinks)
+        return scores.mul_(scale).masked_fill_(hidden, float("-inf")).softmax(-1)
+
+    def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """q k [G, H / G, n, t], wide, of rows [n, H, D] and keys [t, G, D]."""
+        queries = q.to(self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
+        return queries @ k.permute(1, 2, 0)[:, None]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """One after another along the first dimension."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -32,8 +32,8 @@ class Attention:
         self.out = linear(weights, f"{name}.o")
         self.q_norm = self._head_norm(config, weights, f"{name}.q_norm")
         self.k_norm = self._head_norm(config, weights, f"{name}.k_norm")
-        rotates = config.rotary[layer] and not isinstance(config.positions, Learned)
-        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = kernels.rotate if rotates else _keep
+        self.rotates = config.rotary[layer] and not isinstance(config.positions, Learned)
+        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = kernels.rotate if self.rotates else _keep
 
     def _head_norm(self, config: ModelConfig, weights: Weights, name: str) -> HeadPart:
         if not config.qk_norm:
@@ -45,11 +45,21 @@ class Attention:
         """[T, width] -> [T, width]."""
         projected = self.kernels.linear(x, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
-        q = self.rotate(self.q_norm(q), batch.rotation)
+        plain = self.q_norm(q)
+        q = self.rotate(plain, batch.rotation)
         k = self.rotate(self.k_norm(k), batch.rotation)
         tap(Site.QUERY, self.layer, q)
+        sink_q = self._sink_query(plain, batch, view, tap)
         tap(Site.KEY, self.layer, k)
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
-        mixed = self.kernels.attention(q, view, batch.spans, self.scale)  # [T, H, D]
+        mixed = self.kernels.attention(q, view, batch.spans, self.scale, sink_q)  # [T, H, D]
         return self.kernels.linear(mixed.flatten(1), self.out)  # [T, width]
+
+    def _sink_query(self, q: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor | None:
+        """The queries [T, H, D] that meet the keys of sinks, where they are turned by another angle."""
+        if not (self.rotates and view.spec.reach.sinks):
+            return None
+        turned = self.rotate(q, batch.sink_rotations[view.spec.reach])
+        tap(Site.SINK_QUERY, self.layer, turned)
+        return turned

@@ -1,11 +1,13 @@
 """A step as tensors: what the decoder's parts read beside the weights and the cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tokenwright.cache import KVStore, Table
 from tokenwright.config import ModelConfig, Rope
+from tokenwright.engine.reach import Reach
 from tokenwright.kernels import Rotation, Span
 from tokenwright.models.parts import RotaryTable
 
@@ -16,49 +18,61 @@ class Batch:
 
     tokens: torch.Tensor  # [T] ids
     positions: torch.Tensor  # [T]
-    slots: torch.Tensor  # [T] where their K and V go
+    slots: tuple[torch.Tensor, ...]  # for each group, [T]: where their K and V go
     spans: tuple[Span, ...]  # one for each chunk
     rotation: Rotation  # [T, D]; empty under learned positions
+    sink_rotations: Mapping[Reach, Rotation]  # [T, D], for each reach with sinks: how a query meets their keys
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk as the batch needs it: `tokens` from position `start` on, in `pages`, of a text up to `limit`."""
+    """A chunk as the batch needs it: `tokens` from position `start` on, of a text up to `limit`.
+
+    `tables`: for each group the pages of what is read and written, by their numbers in the text.
+    """
 
     tokens: Sequence[int]
     start: int
-    pages: Sequence[int]
+    tables: Sequence[Table]
     limit: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
 
 
 class Batcher:
-    """Builds batches for one model and page size on one device."""
+    """Builds batches for one model over one store, on the store's device."""
 
-    def __init__(self, config: ModelConfig, page_size: int, device: torch.device) -> None:
-        self.page_size = page_size
-        self.device = device
+    def __init__(self, config: ModelConfig, store: KVStore) -> None:
+        self.store = store
         rope = config.positions
-        self.table = RotaryTable(rope, config.head_size, device) if isinstance(rope, Rope) else None
+        self.table = RotaryTable(rope, config.head_size, store.device) if isinstance(rope, Rope) else None
+        self.sinking = {spec.reach for spec in store.specs if spec.reach.sinks}
 
     def __call__(self, pieces: Sequence[Piece]) -> Batch:
+        places = [torch.arange(piece.start, piece.stop) for piece in pieces]
+        return Batch(
+            tokens=torch.tensor([token for piece in pieces for token in piece.tokens]).to(self.store.device),
+            positions=torch.cat(places).to(self.store.device),
+            slots=tuple(self._slots(group, pieces) for group in range(len(self.store.groups))),
+            spans=self._spans(pieces),
+            rotation=self._rotation(pieces, places),
+            sink_rotations={reach: self._sink_rotation(reach, pieces, places) for reach in self.sinking},
+        )
+
+    def _slots(self, group: int, pieces: Sequence[Piece]) -> torch.Tensor:
+        each = [self.store.slots(group, piece.tables[group], range(piece.start, piece.stop)) for piece in pieces]
+        return torch.cat(each).to(self.store.device)  # [T]
+
+    def _spans(self, pieces: Sequence[Piece]) -> tuple[Span, ...]:
         spans: list[Span] = []
-        places: list[torch.Tensor] = []
-        slots: list[torch.Tensor] = []
         row = 0
         for piece in pieces:
-            positions = torch.arange(piece.start, piece.start + len(piece.tokens))
-            pages = torch.tensor(piece.pages)
-            places.append(positions)
-            slots.append(pages[positions // self.page_size] * self.page_size + positions % self.page_size)
-            spans.append(Span(range(row, row + len(piece.tokens)), piece.start, pages.to(self.device)))
-            row += len(piece.tokens)
-        return Batch(
-            tokens=torch.tensor([token for piece in pieces for token in piece.tokens]).to(self.device),
-            positions=torch.cat(places).to(self.device),
-            slots=torch.cat(slots).to(self.device),
-            spans=tuple(spans),
-            rotation=self._rotation(pieces, places),
-        )
+            rows = range(row, row + len(piece.tokens))
+            spans.append(Span(rows, piece.start, self.store.keys(piece.tables, piece.start, piece.stop)))
+            row = rows.stop
+        return tuple(spans)
 
     def _rotation(self, pieces: Sequence[Piece], places: Sequence[torch.Tensor]) -> Rotation:
         if self.table is None:
@@ -66,3 +80,8 @@ class Batcher:
             return Rotation(empty, empty)
         parts = [self.table.rows(where, piece.limit) for piece, where in zip(pieces, places, strict=True)]
         return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]
+
+    def _sink_rotation(self, reach: Reach, pieces: Sequence[Piece], places: Sequence[torch.Tensor]) -> Rotation:
+        """Each row as if it stood right behind the sinks and a full window: there the text it reads would end."""
+        assert reach.window is not None, "sinks lie before a window"
+        return self._rotation(pieces, [where.clamp(max=reach.sinks + reach.window - 1) for where in places])

@@ -40,6 +40,7 @@ class Checkpoint:
     generation: GenerationDefaults
     sources: Mapping[str, Source]  # our names to the checkpoint's
     stored: Mapping[str, Stored]  # the checkpoint's names, without prefix and buffers, to the bytes
+    stamps: Mapping[Path, tuple[int, int]]  # of the weights' files: length in bytes, and when they were changed
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -57,7 +58,8 @@ class Checkpoint:
         _check_fit(folder, config, sources, stored)
         wanted = {source.name for source in sources.values()}
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted)
-        return cls(folder, replace(config, dtype=dtype), generation, sources, stored)
+        stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
+        return cls(folder, replace(config, dtype=dtype), generation, sources, stored, stamps)
 
     @property
     def parameters(self) -> int:
@@ -106,6 +108,12 @@ class Checkpoint:
                     f"config.json in {self.path} ties the head to the embeddings, but {head.file.name} has "
                     'another lm_head.weight; set "tie_word_embeddings" to false if the head is to be used'
                 )
+
+
+def stamp(file: Path) -> tuple[int, int]:
+    """What changes with a file's contents: its length in bytes and its time in nanoseconds."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenwright.cache import KVStore, layer_specs
-from tokenwright.config import DType, DynamicScaling, ModelConfig, Rope
+from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.config import DynamicScaling, ModelConfig, Rope
 from tokenwright.engine import Chunk, Output, Step, Wants
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.batch import Batcher, Piece
@@ -16,14 +16,14 @@ from tokenwright.trace.sites import Tap, ignore
 class TorchRunner:
     """Computes the engine's steps with one decoder over one KV store."""
 
-    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
-        self.batcher = Batcher(config, store.page_size, device)
+        self.batcher = Batcher(config, store)
 
     @torch.inference_mode()
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
-        batch = self.batcher([Piece(c.tokens, c.start, c.pages, c.limit) for c in step.chunks])
+        batch = self.batcher([Piece(c.tokens, c.start, c.tables, c.limit) for c in step.chunks])
         x = self.decoder.forward(batch, self.store, tap)  # [T, width]
         wanted: list[int] = []
         rows: list[range] = []
@@ -47,14 +47,18 @@ def _wanted(chunk: Chunk, rows: range) -> range:
 class Cache:
     """The K and V of one text for `Model`: it grows as needed and knows its `length` in tokens."""
 
-    def __init__(self, store: KVStore) -> None:
-        self.store = store
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher = batcher
         self.length = 0
 
     @property
+    def store(self) -> KVStore:
+        return self.batcher.store
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of K and V of the tokens it holds."""
-        return self.length * self.store.bytes_per_token
+        """Bytes of K and V of the tokens it holds, which are all that it was given."""
+        return sum(spec.stored_bytes(range(self.length)) for spec in self.store.specs)
 
 
 class Model:
@@ -67,12 +71,11 @@ class Model:
 
     PAGE_SIZE = 64
 
-    def __init__(self, config: ModelConfig, decoder: Decoder, dtype: DType, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
         self.config = config
         self.decoder = decoder
-        self.dtype = dtype
+        self.specs = tuple(specs)
         self.device = device
-        self.batcher = Batcher(config, self.PAGE_SIZE, device)
         self.context = config.context
         if isinstance(config.positions, Rope) and isinstance(config.positions.scaling, DynamicScaling):
             # Its angles depend on a length fixed in advance, which a plain function is not told.
@@ -85,16 +88,19 @@ class Model:
             raise RequestError(f"tokens must be a list of ids from 0 to {self.config.vocab_size - 1}, at least one")
         if length > self.context:
             raise ContextError(length, self.context)
-        cache = cache or Cache(self._store(length))
-        if length > cache.store.pages * self.PAGE_SIZE:
-            grown = self._store(2 * length)
-            grown.memory[:, :, : cache.store.pages] = cache.store.memory[:, :, :-1]
-            cache.store = grown
-        batch = self.batcher([Piece(tokens, cache.length, range(-(-length // self.PAGE_SIZE)), length)])
+        cache = cache or Cache(self._batcher(length))
+        pages = -(-length // self.PAGE_SIZE)
+        if pages > cache.store.pages[0]:
+            grown = self._batcher(2 * length)
+            grown.store.take(cache.store)
+            cache.batcher = grown
+        table = {page: page for page in range(pages)}
+        batch = cache.batcher([Piece(tokens, cache.length, [table] * len(cache.store.groups), length)])
         logits = self.decoder.logits(self.decoder.forward(batch, cache.store))
         cache.length = length
         return logits.cpu(), cache
 
-    def _store(self, tokens: int) -> KVStore:
+    def _batcher(self, tokens: int) -> Batcher:
+        """One over a fresh store for so many tokens, within the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
-        return KVStore(layer_specs(self.config, self.dtype), pages, self.PAGE_SIZE, self.device)
+        return Batcher(self.config, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))

@@ -1,46 +1,79 @@
 """The figures of a plan: bytes and operations, each by a formula over the blueprint.
 
-Symbols: t the context, B the batch, W_l the reach of layer l, c_l the bytes that it keeps of a token, P_b and P_lm the
-weights that a token is multiplied with in the blocks and in the head (trace/cost.py counts the same way).
+Symbols: t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 where it is full), c_l the
+bytes that it keeps of a token, P_b and P_lm the weights that a token is multiplied with in the blocks and in the head
+(trace/cost.py counts the same way).
 
-    KV of a sequence  = sum_l c_l min(t, W_l)         and of all, B times that
-    prefill           = B (2 P_b t + 2 P_lm + sum_l a_l sum_{i=1..t} min(i, W_l))       a_l: FLOP of a row and a token
-    decode            = B (2 P_b + 2 P_lm + sum_l a_l min(t, W_l))
+    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of all, B times that; `resident.py` counts it
+    prefill           = B (2 P_b t + 2 P_lm + sum_l a_l sum_{i=1..t} min(i, s_l + W_l))   a_l: FLOP of a row and a token
+    decode            = B (2 P_b + 2 P_lm + sum_l a_l min(t, s_l + W_l))
     read by a decode  = the weights, without the tables that are looked up, + the KV of all
+
+First tokens that stay native have another c_l than the rest. A window lets go of them, so that such a sequence may keep
+less at its end than before: memory is then counted where it keeps most.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
-from tokenwright.cache.codec import CODECS, GROUP, NATIVE, Codec
-from tokenwright.config import EngineConfig
+from tokenwright.cache import LayerSpec, group_layers, groups_for
+from tokenwright.cache.codec import CODECS, NATIVE, Codec
+from tokenwright.config import DType, EngineConfig, KVFormat, Rope
+from tokenwright.engine.reach import Group, Reach
 from tokenwright.planner.bandwidth import Bandwidth
-from tokenwright.planner.blueprint import Blueprint, Layer
+from tokenwright.planner.blueprint import Blueprint
+from tokenwright.planner.remarks import remarks
+from tokenwright.planner.resident import Resident
 
-PAGE_SIZE = EngineConfig().page_size
+ENGINE = EngineConfig()  # what an LLM is opened with where nobody says otherwise
 
 
 @dataclass(frozen=True)
 class Plan:
     """A model at a context (tokens of each sequence, prompt and completion) and a batch (sequences at once).
 
-    `k`, `v` and `weights` are how numbers are kept; `window` is a limit to every layer's reach in tokens, on top of
-    the model's own; `memory` is what there is, in bytes. Sizes are in bytes, work in floating-point operations.
+    `kv` and `weights` are how numbers are kept; `window` is a limit to every layer's reach in tokens, on top of the
+    model's own, `sinks` are first tokens that stay in reach, and `specs` what all that means for each layer; `memory`
+    is what there is, in bytes. Sizes are in bytes, work in floating-point operations.
     """
 
     model: str
     blueprint: Blueprint
     context: int
     batch: int
-    k: Codec
-    v: Codec
+    kv: KVFormat
     weights: Codec
+    specs: tuple[LayerSpec, ...]
     window: int | None = None
+    sinks: int = 0
     memory: int | None = None
     bandwidth: Bandwidth | None = None
+
+    @property
+    def native(self) -> DType:
+        """What native means for the cache: the dtype of the weights, and of quantised weights the checkpoint's."""
+        return native_dtype(self.blueprint, self.weights)
+
+    @property
+    def k(self) -> Codec:
+        return CODECS[self.native if self.kv.k == "native" else self.kv.k]
+
+    @property
+    def v(self) -> Codec:
+        return CODECS[self.native if self.kv.v == "native" else self.kv.v]
+
+    @property
+    def kept_native(self) -> tuple[str, ...]:
+        """What is not kept in `k` and `v`, in words."""
+        if self.k == self.v == CODECS[self.native]:
+            return ()
+        found = [f"the first {self.kv.first:,} tokens"] if any(spec.first for spec in self.specs) else []
+        layers = [str(layer) for layer in sorted({layer % len(self.specs) for layer in self.kv.native})]
+        if layers:
+            found.append(f"layer{'s' if len(layers) > 1 else ''} {' and '.join(layers)}")
+        return tuple(found)
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -48,13 +81,19 @@ class Plan:
         return self.blueprint.weight_bytes(self.weights, self._vectors)
 
     @cached_property
+    def resident(self) -> Resident:
+        """What a sequence keeps as it grows."""
+        return Resident(self.blueprint.layers, self.specs)
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """What one token takes in all layers together."""
-        return sum(self._kept(layer) for layer in self.blueprint.layers)
+        """What one token more takes in all layers together, beyond the `first` and before any window is full."""
+        return self.resident.per_token
 
     @property
     def kv_bytes_per_sequence(self) -> int:
-        return self.kv_bytes(self.context)
+        """The most that a sequence keeps on its way to the context; but for a window over first tokens, its end."""
+        return self.resident.most(self.context)
 
     @property
     def kv_bytes_total(self) -> int:
@@ -65,14 +104,25 @@ class Plan:
         """Weights and cache; what a step needs besides (activations, torch itself) is not in it."""
         return self.weight_bytes + self.kv_bytes_total
 
-    def kv_bytes(self, context: int) -> int:
-        """The cache of one sequence of `context` tokens, those behind a window let go."""
-        return self._over_layers(self._kept, lambda window: _reached(window, context))
+    def kv_bytes(self, tokens: int) -> int:
+        """What one sequence keeps at so many tokens, the last of which is being computed: what that step reads."""
+        return self.resident.at(tokens)
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """Each layer's reach: the model's own window and the one asked for, whichever is shorter, and the sinks."""
+        return tuple(spec.reach for spec in self.specs)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Each layer's reach: the model's own window and the one asked for, whichever is shorter."""
-        return tuple(self._window(layer) for layer in self.blueprint.layers)
+        """Each layer's window in tokens, the row itself included; None for a full layer."""
+        return tuple(reach.window for reach in self.reaches)
+
+    @property
+    def endless(self) -> bool:
+        """Whether the engine lets texts grow past the model's context: a window was asked for, positions are rotary."""
+        config = self.blueprint.config
+        return self.window is not None and (config is None or isinstance(config.positions, Rope))
 
     @property
     def cache_exceeds_weights_at(self) -> int | None:
@@ -103,15 +153,13 @@ class Plan:
     @property
     def prefill_flops(self) -> int:
         """The whole context in one pass, for every sequence, with logits for its last token."""
-        shape, pairs = self.blueprint, lambda window: _reached_by_all(window, self.context)
-        attention = self._over_layers(_pair_flops, pairs)
+        shape, attention = self.blueprint, self.resident.all_flops(self.context)
         return self.batch * (2 * shape.block_weights * self.context + 2 * shape.head_weights + attention)
 
     @property
     def decode_flops(self) -> int:
         """One step at the full context: the last token of every sequence."""
-        shape = self.blueprint
-        attention = self._over_layers(_pair_flops, lambda window: _reached(window, self.context))
+        shape, attention = self.blueprint, self.resident.row_flops(self.context)
         return self.batch * (2 * shape.block_weights + 2 * shape.head_weights + attention)
 
     @property
@@ -122,7 +170,7 @@ class Plan:
     @property
     def decode_bytes(self) -> int:
         """What a decode step at the full context reads: weights, and K and V of every sequence."""
-        return self.weight_bytes_read + self.kv_bytes_total
+        return self.weight_bytes_read + self.batch * self.kv_bytes(self.context)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -134,13 +182,23 @@ class Plan:
 
     @property
     def engine_pages(self) -> int:
-        """Pages that the engine's pool needs for the batch: LLM(..., pages=...)."""
-        return self.batch * -(-self.context // PAGE_SIZE)
+        """Pages that the batch needs where all of a text is kept: LLM(pages=..., max_sequences=batch)."""
+        return self.batch * -(-self.context // ENGINE.page_size)
+
+    @cached_property
+    def engine_groups(self) -> tuple[Group, ...]:
+        """The groups of pages of that LLM; none where it has no decoder.
+
+        A window's group has no more than `max_sequences` can use, which is why the batch is given.
+        """
+        if self.blueprint.config is None:
+            return ()
+        return groups_for(self.specs, ENGINE.page_size, self.engine_pages, ENGINE.token_budget, self.batch)
 
     @property
-    def engine_kv_bytes(self) -> int:
-        """What this version's engine takes for them: whole pages, one more to look with, and nothing let go."""
-        return (self.engine_pages + 1) * PAGE_SIZE * self.kv_bytes_per_token
+    def engine_kv_bytes(self) -> int | None:
+        """Bytes that it allocates: whole pages, and one more in each group. None where it has no decoder."""
+        return sum((group.pages + 1) * group.page_bytes for group in self.engine_groups) or None
 
     @property
     def hindrances(self) -> tuple[str, ...]:
@@ -148,33 +206,13 @@ class Plan:
         found = {
             f"it has no decoder for {self.blueprint.architecture}": self.blueprint.config is None,
             f"it has no {self.weights.name} weights": self.weights.name not in NATIVE,
-            f"its cache has no {self._kv_name}": not {self.k.name, self.v.name} <= NATIVE.keys(),
-            f"its cache has the dtype of the weights ({self.weights.name})": self._mixes_dtypes,
-            "it cannot shorten a model's reach to a window": self.window is not None,
         }
         return tuple(words for words, holds in found.items() if holds)
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is assumed, and what a reader might overlook."""
-        shape, grouped = self.blueprint, f"in groups of {GROUP}, each with a float16 scale"
-        found = list(shape.remarks)
-        if self.context > shape.context:
-            found.append(f"{self.context:,} tokens are more than the model's context of {shape.context:,}")
-        if self.weights.group:
-            found.append(
-                f"{self.weights.name} weights: every matrix, embeddings included, symmetric along its input {grouped}; "
-                f"norms and biases in {shape.dtype}"
-            )
-        if self.k.group or self.v.group:
-            names = " and ".join(dict.fromkeys(codec.name for codec in (self.k, self.v) if codec.group))
-            found.append(f"{names} cache: each token and head {grouped}")
-        if shape.experts:
-            found.append(
-                f"a token meets {shape.chosen} of {shape.experts} experts in a layer; a step of {self.batch:,} is "
-                f"taken to read {shape.experts_met(self.batch)}, as if each were as likely"
-            )
-        return tuple(found)
+        return tuple(remarks(self))
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain values for JSON."""
@@ -188,7 +226,9 @@ class Plan:
             "context": self.context,
             "batch": self.batch,
             "weights": self.weights.name,
-            "kv": {"k": self.k.name, "v": self.v.name},
+            "kv": {"k": self.k.name, "v": self.v.name, "first": self.kv.first, "native": list(self.kv.native)},
+            "window": self.window,
+            "sinks": self.sinks,
             "windows": list(self.windows),
             "weight_bytes": self.weight_bytes,
             "kv_bytes_per_token": self.kv_bytes_per_token,
@@ -206,13 +246,7 @@ class Plan:
             "weight_bytes_read": self.weight_bytes_read,
             "bandwidth": speed and {"bytes_per_second": speed.bytes_per_second, "kind": speed.kind, "of": speed.place},
             "tokens_per_second_at_most": self.tokens_per_second,
-            "engine": {
-                "runs": not self.hindrances,
-                "hindrances": list(self.hindrances),
-                "page_size": PAGE_SIZE,
-                "pages": self.engine_pages,
-                "kv_bytes": self.engine_kv_bytes,
-            },
+            "engine": self._engine_facts(),
             "remarks": list(self.remarks),
         }
 
@@ -221,46 +255,34 @@ class Plan:
         """How norms and biases are kept: converted with the weights, but never quantised."""
         return self.weights if self.weights.name in NATIVE else CODECS[self.blueprint.dtype]
 
-    @property
-    def _kv_name(self) -> str:
-        return self.k.name if self.k == self.v else f"{self.k.name} and {self.v.name}"
-
-    @property
-    def _mixes_dtypes(self) -> bool:
-        return {self.k.name, self.v.name, self.weights.name} <= NATIVE.keys() and not self.k == self.v == self.weights
-
-    def _kept(self, layer: Layer) -> int:
-        """c_l: bytes of one token in one layer."""
-        return layer.layout.bytes_per_token(self.k, self.v)
-
-    def _window(self, layer: Layer) -> int | None:
-        given = [window for window in (layer.window, self.window) if window is not None]
-        return min(given, default=None)
-
-    def _over_layers(self, each: Callable[[Layer], int], tokens: Callable[[int | None], int]) -> int:
-        """The sum over all layers of what a token is to it times the tokens that its reach gives."""
-        return sum(each(layer) * tokens(self._window(layer)) for layer in self.blueprint.layers)
+    def _engine_facts(self) -> dict[str, Any]:
+        sizes = [
+            {"layers": list(own.layers), "pages": group.pages, "page_bytes": group.page_bytes}
+            for own, group in zip(group_layers(self.specs), self.engine_groups, strict=False)
+        ]
+        return {
+            "runs": not self.hindrances,
+            "hindrances": list(self.hindrances),
+            "page_size": ENGINE.page_size,
+            "pages": self.engine_pages,
+            "max_sequences": self.batch,
+            "token_budget": ENGINE.token_budget,
+            "groups": sizes,
+            "kv_bytes": self.engine_kv_bytes,
+        }
 
     def _most_context(self, limit: int) -> int | None:
         """The longest context whose caches for the batch take at most `limit` bytes; None: any does."""
+        if limit < 0:
+            return 0
         limit //= self.batch
-        longest = max((window for window in self.windows if window is not None), default=0)
-        if None not in self.windows and self.kv_bytes(longest) <= limit:
+        full = self.resident.knots[-1]
+        if self.resident.bounded and self.resident.most(full) <= limit:
             return None
-        top = longest + max(0, limit) + 2  # a token takes a byte at least
-        return bisect_right(range(top), limit, key=self.kv_bytes) - 1 if limit >= 0 else 0
+        top = full + limit + 2  # beyond its last knot, a token takes a byte at least
+        return bisect_right(range(top), limit, key=self.resident.most) - 1
 
 
-def _pair_flops(layer: Layer) -> int:
-    return layer.pair_flops
-
-
-def _reached(window: int | None, context: int) -> int:
-    """Tokens that a row at the end of `context` tokens reads, itself included."""
-    return context if window is None else min(context, window)
-
-
-def _reached_by_all(window: int | None, context: int) -> int:
-    """The same, summed over the rows at 1 .. context."""
-    edge = _reached(window, context)
-    return edge * (edge + 1) // 2 + (context - edge) * edge
+def native_dtype(shape: Blueprint, weights: Codec) -> DType:
+    """The dtype of a native cache."""
+    return cast(DType, weights.name) if weights.name in NATIVE else shape.dtype

@@ -1,8 +1,7 @@
-"""Sizes as people write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes a second, cache formats."""
+"""Sizes as people write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes a second."""
 
 import re
 from collections.abc import Mapping
-from typing import Literal
 
 from tokenwright.errors import RequestError
 
@@ -55,20 +54,6 @@ def read_count(value: int, name: str) -> int:
     if type(value) is not int or not 1 <= value <= MOST:
         raise RequestError(f"{name} must be a whole number from 1 to {MOST:,}, not {value!r}")
     return value
-
-
-def read_kv(text: str) -> dict[Literal["k", "v"], str]:
-    """The formats of K and of V by name: "int8" is for both, "k=int8,v=int4" for each; what is not named is native."""
-    if "=" not in text:
-        return {"k": text.strip().lower(), "v": text.strip().lower()}
-    found: dict[Literal["k", "v"], str] = {}
-    for part in text.lower().split(","):
-        side, _, name = (one.strip() for one in part.partition("="))
-        key: Literal["k", "v"] | None = "k" if side == "k" else "v" if side == "v" else None
-        if key is None or key in found:
-            raise RequestError(f"kv must be one format, or k=FORMAT,v=FORMAT, each once, not {text!r}")
-        found[key] = name
-    return {"k": "native", "v": "native", **found}
 
 
 def _count(value: object, units: Mapping[str, int]) -> int:

@@ -229,7 +229,7 @@ class Runs:
 
     def _make_place(self, run: Run) -> None:
         live = [player for player in self._players.values() if player.live]
-        while len(live) >= MOST_LIVE or sum(player.run.most_pages for player in live) + run.most_pages > run.pool_pages:
+        while len(live) >= MOST_LIVE or not run.fits_beside(player.run for player in live):
             left = next((player for player in live if not player.viewed), None)
             if left is None:
                 raise CapacityError(

@@ -1,8 +1,8 @@
 """Kernels that count: the work of a forward pass, added up where it is called.
 
 Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 n in out FLOP; attention over a span is
-4 H D for each pair of a row and a position up to the span's end, the hidden half of a chunk included, because the
-kernels beneath compute it. `CostModel` derives what had to be computed; where the two differ, both are shown.
+4 H D for each pair of a row and a position that some row of its span reads, the hidden ones included, because the
+kernels beneath compute them. `CostModel` derives what had to be computed; where the two differ, both are shown.
 """
 
 from collections import Counter
@@ -23,13 +23,14 @@ class Counts:
     span_flops: Counter[int] = field(default_factory=Counter)  # of attention, for each span of the step
     weight_bytes: int = 0
     kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each span of the step
-    kv_written: int = 0  # bytes, for each row
+    kv_written: Counter[int] = field(default_factory=Counter)  # bytes, for each span of the step
 
     def reset(self) -> None:
         """Begin a forward pass."""
         self.span_flops.clear()
         self.kv_read.clear()
-        self.row_flops = self.weight_bytes = self.kv_written = 0
+        self.kv_written.clear()
+        self.row_flops = self.weight_bytes = 0
 
     def turn(self) -> int:
         """End a part; returns its FLOP for each row."""
@@ -64,12 +65,21 @@ class CountedKernels:
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         return self.kernels.rotate(x, rotation)
 
-    def store(self, view: KVView, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.counts.kv_written += view.spec.bytes_per_token
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         self.kernels.store(view, slots, k, v)
 
-    def attention(self, q: torch.Tensor, view: KVView, spans: Sequence[Span], scale: float) -> torch.Tensor:
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        spans: Sequence[Span],
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         for index, span in enumerate(spans):
-            self.counts.span_flops[index] += 4 * q.shape[1] * q.shape[2] * len(span.rows) * span.stop
-            self.counts.kv_read[index] += view.spec.bytes_per_token * span.stop
-        return self.kernels.attention(q, view, spans, scale)
+            read = [(part.bytes_per_token, len(span.keys[part.group].slots)) for part in view.parts]
+            keys = sum(count for _, count in read)
+            self.counts.span_flops[index] += 4 * q.shape[1] * q.shape[2] * len(span.rows) * keys
+            self.counts.kv_read[index] += sum(size * count for size, count in read)
+            self.counts.kv_written[index] += view.spec.stored_bytes(range(span.start, span.stop))
+        return self.kernels.attention(q, view, spans, scale, sink_q)

@@ -88,6 +88,7 @@ class _Draft:
     span: int  # its place in the step
     row: int  # of its last token, among the rows of the step
     query: torch.Tensor | None = None  # [D]
+    sink_query: torch.Tensor | None = None  # [D], where the layer has one
 
 
 @dataclass(slots=True)
@@ -164,6 +165,10 @@ class Recorder:
                 for draft in self._drafts:
                     if draft.watched[0] == layer:
                         draft.query = value[draft.row, draft.watched[1]]
+            case Site.SINK_QUERY:
+                for draft in self._drafts:
+                    if draft.watched[0] == layer:
+                        draft.sink_query = value[draft.row, draft.watched[1]]
 
     @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
@@ -207,7 +212,8 @@ class Recorder:
         length, layers = len(chunk.tokens), self._layers()
         block_row, head_row = self._parts
         kept = chunk.stop if watch.sequence.cache or not chunk.picks else 0
-        page_bytes = self.runner.store.page_size * self.costs.bytes_per_token
+        store = self.runner.store
+        tables = zip(store.groups, chunk.tables, strict=True)
         frame = StepFrame(
             step=0,
             start=chunk.start,
@@ -219,9 +225,9 @@ class Recorder:
             flops_derived=self.costs.chunk(chunk.start, length, rows).flops,
             weight_bytes=self.counts.weight_bytes,
             kv_read=self.counts.kv_read[draft.span],
-            kv_written=self.counts.kv_written * length,
-            kv_resident=kept * self.costs.bytes_per_token,
-            kv_allocated=len(chunk.pages) * page_bytes,
+            kv_written=self.counts.kv_written[draft.span],
+            kv_resident=sum(spec.nbytes(kept) for spec in self.costs.specs),
+            kv_allocated=sum(len(table) * group.page_bytes(store.page_size) for group, table in tables),
             began_us=0,
             step_us=0,
             attention_us=sum(layer.attention_us for layer in layers),
@@ -255,10 +261,10 @@ class Recorder:
             return None
         (layer, head), chunk = draft.watched, draft.chunk
         config = self.costs.config
-        pages = torch.tensor(chunk.pages, device=draft.query.device)
-        group = head * config.kv_heads // config.heads
+        store, group = self.runner.store, head * config.kv_heads // config.heads
         try:
-            weights = attention_row(self.runner.store.view(layer), pages, draft.query, group, chunk.stop - 1)
+            keys = store.keys(chunk.tables, chunk.stop - 1, chunk.stop)
+            weights = attention_row(store.view(layer), keys, draft.query, draft.sink_query, group, chunk.stop - 1)
             return coded(weights, layer, head)
         except RuntimeError:  # of torch: most likely it has no memory left
             log.exception("the row of layer %d, head %d could not be computed", layer, head)

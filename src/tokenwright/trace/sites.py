@@ -16,7 +16,8 @@ class Site(StrEnum):
 
     EMBEDDING = "embedding"  # the residual stream before the first layer (its layer is 0)
     QUERY = "query"  # after its norm and its rotation
-    KEY = "key"  # the same: as it goes to the cache
+    SINK_QUERY = "sink_query"  # the query turned to meet the keys of sinks; only where a layer has them and rotates
+    KEY = "key"  # after its norm and its rotation: as it goes to the cache
     VALUE = "value"
     ATTENTION = "attention"  # the residual stream after the layer's attention
     MLP = "mlp"  # the residual stream after the layer
@@ -25,6 +26,7 @@ class Site(StrEnum):
 DIMS: Mapping[Site, tuple[str, ...]] = {
     Site.EMBEDDING: ("T", "d"),
     Site.QUERY: ("T", "H", "D"),
+    Site.SINK_QUERY: ("T", "H", "D"),
     Site.KEY: ("T", "G", "D"),
     Site.VALUE: ("T", "G", "D"),
     Site.ATTENTION: ("T", "d"),

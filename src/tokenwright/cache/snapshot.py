@@ -1,0 +1,264 @@
+"""A text's K and V in a file, so that a long prompt is read once: written whole or not at all, believed only if whole.
+
+The container is safetensors. Its metadata say what the values depend on beside the tokens (`about`); a file of another
+model, format or spec is refused with the reason. A sha256 over every byte of the file, its own digits taken as zeros,
+finds a flipped bit wherever it is. A file is written in a folder of its own beside its place (a draft), brought to the
+disk and then renamed: who is killed meanwhile leaves the old one.
+"""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
+
+from tokenwright.errors import CacheFileError
+
+FORMAT, VERSION = "tokenwright-kv", "1"
+Pages = Sequence[Sequence[int]]  # of the text, for each group
+Contents = Sequence[Sequence[torch.Tensor]]  # of these pages
+
+_NO_DIGEST = "0" * 64
+_LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
+_BLOCK = 1 << 22  # bytes hashed at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The pages that are kept of a text: `pages[g]` are its page numbers in group g, `contents[g]` what they hold."""
+
+    tokens: tuple[int, ...]
+    pages: Pages
+    contents: Contents
+
+
+def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
+    """Write a snapshot to `path`, in place of what is there; only its owner may read it.
+
+    Raises CacheFileError where that cannot be done; the old file stays as it was.
+    """
+    tensors = {f"{g}.{i}": one for g, parts in enumerate(snapshot.contents) for i, one in enumerate(parts)}
+    tensors["tokens"] = torch.tensor(snapshot.tokens, dtype=torch.int64)
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "sha256": _NO_DIGEST,
+        "about": json.dumps(dict(about), sort_keys=True),
+        "pages": json.dumps([list(pages) for pages in snapshot.pages]),
+    }
+    _check_place(path)
+    _sweep(path)
+    draft = path.with_name(f"{_drafts(path)}{os.getpid()}")
+    try:
+        draft.mkdir(mode=0o700)
+        whole = draft / "kv"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, whole, metadata)
+        whole.chmod(0o600)
+        with whole.open("r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            place = 8 + _digest_place(file.read(length))
+            digits = _digest(whole)
+            file.seek(place)
+            file.write(digits.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        whole.replace(path)
+        _sync_folder(path.parent)
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise CacheFileError(f"the cache cannot be saved to {path}: {reason}; what was there is unchanged") from error
+    finally:
+        rmtree(draft, ignore_errors=True)
+
+
+def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
+    """The snapshot at `path`. `about` must be what it was saved with; `shapes[g]` are the contents of one page.
+
+    Raises CacheFileError, with the reason, for whatever cannot be believed.
+    """
+    data = _read(path)
+    metadata, place = _metadata(path, data)
+    stored = metadata["sha256"]
+    data[place : place + len(_NO_DIGEST)] = _NO_DIGEST.encode()
+    if sha256(data).hexdigest() != stored:
+        raise CacheFileError(f"{path} is damaged: its checksum is not that of its contents; delete it")
+    try:
+        _compare(path, json.loads(metadata["about"]), about)
+        tensors = load_tensors(bytes(data))
+        pages = [[int(page) for page in row] for row in json.loads(metadata["pages"])]
+        contents = [[tensors[f"{g}.{i}"] for i in range(len(parts))] for g, parts in enumerate(shapes)]
+        snapshot = Snapshot(tuple(tensors["tokens"].tolist()), pages, contents)
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise _strange(path) from error
+    if not _fits(snapshot, shapes):
+        raise _strange(path)
+    return snapshot
+
+
+def _strange(path: Path) -> CacheFileError:
+    return CacheFileError(f"{path} is a cache file, but not one that Tokenwright wrote; delete it")
+
+
+def _fits(snapshot: Snapshot, shapes: Contents) -> bool:
+    """Whether the tensors are such as the pages' memory takes."""
+    if len(snapshot.pages) != len(shapes) or not all(0 <= token < 1 << 32 for token in snapshot.tokens):
+        return False
+    for pages, parts, wanted in zip(snapshot.pages, snapshot.contents, shapes, strict=True):
+        if list(pages) != sorted({page for page in pages if 0 <= page < len(snapshot.tokens)}):
+            return False
+        for part, one in zip(parts, wanted, strict=True):
+            if part.dtype != one.dtype or list(part.shape) != [one.shape[0], len(pages), *one.shape[2:]]:
+                return False
+    return True
+
+
+def _check_place(path: Path) -> None:
+    """Refuse what must not be written through or cannot be a file."""
+    if "\0" in str(path):
+        raise CacheFileError("the name of a cache file cannot hold a NUL character")
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise CacheFileError(f"the cache cannot be saved to {path}: there is no folder {path.parent}") from None
+        return
+    except OSError as error:
+        raise CacheFileError(f"the cache cannot be saved to {path}: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise CacheFileError(f"{path} is {_kind(mode)}, not a file; give another name")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISDIR: "a folder"}
+    return next((words for test, words in kinds.items() if test(mode)), "a device or a pipe")
+
+
+def _drafts(path: Path) -> str:
+    """What the names of drafts of `path` begin with; the writer's process id follows."""
+    return f".{path.name[:200]}.draft-"
+
+
+def _sweep(path: Path) -> None:
+    """Remove the drafts of writers that were killed."""
+    for draft in path.parent.glob(f"{_escaped(_drafts(path))}*"):
+        writer = draft.name.rpartition("-")[2]
+        if writer.isdigit() and not _alive(int(writer)):
+            rmtree(draft, ignore_errors=True)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
+def _digest(path: Path) -> str:
+    """The sha256 of a file, a block at a time."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest_place(header: bytes | bytearray) -> int:
+    """Where the digits of the checksum begin in a header."""
+    mark = b'"sha256":"'
+    return header.index(mark) + len(mark)
+
+
+def _read(path: Path) -> bytearray:
+    """All of a file, if it is one."""
+    try:
+        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer must not hang us
+    except OSError as error:
+        words = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise CacheFileError(f"the cache file {path} cannot be read: {words}") from error
+    except ValueError as error:
+        raise CacheFileError("the name of a cache file cannot hold a NUL character") from error
+    try:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode):
+            raise CacheFileError(f"{path} is {_kind(status.st_mode)}, not a cache file; give another name")
+        data = bytearray(status.st_size)
+        with open(place, "rb", closefd=False) as file:
+            if file.readinto(data) != status.st_size:
+                raise CacheFileError(f"{path} became shorter while it was read; try again")
+    except (OSError, MemoryError) as error:
+        raise CacheFileError(f"the cache file {path} cannot be read: {error}") from error
+    finally:
+        os.close(place)
+    return data
+
+
+def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
+    """The metadata of a file that says of itself that it is of our format, and where its checksum stands."""
+    foreign = CacheFileError(f"{path} is not a cache file of Tokenwright; give another name, or delete it")
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 10 or data[8:9] != b"{" or length > _LARGEST_HEADER:
+        raise foreign
+    header = data[8 : 8 + length]
+    if len(header) < length:
+        raise CacheFileError(f"{path} is truncated: it ends within its header; delete it")
+    try:
+        content = json.loads(header.decode("utf-8"))
+        metadata = content["__metadata__"]
+        end = max(one["data_offsets"][1] for name, one in content.items() if name != "__metadata__")
+        missing = 8 + length + int(end) - len(data)
+        known = metadata["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise foreign from error
+    if not known:
+        raise foreign
+    if metadata.get("version") != VERSION:
+        raise CacheFileError(
+            f"{path} has version {metadata.get('version')!r} of the format, and this Tokenwright reads {VERSION}; "
+            "delete it"
+        )
+    if missing > 0:
+        raise CacheFileError(f"{path} is truncated: {missing:,} bytes are missing at its end; delete it")
+    _check_words(path, metadata)
+    return metadata, 8 + _digest_place(header)
+
+
+def _check_words(path: Path, metadata: Mapping[str, Any]) -> None:
+    words = [metadata.get(name) for name in ("sha256", "about", "pages")]
+    if not all(isinstance(word, str) for word in words) or len(str(words[0])) != len(_NO_DIGEST):
+        raise _strange(path)
+
+
+def _compare(path: Path, stored: object, about: Mapping[str, str]) -> None:
+    """Refuse a file that was saved under other circumstances, and say which."""
+    if not isinstance(stored, dict) or stored.keys() != about.keys():
+        raise _strange(path)
+    for name, value in about.items():
+        if stored[name] != value:
+            was, now = (f" ({shown})" if len(shown) < 60 else "" for shown in (str(stored[name]), value))
+            raise CacheFileError(
+                f"{path} was saved with another {name}{was}, and this engine has its own{now}; "
+                "open the model as it was then, or give another name"
+            )

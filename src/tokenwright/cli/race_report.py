@@ -1,0 +1,259 @@
+"""What the lanes of a race wrote and what it cost: as a report, as a picture and as JSON.
+
+Times are measured and tokens counted, by the engine. Beside them stands what the formulas say: the tokens sent through
+the layers, and from shapes alone FLOP and the bytes of K and V that are kept and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tokenwright.cli.chart import Line, chart
+from tokenwright.cli.facts import binary, seconds
+
+if TYPE_CHECKING:
+    from tokenwright.completion import Completion
+    from tokenwright.trace.cost import Cost
+
+CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
+COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
+EQUAL = (NAIVE, PREFIX)  # must write what the cached lane writes
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One text of a race. `cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
+
+    kind: str  # a key of COLOURS
+    name: str
+    completion: Completion
+    cost: Cost
+    kv_bytes: int
+
+    @property
+    def step_s(self) -> tuple[float, ...]:
+        return self.completion.usage.step_s
+
+    @property
+    def work(self) -> tuple[int, str]:
+        """The forward tokens that the formula asks for, and the formula in words."""
+        usage = self.completion.usage
+        prompt, written, reused = usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens
+        tokens = forward_tokens(prompt, written, cache=self.kind != NAIVE, reused=reused)
+        if self.kind == NAIVE:
+            return tokens, "the sum of t = N .. N + T - 1"
+        return tokens, f"N + T - 1 - R, R = {reused:,} found" if self.kind == PREFIX else "N + T - 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device."""
+
+    lanes: tuple[Lane, ...]
+    about: str
+    layers: int
+    page_size: int
+
+    @property
+    def cached(self) -> Completion:
+        return self.lanes[0].completion
+
+    @property
+    def naive(self) -> Completion:
+        return self.lanes[1].completion
+
+    @property
+    def faults(self) -> list[Lane]:
+        """The lanes that wrote other tokens than the cached one and must not."""
+        return [lane for lane in self.lanes if lane.kind in EQUAL and self.parts_at(lane) is not None]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long the naive lane took."""
+        return self.naive.usage.total_s / max(self.cached.usage.total_s, 1e-9)
+
+    def parts_at(self, lane: Lane) -> int | None:
+        """The number (from 1) of the first token that is not the cached lane's; None where all are."""
+        ours, theirs = self.cached.token_ids, lane.completion.token_ids
+        if ours == theirs:
+            return None
+        pairs = enumerate(zip(ours, theirs, strict=False), 1)
+        return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)) + 1)
+
+
+def forward_tokens(prompt: int, written: int, *, cache: bool, reused: int = 0) -> int:
+    """Tokens sent through the layers for `written` >= 1 after `prompt`, of which `reused` are found; by formula."""
+    if cache:
+        return prompt + written - 1 - reused
+    return written * prompt + written * (written - 1) // 2
+
+
+def report(result: Result) -> str:
+    """The race in words and numbers, for a terminal or a file."""
+    usage = result.cached.usage
+    naive, cached = result.naive.usage.forward_tokens, usage.forward_tokens
+    return "\n".join(
+        [
+            f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({result.about}).",
+            *_agreement(result),
+            "",
+            *_table([("measured", "first token", "median step", "last step", "total", "tok/s"), *_times(result)], 6),
+            "",
+            *_sparks(result),
+            "",
+            *_table(
+                [("counted", "forward tokens", "layer-tokens", "K and V", "formula of the tokens"), *_counted(result)],
+                4,
+            ),
+            "",
+            *_table([("by shapes", "GFLOP", "K and V read", "K and V at the end"), *_derived(result)], 3),
+            "",
+            f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens",
+        ]
+    )
+
+
+def _agreement(result: Result) -> list[str]:
+    """Who wrote what the cached lane wrote, and who went where another way."""
+    same, other = [], []
+    for lane in result.lanes[1:]:
+        at = result.parts_at(lane)
+        if at is None:
+            same.append(lane.name)
+        elif lane.kind not in EQUAL:
+            other.append(f"{lane.name} from token {at} on")
+    lines = [f"The same tokens as cached: {', '.join(same)}."] if same else []
+    lines += [f"Other tokens than cached: {', '.join(other)}."] if other else []
+    lines += [f"THE LANES WROTE DIFFERENT TOKENS: {_parted(result)}."] if result.faults else []
+    if all(lane.kind != PREFIX for lane in result.lanes):
+        prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
+        lines.append(
+            f"No prefix to find again: that takes a prompt of {needed} tokens, a page and one; this has {prompt}."
+        )
+    return lines
+
+
+def _parted(result: Result) -> str:
+    return ", ".join(f"{lane.name} from token {result.parts_at(lane)} on" for lane in result.faults)
+
+
+def fault(result: Result) -> str:
+    """What to say and do where lanes that must agree do not."""
+    return (
+        f"the lanes wrote different tokens: {_parted(result)}. In 16 bits two logits can be so near that the order of "
+        "additions decides; try --dtype float32. If they part there too, it is a bug."
+    )
+
+
+def _times(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for lane in result.lanes:
+        steps, usage = lane.step_s, lane.completion.usage
+        told = [seconds(time_s) for time_s in (steps[0], median(steps), steps[-1], usage.total_s)]
+        rows.append((lane.name, *told, f"{len(steps) / usage.total_s:,.3g}"))
+    return rows
+
+
+def _counted(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for lane in result.lanes:
+        usage, (asked, words) = lane.completion.usage, lane.work
+        sign = "=" if usage.forward_tokens == asked else f"NOT {asked:,} ="
+        counts = (f"{usage.forward_tokens:,}", f"{usage.layer_tokens:,}", binary(usage.kv_bytes))
+        rows.append((lane.name, *counts, f"{sign} {words}"))
+    return rows
+
+
+def _derived(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for lane in result.lanes:
+        usage = lane.completion.usage
+        tokens = usage.prompt_tokens + usage.completion_tokens - 1
+        words = "nothing is kept" if lane.kind == NAIVE else f"after N + T - 1 = {tokens:,} tokens"
+        sign = "=" if usage.kv_bytes == lane.kv_bytes else f"NOT {binary(usage.kv_bytes)} ="
+        flops = f"{lane.cost.flops / 1e9:,.4g}"
+        rows.append((lane.name, flops, binary(lane.cost.kv_read), f"{sign} {binary(lane.kv_bytes)}: {words}"))
+    return rows
+
+
+def _sparks(result: Result) -> list[str]:
+    """The steps of each lane as little bars, against one peak for all: a hiccup must not flatten the rest."""
+    every = sorted(step for lane in result.lanes for step in lane.step_s)
+    peak = every[int(len(every) * 0.98)]
+    width = max(len(lane.name) for lane in result.lanes)
+    return [f"{lane.name:>{width}}  {_spark(lane.step_s, peak)}" for lane in result.lanes]
+
+
+def _table(rows: list[Row], numbers: int) -> list[str]:
+    """The rows as lines; the first `numbers` columns are aligned to the right, what follows them stays as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[numbers:] = [0] * len(widths[numbers:])
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
+    """The values as a row of little bars against `peak`: the median of each of at most `width` stretches."""
+    cells = min(width, len(values))
+    stretches = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * median(stretch) / peak))] for stretch in stretches)
+
+
+def picture(result: Result) -> str:
+    """Milliseconds of each step over the steps, as SVG; one line a lane."""
+    usage = result.cached.usage
+    lines = []
+    for lane in result.lanes:
+        note = f"{seconds(lane.completion.usage.total_s)} in all"
+        lines.append(Line(_label(lane), note, COLOURS[lane.kind], [step * 1000 for step in lane.step_s]))
+    one_text = all(lane.kind not in (KV, WINDOW) for lane in result.lanes)
+    return chart(
+        "The same text with the KV cache and without it" if one_text else "The same prompt with several KV caches",
+        f"{usage.completion_tokens} tokens after a prompt of {usage.prompt_tokens} · {result.about} · "
+        f"naive takes {result.ratio:.1f}x as long",
+        lines,
+    )
+
+
+def _label(lane: Lane) -> str:
+    """As much of the lane's name as fits beside the chart."""
+    return next(name for name in (lane.name, lane.name.partition(" + ")[0], lane.kind) if len(name) <= 16)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The race as JSON: seconds, tokens and bytes; `derived` and `formula` are worked out, the rest is the engine's."""
+    return {
+        "text": result.cached.text,
+        "token_ids": list(result.cached.token_ids),
+        "prompt_tokens": result.cached.usage.prompt_tokens,
+        "same_tokens": not result.faults,
+        "ratio": result.ratio,
+        **{lane.kind: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
+    }
+
+
+def _lane_json(lane: Lane, parts_at: int | None, layers: int) -> dict[str, Any]:
+    usage, (asked, words) = lane.completion.usage, lane.work
+    return {
+        "name": lane.name,
+        "parts_at": parts_at,
+        "total_s": usage.total_s,
+        "step_s": list(lane.step_s),
+        "median_step_s": median(lane.step_s),
+        "forward_tokens": usage.forward_tokens,
+        "layer_tokens": usage.layer_tokens,
+        "reused_tokens": usage.reused_tokens,
+        "kv_bytes": usage.kv_bytes,
+        "preemptions": usage.preemptions,
+        "derived": {"flops": lane.cost.flops, "kv_read_bytes": lane.cost.kv_read},
+        "formula": {
+            "forward_tokens": asked,
+            "layer_tokens": asked * layers,
+            "words": words,
+            "kv_bytes": lane.kv_bytes,
+        },
+    }

@@ -1,0 +1,62 @@
+"""What a reader of a plan might overlook, in words: what is assumed, and what a format or a window means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tokenwright.cache.codec import GROUP
+
+if TYPE_CHECKING:
+    from tokenwright.planner.figures import Plan
+
+_GROUPED = f"in groups of {GROUP}, each with a float16 scale"
+
+
+def remarks(plan: Plan) -> Iterator[str]:
+    """One sentence or two on each thing."""
+    shape = plan.blueprint
+    yield from shape.remarks
+    yield from _reach(plan)
+    if plan.weights.group:
+        yield (
+            f"{plan.weights.name} weights: every matrix, embeddings included, symmetric along its input {_GROUPED}; "
+            f"norms and biases in {shape.dtype}"
+        )
+    yield from _formats(plan)
+    if shape.experts:
+        yield (
+            f"a token meets {shape.chosen} of {shape.experts} experts in a layer; a step of {plan.batch:,} is "
+            f"taken to read {shape.experts_met(plan.batch)}, as if each were as likely"
+        )
+
+
+def _reach(plan: Plan) -> Iterator[str]:
+    own = plan.blueprint.context
+    if plan.endless:
+        yield "a text may go on without end: with a window on every layer its cache stops growing, whatever the context"
+        if plan.window is not None and plan.window > own:
+            yield f"a window of {plan.window:,} tokens is more than the model's context of {own:,}"
+    elif plan.context > own:
+        yield f"{plan.context:,} tokens are more than the model's context of {own:,}"
+    if any(reach.kept(plan.context - 1, plan.context) < plan.context for reach in plan.reaches):
+        yield "what lies behind a window is let go while the text is written, and its pages are used again"
+    if plan.sinks:
+        yield f"sinks: the first {_tokens(plan.sinks)} in reach of every layer with a window, on top of it"
+
+
+def _tokens(count: int) -> str:
+    return "token stays" if count == 1 else f"{count:,} tokens stay"
+
+
+def _formats(plan: Plan) -> Iterator[str]:
+    scaled = [codec for codec in (plan.k, plan.v) if codec.group]
+    if scaled:
+        yield f"{' and '.join(dict.fromkeys(codec.name for codec in scaled))} cache: each token and head {_GROUPED}"
+    if plan.kept_native:
+        yield f"in {plan.native} all the same: {', and '.join(plan.kept_native)}"
+    if plan.kv_bytes(plan.context) < plan.kv_bytes_per_sequence:
+        yield (
+            f"at {plan.context:,} tokens a sequence keeps {plan.kv_bytes(plan.context):,} bytes; the memory counts the "
+            "most on the way there, before the window lets go of its first tokens"
+        )

@@ -1,0 +1,254 @@
+"""A cache file is written whole or not at all, and believed only if it is whole and of the right kind."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import stat
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tokenwright.cache import snapshot
+from tokenwright.cache.snapshot import Snapshot, load, save
+from tokenwright.errors import CacheFileError
+
+ABOUT = {"weights": "w" * 64, "kv format": "int8 #12345678"}
+SHAPES = [
+    [torch.empty(2, 1, 4, 1, 8, dtype=torch.int8), torch.empty(2, 1, 4, 1, 1, dtype=torch.float16)],
+    [torch.empty(1, 1, 4, 1, 8)],
+]
+
+
+def made(seed: int = 0, pages: int = 3) -> Snapshot:
+    torch.manual_seed(seed)
+    rows = [list(range(pages)), [pages - 1]]
+    contents = [
+        [
+            torch.randint(-100, 100, (2, pages, 4, 1, 8), dtype=torch.int8),
+            torch.rand(2, pages, 4, 1, 1).half(),
+        ],
+        [torch.rand(1, 1, 4, 1, 8)],
+    ]
+    return Snapshot(tuple(range(seed, seed + 4 * pages)), rows, contents)
+
+
+def same(one: Snapshot, other: Snapshot) -> bool:
+    pairs = zip(one.contents, other.contents, strict=True)
+    equal = all(torch.equal(a, b) for left, right in pairs for a, b in zip(left, right, strict=True))
+    return equal and one.tokens == other.tokens and [list(row) for row in one.pages] == other.pages
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.kv"
+    save(path, made(), ABOUT)
+    return path
+
+
+def test_what_is_saved_is_loaded(file: Path) -> None:
+    assert same(made(), load(file, ABOUT, SHAPES))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "it holds what somebody wrote"
+    assert [one.name for one in file.parent.iterdir()] == ["chat.kv"], "no draft stays"
+
+
+def test_the_newest_of_two_writers_stays_whole(file: Path) -> None:
+    save(file, made(seed=5, pages=7), ABOUT)
+    assert same(made(seed=5, pages=7), load(file, ABOUT, SHAPES))
+
+
+def refused(path: Path, words: str, about: dict[str, str] = ABOUT) -> None:
+    with pytest.raises(CacheFileError, match=words):
+        load(path, about, SHAPES)
+
+
+def test_every_flipped_bit_is_found(file: Path) -> None:
+    data = file.read_bytes()
+    rng = random.Random(0)
+    length = 8 + int.from_bytes(data[:8], "little")
+    places = [*range(8), *rng.sample(range(8, length), 300), *rng.sample(range(length, len(data)), 300)]
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << rng.randrange(8)
+        file.write_bytes(flipped)
+        with pytest.raises(CacheFileError, match="delete it"):
+            load(file, ABOUT, SHAPES)
+
+
+def test_every_truncation_is_found(file: Path) -> None:
+    data = file.read_bytes()
+    for length in [*range(0, 60, 7), *range(60, len(data), 37), len(data) - 1]:
+        file.write_bytes(data[:length])
+        refused(file, "truncated|not a cache file")
+    file.write_bytes(data[:-100])
+    refused(file, "truncated: 100 bytes are missing")
+    file.write_bytes(data + b"more")
+    refused(file, "damaged")
+
+
+def test_another_model_is_refused_by_name(file: Path) -> None:
+    refused(file, "another weights", ABOUT | {"weights": "v" * 64})
+    refused(file, r"another kv format \(int8 #12345678\).*its own \(native\)", ABOUT | {"kv format": "native"})
+    refused(file, "not one that Tokenwright wrote", ABOUT | {"more": "1"})
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    path = tmp_path / "chat.kv"
+    path.write_bytes(pickle.dumps(Bomb()))
+    refused(path, "not a cache file")
+    assert not (tmp_path / "ran").exists()
+
+
+def rewritten(file: Path, change: object) -> None:
+    """The file with other metadata, its checksum made right again: what an enemy can write."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)  # type: ignore[operator]
+    header["__metadata__"]["sha256"] = "0" * 64
+    text = json.dumps(header, separators=(",", ":")).encode()
+    blank = struct.pack("<Q", len(text)) + text + data[8 + length :]
+    file.write_bytes(blank)
+    digits = snapshot._digest(file)
+    file.write_bytes(blank.replace(b'"sha256":"' + b"0" * 64, b'"sha256":"' + digits.encode()))
+
+
+def test_a_rewritten_file_with_a_right_checksum_is_read(file: Path) -> None:
+    rewritten(file, lambda header: None)
+    assert same(made(), load(file, ABOUT, SHAPES))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("version", "0", "version '0' of the format, and this Tokenwright reads 1"),
+        ("format", "other", "not a cache file"),
+        ("pages", "[[0, 1, 9000], [2]]", "not one that Tokenwright wrote"),
+        ("pages", "[[0, 1, 1], [2]]", "not one that Tokenwright wrote"),
+        ("pages", "[[0, 1, -1], [2]]", "not one that Tokenwright wrote"),
+        ("pages", "[[0, 1], [2]]", "not one that Tokenwright wrote"),
+        ("pages", "[[0, 1, 2]]", "not one that Tokenwright wrote"),
+        ("pages", "nothing", "not one that Tokenwright wrote"),
+        ("pages", "[" * 100_000, "not one that Tokenwright wrote"),
+        ("about", "[]", "not one that Tokenwright wrote"),
+        ("about", "{", "not one that Tokenwright wrote"),
+    ],
+)
+def test_a_forged_file_is_refused(file: Path, key: str, value: str, words: str) -> None:
+    rewritten(file, lambda header: header["__metadata__"].update({key: value}))
+    refused(file, words)
+
+
+@pytest.mark.parametrize("key", ["sha256", "about", "pages", "version"])
+def test_a_file_that_lacks_a_word_is_refused(file: Path, key: str) -> None:
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    del header["__metadata__"][key]
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+    refused(file, "not one that Tokenwright wrote|version None")
+
+
+def test_tensors_of_another_kind_are_refused(file: Path) -> None:
+    wider = [[SHAPES[0][0].float(), SHAPES[0][1]], SHAPES[1]]
+    with pytest.raises(CacheFileError, match="not one that Tokenwright wrote"):
+        load(file, ABOUT, wider)
+    with pytest.raises(CacheFileError, match="not one that Tokenwright wrote"):
+        load(file, ABOUT, [*SHAPES, SHAPES[0]])
+
+
+def test_other_safetensors_are_no_cache(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(3)}, path)
+    refused(path, "not a cache file")
+    refused(tmp_path / "absent.kv", "No such file")
+
+
+def test_names_that_are_no_files_are_refused(tmp_path: Path, file: Path) -> None:
+    link, pipe = tmp_path / "link.kv", tmp_path / "pipe.kv"
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    before = file.read_bytes()
+    for path, words in [
+        (link, "symbolic link"),
+        (pipe, "a device or a pipe"),
+        (tmp_path, "folder"),
+        (Path("/dev/zero"), "a device or a pipe"),
+        (Path("a\0b"), "NUL"),
+        (tmp_path / ("n" * 4096), "name too long"),
+    ]:
+        with pytest.raises(CacheFileError, match=f"(?i){words}"):
+            load(path, ABOUT, SHAPES)
+        with pytest.raises(CacheFileError, match=f"(?i){words}"):
+            save(path, made(), ABOUT)
+    with pytest.raises(CacheFileError, match="there is no folder"):
+        save(tmp_path / "absent" / "chat.kv", made(), ABOUT)
+    assert file.read_bytes() == before and link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["save_file", "_digest", "_sync_folder"])
+def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """ENOSPC at each write. When the folder cannot be synced, the new file is already there, and whole."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot, name, full)
+    with pytest.raises(CacheFileError, match="No space left on device"):
+        save(file, made(seed=9), ABOUT)
+    monkeypatch.undo()
+    assert same(made(seed=9 if name == "_sync_folder" else 0), load(file, ABOUT, SHAPES))
+    assert [one.name for one in file.parent.iterdir()] == ["chat.kv"], "no draft stays"
+
+
+def _write_for_ever(path: Path, ready: "multiprocessing.synchronize.Event") -> None:
+    torch.set_num_threads(1)
+    snapshots = [made(seed, pages=400) for seed in (1, 2)]
+    ready.set()
+    while True:
+        for one in snapshots:
+            save(path, one, ABOUT)
+
+
+def test_killed_while_saving_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
+    """200 writers are killed at random moments; what is there is whole each time, and their drafts are cleared away."""
+    path, rng = tmp_path / "chat.kv", random.Random(0)
+    began = time.perf_counter()
+    save(path, made(1, pages=400), ABOUT)
+    usual = time.perf_counter() - began
+    whole = [made(seed, pages=400) for seed in (1, 2)]
+    context = multiprocessing.get_context("fork")
+    seen = set()
+    for _ in range(200):
+        ready = context.Event()
+        writer = context.Process(target=_write_for_ever, args=(path, ready))
+        writer.start()
+        ready.wait()
+        time.sleep(rng.random() * 4 * usual)
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        found = load(path, ABOUT, SHAPES)
+        seen.add([same(one, found) for one in whole].index(True))
+    assert seen == {0, 1}, "the kills came before and after renamings"
+    save(path, whole[0], ABOUT)
+    assert [one.name for one in tmp_path.iterdir()] == ["chat.kv"], "drafts of the killed are gone"
+
+
+def test_the_draft_of_a_living_writer_is_left_alone(file: Path) -> None:
+    draft = file.with_name(f".chat.kv.draft-{os.getppid()}")
+    draft.mkdir()
+    (draft / "kv").write_bytes(b"somebody else's")
+    save(file, made(seed=3), ABOUT)
+    assert (draft / "kv").read_bytes() == b"somebody else's"

@@ -1,0 +1,189 @@
+"""The KV memory: where a row goes and comes back from, its bytes, and pages that are copied, taken out and put back."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cache.test_spec import SPECS
+from tests.models.fixtures import make_config
+from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.config import KVFormat
+from tokenwright.errors import CapacityError
+from tokenwright.models.families import parse_config
+
+CPU = torch.device("cpu")
+KVS = ["native", "bfloat16", "int8", "int4", "fp8", "k=int8,v=int4,first=5,native=1"]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def specs_of(kv: str, kind: str = "qwen2-window") -> tuple[LayerSpec, ...]:
+    return layer_specs(parse_config(make_config(kind))[1], "float32", KVFormat.parse(kv))
+
+
+def written(specs: tuple[LayerSpec, ...], pages: int = 3, page_size: int = 4) -> KVStore:
+    """A store with other numbers in every slot of every layer and side."""
+    store = KVStore(specs, pages, page_size, CPU)
+    seed = 0
+    for layer, spec in enumerate(specs):
+        for part in store.view(layer).parts:
+            for side in (part.k, part.v):
+                slots = torch.arange((pages + 1) * page_size)
+                side.write(slots, noise(len(slots), spec.layout.kv_heads, spec.layout.head_size, seed=seed))
+                seed += 1
+    return store
+
+
+def contents(store: KVStore) -> list[torch.Tensor]:
+    return [tensor.clone() for group in range(len(store.groups)) for tensor in store.tensors(group)]
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the bit, NaN included."""
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+@given(specs=st.lists(SPECS, min_size=1, max_size=4), page_size=st.integers(1, 20), data=st.data())
+def test_bytes_are_those_of_the_tensors(specs: list[LayerSpec], page_size: int, data: st.DataObject) -> None:
+    store = KVStore(specs, 2, page_size, CPU)
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(store.groups), max_size=len(store.groups)))
+    store = KVStore(specs, sizes, page_size, CPU)
+    assert store.pages == tuple(sizes)
+    totals = [sum(tensor.nbytes for tensor in store.tensors(group)) for group in range(len(sizes))]
+    each = zip(store.groups, sizes, strict=True)
+    assert totals == [group.page_bytes(page_size) * (count + 1) for group, count in each]
+    assert store.nbytes == sum(totals)
+    assert store.bytes_per_token == sum(spec.bytes_per_token for spec in specs)
+
+
+def test_memory_that_is_not_there_is_told_in_bytes() -> None:
+    with pytest.raises(CapacityError, match=r"4000000000000000 pages needs \d+ bytes, which cpu does not have"):
+        KVStore(specs_of("native", "llama2"), 4 * 10**15, 16, CPU)
+
+
+@pytest.mark.parametrize("kv", KVS)
+def test_a_row_comes_back_from_where_it_was_put(kv: str) -> None:
+    """And from nowhere else: every layer, side and slot has its own memory."""
+    specs = specs_of(kv)
+    store = KVStore(specs, 3, 4, CPU)
+    store.poison()
+    slots, x = torch.tensor([9, 2, 15]), noise(3, 2, 16)
+    for layer in range(len(specs)):
+        for index, part in enumerate(store.view(layer).parts):
+            for side in (part.k, part.v):
+                before = contents(store)
+                side.write(slots, x)
+                exact = side.codec.decode(side.codec.encode(x), 16, torch.float64)
+                assert torch.equal(side.read(slots, torch.float64), exact)
+                assert side.read(slots, torch.float32).dtype == torch.float32
+                others = torch.tensor([s for s in range(16) if s not in slots])
+                assert side.read(others, torch.float32).isnan().all()
+                changed = [not same(*pair) for pair in zip(before, contents(store), strict=True)]
+                assert sum(changed) == len(side.memory)
+                one = store.view(layer).head(1).parts[index]
+                alone = one.k if side is part.k else one.v
+                assert torch.equal(alone.read(slots, torch.float64), exact[:, 1:])
+                store.poison()
+
+
+def test_what_is_read_is_not_the_memory_itself() -> None:
+    store = written(specs_of("native"))
+    before = contents(store)
+    store.view(0).parts[0].k.read(torch.arange(8), torch.float32).zero_()
+    assert all(map(torch.equal, before, contents(store)))
+
+
+def test_pages_of_a_layer_are_pages_of_its_group() -> None:
+    """Slot s is token slot s % page_size of page s // page_size, in the layer's place of the group's tensors."""
+    specs = specs_of("k=int8,v=int4,first=5,native=1")
+    store = written(specs)
+    for layer in range(len(specs)):
+        for part, spec_part in zip(store.view(layer).parts, specs[layer].parts, strict=True):
+            group = store.groups[part.group]
+            assert (group.part, part.reach) == (spec_part, spec_part.reach)
+            assert part.bytes_per_token == spec_part.bytes_per_token
+            place = group.layers.index(layer)
+            memories = (*part.k.memory, *part.v.memory)
+            for tensor, memory in zip(store.tensors(part.group), memories, strict=True):
+                assert torch.equal(tensor[place, 2, 3], memory[2 * 4 + 3])
+                assert tensor.shape[:3] == (len(group.layers), 4, 4)
+
+
+@pytest.mark.parametrize("kv", KVS)
+def test_a_page_is_copied_within_its_group(kv: str) -> None:
+    store = written(specs_of(kv))
+    for group in range(len(store.groups)):
+        before = contents(store)
+        expected = [tensor.clone() for tensor in store.tensors(group)]
+        for tensor in expected:
+            tensor[:, 0] = tensor[:, 2]
+        store.copy(group, 2, 0)
+        assert all(map(same, store.tensors(group), expected))
+        touched = {id(tensor) for tensor in store.tensors(group)}
+        tensors = [tensor for number in range(len(store.groups)) for tensor in store.tensors(number)]
+        assert all(same(*pair) for pair in zip(before, tensors, strict=True) if id(pair[1]) not in touched)
+
+
+@pytest.mark.parametrize("kv", KVS)
+def test_pages_go_out_and_come_back(kv: str) -> None:
+    """Into other pages of another store, in the order they were taken."""
+    specs = specs_of(kv)
+    one, other = written(specs), KVStore(specs, 5, 4, CPU)
+    other.poison()
+    for group in range(len(one.groups)):
+        taken = one.read(group, [2, 0])
+        before = [tensor.clone() for tensor in taken]
+        one.copy(group, 1, 2)
+        assert all(map(same, taken, before)), "what was taken is a copy"
+        other.write(group, [1, 4], taken)
+        for tensor, part in zip(other.tensors(group), before, strict=True):
+            assert same(tensor[:, 1], part[:, 0]) and same(tensor[:, 4], part[:, 1])
+        assert sum(part.nbytes for part in taken) == 2 * one.groups[group].page_bytes(4)
+        assert all(map(same, other.read(group, [1, 4]), before))
+        rest = other.read(group, [0, 2, 3])
+        floats = [part for part in rest if part.is_floating_point()]
+        assert all(part.isnan().all() for part in floats)
+
+
+def test_a_larger_store_takes_all_pages_over() -> None:
+    specs = specs_of("int4,first=5")
+    small, large = written(specs), KVStore(specs, 7, 4, CPU)
+    large.take(small)
+    for group in range(len(small.groups)):
+        assert all(map(same, large.read(group, [0, 1, 2]), small.read(group, [0, 1, 2])))
+
+
+def test_slots_of_positions() -> None:
+    """Of the group that keeps [0, 5), of the one that keeps [5, ...): the other's rows go to the scratch page."""
+    store = KVStore(specs_of("int8,first=5", "llama2"), [2, 9], 4, CPU)
+    assert [store.scratch(group) for group in (0, 1)] == [8, 36]
+    assert store.slots(0, {0: 1, 1: 0}, range(3, 8)).tolist() == [7, 0, 8, 8, 8]
+    assert store.slots(1, {1: 8, 2: 3}, range(3, 10)).tolist() == [36, 36, 33, 34, 35, 12, 13]
+    assert store.slots(0, {}, range(5, 7)).tolist() == [8, 8]
+    with pytest.raises(KeyError):
+        store.slots(1, {1: 8}, range(3, 10))
+
+
+def test_keys_of_rows() -> None:
+    """What rows 9 and 10 read of a text with sinks and a window, whose first tokens are kept apart."""
+    specs = layer_specs(parse_config(make_config("llama2"))[1], "float32", KVFormat.parse("int8,first=1"), 4, 2)
+    store = KVStore(specs, 9, 4, CPU)
+    head, tail = store.keys([{0: 2}, {0: 5, 1: 0, 2: 7}], 9, 11)
+    assert (head.positions.tolist(), head.slots.tolist()) == ([0], [8])
+    assert (tail.positions.tolist(), tail.slots.tolist()) == ([1, 6, 7, 8, 9, 10], [21, 2, 3, 28, 29, 30])
+    head, tail = store.keys([{0: 2}, {}], 0, 1)
+    assert (head.slots.tolist(), tail.slots.tolist(), tail.positions.tolist()) == ([8], [], [])
+    assert tail.slots.dtype == tail.positions.dtype == torch.int64
+
+
+@pytest.mark.parametrize("kv", KVS)
+def test_poison_is_found_wherever_it_is_read(kv: str) -> None:
+    store = written(specs_of(kv))
+    store.poison()
+    for layer in range(len(store.specs)):
+        for part in store.view(layer).parts:
+            for side in (part.k, part.v):
+                assert side.read(torch.arange(16), torch.float32).isnan().all()

@@ -1,0 +1,153 @@
+"""What the tests of the engine share: a scripted model that is watched, and the definitions it is held against.
+
+Nothing here is taken from the engine but its plain data: what a row reads is found by asking every position.
+"""
+
+from tokenwright.engine import Engine, Failed, Fault, Group, PagePool, Pick, Reach, Request, SamplingParams, Scheduler
+from tokenwright.engine.scripted import ScriptedModel
+
+
+class Planted(Exception):
+    """A fault that a test has put there."""
+
+
+FULL = Reach()
+RUBBISH = -1  # what a step that fails leaves where it has written
+
+
+def is_read(reach, position, row):
+    """The definition: whether the row reads the position."""
+    if not reach.start <= position <= row or (reach.stop is not None and position >= reach.stop):
+        return False
+    return reach.window is None or row - position < reach.window or position < reach.sinks
+
+
+def is_read_from(reach, position, row):
+    """Whether some row from `row` on reads the position: the nearest one that is not before it does, or none."""
+    return is_read(reach, position, max(row, position))
+
+
+def kept_pages(reach, computed, page_size, end=None):
+    """The pages of a text that rows behind `computed` tokens read: of these tokens, or of the first `end`."""
+    end = computed if end is None else end
+    return {position // page_size for position in range(end) if is_read_from(reach, position, computed)}
+
+
+def seen(reach, text):
+    """The tokens that the last row of a text reads."""
+    return [token for position, token in enumerate(text) if is_read(reach, position, len(text) - 1)]
+
+
+def mixed(text):
+    """A next token that every token in reach and its place have a say in."""
+    return sum((place + 1) * token for place, token in enumerate(text)) % 97
+
+
+def naive(request, reach=FULL, context=1000):
+    """The text that a request must come to, by the definition alone."""
+    text = list(request.prompt)
+    while len(text) < min(context, len(request.prompt) + request.params.max_tokens):
+        text.append(mixed(seen(reach, text)))
+    return text
+
+
+class Watched(ScriptedModel):
+    """Compares what every chunk could read, in every group, with the texts as they were asked for and chosen."""
+
+    def __init__(self, script, groups, page_size):
+        super().__init__(script, groups, page_size)
+        self.texts = {}
+        self.steps = []  # those that did not fail
+        self.breaks = False  # the whole step
+        self.faulty = set()  # sequences of which it computes rubbish, and says so
+        self.copies = []
+        self.moved = 0  # pages read out or written back
+
+    def forward(self, step):
+        if self.breaks:
+            for chunk in step.chunks:
+                self._spoil(chunk)
+            raise Planted
+        output = super().forward(step)
+        for chunk in step.chunks:
+            if chunk.sequence in self.faulty:
+                self._spoil(chunk)
+        for chunk in step.chunks:
+            if chunk.sequence not in self.faulty:
+                self._compare(chunk)
+        self.steps.append(step)
+        return output
+
+    def pick(self, output, step):
+        results = [result for result in super().pick(output, step) if result.parent not in self.faulty]
+        results += [Fault(chunk.sequence, Planted()) for chunk in step.chunks if chunk.sequence in self.faulty]
+        for result in results:
+            if isinstance(result, Pick):
+                self.texts[result.parent].append(result.token)
+        return results
+
+    def copy(self, group, source, target):
+        before = self.moved
+        super().copy(group, source, target)
+        self.moved = before
+        self.copies.append((group, source, target))
+
+    def read(self, group, pages):
+        self.moved += len(pages)
+        return super().read(group, pages)
+
+    def write(self, group, pages, contents):
+        self.moved += len(pages)
+        super().write(group, pages, contents)
+
+    def _spoil(self, chunk):
+        for position in range(chunk.start, chunk.stop):
+            for slots, table in zip(self.slots, chunk.tables, strict=True):
+                if position // self.page_size in table:
+                    slots[self._slot(table, position)] = RUBBISH
+
+    def _compare(self, chunk):
+        text = self.texts.setdefault(chunk.sequence, list(chunk.request.prompt))
+        assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
+        for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+            for position in range(chunk.stop):
+                if is_read_from(group.reach, position, chunk.start):
+                    there = slots[self._slot(table, position)]
+                    assert there == text[position], f"{there} stands where {text[position]} was computed"
+
+
+def build(
+    *groups, page_size=4, token_budget=16, max_sequences=8, context=1000, swap=0, seed=b"", script=mixed, model=Watched
+):
+    """An engine over a watched model, and the model. A number of pages stands for a group without a window."""
+    groups = [Group(group, page_bytes=1) if isinstance(group, int) else group for group in groups]
+    memory = model(script, groups, page_size)
+    pool = PagePool(groups, page_size, memory, seed, swap)
+    return Engine(memory, memory, Scheduler(pool, token_budget, max_sequences), context), memory
+
+
+def request(*prompt, most=4, **options):
+    return Request(tuple(prompt), SamplingParams(max_tokens=most), **options)
+
+
+def drain(engine):
+    """Step until nothing is left to do. What the model finds wrong is an error here, not a request that failed."""
+    events = []
+    while engine.busy:
+        events += heard(engine.step())
+        engine.scheduler.check()
+    return events
+
+
+def heard(events):
+    for event in events:
+        if isinstance(event, Failed) and not isinstance(event.error, Planted):
+            raise event.error
+    return events
+
+
+def run(engine, *requests):
+    """Serve requests side by side, to their ends."""
+    sequences = [engine.submit(one) for one in requests]
+    drain(engine)
+    return sequences

@@ -1,0 +1,398 @@
+"""The page pool alone: tables that grow, share, fork, are parked and go in any order, against what stands in them.
+
+The oracle is the text of every table: each position that a later token reads must hold its token, whatever happened to
+the others. Which pages are free, shared or forgotten is counted anew from the tables every time.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.engine.hand import is_read_from, kept_pages
+from tokenwright.engine import Group, PagePool, Reach
+from tokenwright.engine.pages import Blank, Chain, Parked, Tables
+
+COMMON = [[(step * place) % 5 for place in range(40)] for step in (1, 2)]
+SALTS = (b"", b"salt")
+
+
+class Slots:
+    """A memory of tokens."""
+
+    def __init__(self, groups, page_size):
+        self.pages = [[[None] * page_size for _ in range(group.pages)] for group in groups]
+
+    def copy(self, group, source, target):
+        self.pages[group][target] = list(self.pages[group][source])
+
+    def read(self, group, pages):
+        return [list(self.pages[group][page]) for page in pages]
+
+    def write(self, group, pages, contents):
+        for page, content in zip(pages, contents, strict=True):
+            self.pages[group][page] = list(content)
+
+
+@dataclass(eq=False)
+class Text:
+    """A sequence as far as the pool knows it."""
+
+    tokens: list[int]
+    salt: bytes
+    tables: Tables
+    chain: Chain
+    computed: int = 0
+    parked: Parked | None = None
+
+
+reaches = st.one_of(
+    st.builds(Reach),
+    st.builds(Reach, window=st.integers(2, 9)),
+    st.builds(Reach, window=st.integers(2, 9), sinks=st.integers(1, 6)),
+    st.builds(Reach, stop=st.integers(1, 15)),
+    st.builds(Reach, window=st.none() | st.integers(2, 9), start=st.integers(1, 15)),
+)
+turns = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "begin", "go", "go", "go", "fork", "park", "unpark", "unpark", "release", "rewind"]),
+        st.integers(0, 9),  # whose turn it is
+        st.integers(1, 12),  # tokens
+        st.sampled_from([None, 0, 1]),  # how a text goes on
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    @initialize(
+        reaches=st.lists(reaches, min_size=1, max_size=3),
+        pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
+        page_size=st.integers(1, 5),
+        swap=st.sampled_from([0, 4, 20, 1000]),
+    )
+    def build(self, reaches, pages, page_size, swap):
+        self.groups = [Group(count, reach, page_bytes=1) for count, reach in zip(pages, reaches, strict=False)]
+        self.memory = Slots(self.groups, page_size)
+        self.size = page_size
+        self.pool = PagePool(self.groups, page_size, self.memory, swap=swap)
+        self.texts: list[Text] = []
+        self.meaning: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # of names
+        self.named: list[dict[tuple[bytes, tuple[int, ...]], int]] = [{} for _ in self.groups]  # before this turn
+        self.let_go: list[dict[int, tuple[int, int]]] = [{} for _ in self.groups]  # page: when, and in which order
+        self.clock = 0
+
+    @rule(turns=turns)
+    def turn(self, turns):
+        for name, who, tokens, way in turns:
+            self.clock += 1
+            before = [dict(pages) for pages in self.let_go]
+            if name == "begin" and len(self.texts) < 6:
+                self.begin(who, tokens, way)
+            elif name != "begin" and self.texts:
+                getattr(self, name)(self.texts[who % len(self.texts)], tokens, way)
+            self.check_names(before)
+            self.books_balance()
+
+    def begin(self, who, length, way):
+        tokens = COMMON[way or 0][: 3 * length] + [who] * (length % 3)
+        salt = SALTS[way is None]
+        text = Text(tokens, salt, self.pool.tables(), self.pool.chain(salt))
+        self.texts.append(text)
+        self.find(text)
+
+    def find(self, text):
+        """The longest beginning of which all that a later row reads has a name, and no more."""
+        cut = self.pool.match(text.chain, text.tokens)
+        whole = range((len(text.tokens) - 1) // self.size * self.size, -1, -self.size)
+        assert cut == next(at for at in whole if self.is_there(text, at))
+        held = [self.held(number) for number in range(len(self.groups))]
+        self.pool.adopt(text.tables, text.chain, cut)
+        for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
+            assert table.keys() == kept_pages(group.reach, cut, self.size)
+            assert all(page in held[number] or page in self.let_go[number] for page in table.values())
+        text.computed = cut
+
+    def is_there(self, text, at):
+        return all(
+            self.name(text, page) in named
+            for group, named in zip(self.groups, self.named, strict=True)
+            for page in kept_pages(group.reach, at, self.size)
+        )
+
+    def name(self, text, page):
+        return text.salt, tuple(text.tokens[: (page + 1) * self.size])
+
+    def held(self, number):
+        """Pages of a group that stand in a table."""
+        return {page for text in self.texts for page in text.tables[number].values()}
+
+    def go(self, text, tokens, way):
+        """Compute some tokens more, and name the pages that they fill, or do not."""
+        if text.parked is not None:
+            return
+        if text.computed == len(text.tokens):
+            text.tokens += COMMON[way or 0][:tokens]
+        stop = min(text.computed + tokens, len(text.tokens))
+        ahead = len(text.tokens) if way else stop
+        fits, before = self.fits(text, stop, ahead), [dict(table) for table in text.tables]
+        assert self.pool.extend(text.tables, text.computed, stop, ahead) is fits
+        if not fits:
+            assert text.tables == before, "all or nothing"
+            return
+        self.check_need()
+        self.write(text, stop)
+        if way is not None:
+            self.seal(text, stop)
+        text.computed = stop
+        before = [dict(table) for table in text.tables]
+        self.pool.trim(text.tables, stop)
+        self.gone(before, text.tables, 1)
+        for group, table in zip(self.groups, text.tables, strict=True):
+            assert group.reach.window is None or table.keys() == kept_pages(group.reach, stop, self.size)
+
+    def seal(self, text, stop):
+        self.pool.seal(text.tables, text.chain, text.tokens, text.computed, stop)
+        for place in range(text.computed // self.size, stop // self.size):
+            name, meaning = text.chain.names[place], self.name(text, place)
+            assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
+            for shelf, table in zip(self.pool._shelves, text.tables, strict=True):
+                assert place not in table or table[place] == shelf.index[name], "there is one page of a name"
+
+    def fits(self, text, stop, ahead):
+        """Whether there are pages for all that is read or written, and for a copy of each that others hold too."""
+        for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
+            end = stop if group.reach.window is not None else ahead
+            read = kept_pages(group.reach, text.computed, self.size, end)
+            others = {page for one in self.texts if one is not text for page in one.tables[number].values()}
+            written = {position // self.size for position in range(text.computed, stop)}
+            copied = [place for place in written if table.get(place) in others]
+            if len(read - table.keys()) + len(copied) > group.pages - len(self.held(number)):
+                return False
+        return True
+
+    def write(self, text, stop):
+        for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
+            for position in range(text.computed, stop):
+                if is_read_from(group.reach, position, text.computed):
+                    page = table[position // self.size]
+                    users = [one for one in self.texts if page in one.tables[number].values()]
+                    assert users == [text], "others hold what is written to"
+                    self.memory.pages[number][page][position % self.size] = text.tokens[position]
+
+    def gone(self, before, after, order):
+        """Note when pages were let go, if nobody holds them now: later ones in a text first, or last."""
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            for place in old.keys() - new.keys():
+                if old[place] not in self.held(number):
+                    self.let_go[number][old[place]] = (self.clock, order * place)
+
+    def fork(self, text, tokens, way):
+        if text.parked is None and len(self.texts) < 6:
+            tables, chain = self.pool.fork(text.tables), text.chain.fork()
+            child = Text(list(text.tokens), text.salt, tables, chain, text.computed)
+            del child.tokens[max(text.computed, 1) :]  # they part here
+            del child.chain.names[len(child.tokens) // self.size :]
+            child.tokens += COMMON[way or 0][:tokens]
+            self.texts.append(child)
+
+    def park(self, text, tokens, way):
+        if text.parked is not None:
+            return
+        before = [dict(table) for table in text.tables]
+        nbytes = text_pages = sum(map(len, text.tables))
+        room = self.pool.swap - self.pool.parked
+        text.parked = self.pool.park(text.tables)
+        assert (text.parked is None) is (nbytes > room)
+        if text.parked is not None:
+            assert not any(text.tables) and text.parked.nbytes == text_pages
+            self.gone(before, text.tables, -1)
+
+    def unpark(self, text, tokens, way):
+        if text.parked is None:
+            return
+        needs = [len(pages) for pages in text.parked.pages]
+        frees = [group.pages - len(self.held(number)) for number, group in enumerate(self.groups)]
+        fits = all(need <= free for need, free in zip(needs, frees, strict=True))
+        assert self.pool.unpark(text.tables, text.parked) is fits
+        if fits:
+            self.check_need()
+            text.parked = None
+            assert [len(table) for table in text.tables] == needs
+
+    def release(self, text, tokens, way):
+        """It ends; or it falls back, and looks for what it left itself."""
+        before = [dict(table) for table in text.tables]
+        if text.parked is not None:
+            self.pool.forget(text.parked)
+            text.parked = None
+        self.pool.release(text.tables)
+        assert not any(text.tables)
+        self.gone(before, text.tables, -1)
+        if way is None:
+            self.texts.remove(text)
+        else:
+            self.find(text)
+
+    def rewind(self, text, tokens, way):
+        if text.parked is not None:
+            return
+        before = [dict(table) for table in text.tables]
+        self.pool.rewind(text.tables)
+        self.gone(before, text.tables, -1)
+        text.computed = 0
+        for group, old, new in zip(self.groups, before, text.tables, strict=True):
+            assert new == (old if group.reach.window is None else {})
+
+    @rule(data=st.data(), length=st.integers(1, 40), chunk=st.integers(1, 12))
+    def ask_for_room(self, data, length, chunk):
+        """Whether a text has room, if some tables were given up for it: by doing so in the head."""
+        spare = [one for one in self.texts if data.draw(st.booleans())]
+        others = [one for one in self.texts if one not in spare]
+        text = Text(COMMON[0][:length], b"", self.pool.tables(), self.pool.chain())
+        cut = self.pool.match(text.chain, text.tokens)
+        lacking = False
+        for number, group in enumerate(self.groups):
+            held = {page for one in others for page in one.tables[number].values()}
+            found = {self.named[number][self.name(text, page)] for page in kept_pages(group.reach, cut, self.size)}
+            most = group.reach.most_pages(length, chunk, self.size)
+            lacking |= most - len(found & held) > group.pages - len(held)
+        assert self.pool.lacking(text.chain, cut, length, chunk, [one.tables for one in spare]) is lacking
+
+    def check_need(self):
+        """A page keeps its name as long as there are blank ones to take instead."""
+        for shelf, named in zip(self.pool._shelves, self.named, strict=True):
+            assert not shelf.blank or {self.meaning[name] for name in shelf.index} == named.keys()
+
+    def check_names(self, before):
+        """What has lost its name was let go before all that have kept theirs."""
+        for number, (shelf, let_go, old) in enumerate(zip(self.pool._shelves, self.let_go, before, strict=True)):
+            named = {self.meaning[name]: page for name, page in shelf.index.items()}
+            lost = {page for text, page in self.named[number].items() if named.get(text) != page}
+            left = [when for page, when in old.items() if page not in lost]
+            assert all(old[page] < when for page in lost for when in left), "what was let go last was used up first"
+            for page in [page for page in let_go if page in self.held(number) or page not in shelf.names]:
+                del let_go[page]
+            assert sorted(let_go, key=let_go.get) == list(shelf.kept)
+            self.named[number] = named
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check([text.tables for text in self.texts])
+        assert self.pool.parked == sum(text.parked.nbytes for text in self.texts if text.parked)
+        for number, group in enumerate(self.groups):
+            for text in (one for one in self.texts if one.parked is None):
+                self.check_text(number, group, text)
+            for (_, tokens), page in self.named[number].items():
+                start = len(tokens) - self.size
+                slots = enumerate(self.memory.pages[number][page], start)
+                there = range(max(start, group.reach.start), min(len(tokens), group.reach.stop or len(tokens)))
+                assert all(token == tokens[place] for place, token in slots if place in there)
+
+    def check_text(self, number, group, text):
+        for position in range(text.computed):
+            if is_read_from(group.reach, position, text.computed):
+                page = text.tables[number][position // self.size]
+                assert self.memory.pages[number][page][position % self.size] == text.tokens[position]
+
+
+PoolMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=12, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+TOKEN = st.integers(0, 2**32 - 1)
+SIZE = 3
+
+
+def names(tokens, seed=b"", salt=b""):
+    return PagePool([Group(1)], SIZE, seed=seed).chain(salt).upto(tokens, SIZE)
+
+
+@given(st.lists(TOKEN, min_size=SIZE, max_size=20), st.data())
+def test_another_token_changes_the_name_of_its_page_and_all_later_ones(tokens, data):
+    place, token = data.draw(st.integers(0, len(tokens) - 1)), data.draw(TOKEN)
+    other = [*tokens[:place], token, *tokens[place + 1 :]]
+    same = len(tokens) // SIZE if other == tokens else place // SIZE
+    assert [one == two for one, two in zip(names(tokens), names(other), strict=True)] == [
+        page < same for page in range(len(tokens) // SIZE)
+    ]
+
+
+@given(st.lists(TOKEN, min_size=SIZE, max_size=20), st.randoms())
+def test_the_order_counts(one, random):
+    other = list(one)
+    random.shuffle(other)
+    for page, (name, another) in enumerate(zip(names(one), names(other), strict=True), 1):
+        assert (name == another) is (one[: page * SIZE] == other[: page * SIZE])
+
+
+@given(st.binary(max_size=12), st.integers(0, 12), st.integers(0, 12))
+@example(b"ab", 0, 1)
+def test_seed_and_salt_are_framed(both, cut, another):
+    """What reads alike when it is put together is not alike."""
+    one, other = names([1] * 6, both[:cut], both[cut:]), names([1] * 6, both[:another], both[another:])
+    same = both[:cut] == both[:another]
+    assert (one == other) is same
+    assert same or not set(one) & set(other)
+
+
+@given(st.lists(TOKEN, max_size=30), st.lists(st.integers(0, 30), max_size=5))
+def test_names_given_bit_by_bit_are_those_given_at_once(tokens, cuts):
+    chain = PagePool([Group(1)], SIZE).chain()
+    for cut in sorted(cuts):
+        chain.upto(tokens[:cut], SIZE)
+    fork = chain.fork()
+    assert chain.upto(tokens, SIZE) == fork.upto(tokens, SIZE) == names(tokens)
+    assert chain.names is not fork.names
+
+
+def test_no_name_is_given_twice():
+    """Names of many texts, seeds and salts, and of all their pages: as many as there are texts."""
+    texts = [[a, b, c, *more] for a in range(4) for b in range(4) for c in range(4) for more in ([], [0, 0, 1])]
+    found = {name for text in texts for seed in (b"", b"1") for salt in (b"", b"1") for name in names(text, seed, salt)}
+    assert len(found) == 4**3 * 2 * 4
+
+
+def test_a_pool_without_a_memory_counts_pages():
+    pool = PagePool([Group(3, page_bytes=1)], 2, swap=2)
+    tables = pool.tables()
+    assert isinstance(pool.memory, Blank)
+    assert pool.extend(tables, 0, 4, 4)
+    parked = pool.park(tables)
+    assert (parked.nbytes, pool.parked, pool.free) == (2, 2, 3)
+    assert pool.unpark(tables, parked)
+    fork = pool.fork(tables)
+    assert pool.extend(fork, 3, 4, 4) and pool.free == 0
+    assert not pool.extend(tables, 2, 5, 5)
+    pool.check([tables, fork])
+
+
+@pytest.mark.parametrize("wrong", ["lost", "twice", "stranger", "index", "blank", "nameless"])
+def test_the_check_finds_what_is_wrong(wrong):
+    pool = PagePool([Group(4)], 1)
+    tables = pool.tables()
+    assert pool.extend(tables, 0, 2, 2)
+    pool.seal(tables, pool.chain(), [5, 6], 0, 1)
+    pool.check([tables])
+    (shelf,) = pool._shelves
+    match wrong:
+        case "lost":
+            shelf.blank.pop()
+        case "twice":
+            shelf.blank.append(tables[0][1])
+        case "stranger":
+            tables[0][7] = 3
+        case "index":
+            shelf.index.clear()
+        case "blank":
+            shelf.names[shelf.blank[0]] = b"name"
+            shelf.index[b"name"] = shelf.blank[0]
+        case "nameless":
+            shelf.kept[shelf.blank.pop()] = None
+    with pytest.raises(AssertionError):
+        pool.check([tables])

@@ -1,0 +1,532 @@
+"""Pages that several texts hold: found by what they hold, forked, copied before they are written to, and parked.
+
+Each test says in counts what sharing is for. That the texts stay right is found by the watched model, which compares
+what every row reads with what was to be there, and by the naive loop.
+"""
+
+import random
+
+import pytest
+
+from tests.engine.hand import Planted, build, drain, heard, naive, request, run
+from tokenwright.engine import Failed, FinishReason, Group, PagePool, Reach, State, Token
+from tokenwright.engine.scheduler import MOST_PREEMPTIONS
+from tokenwright.errors import CapacityError, ContextError, RequestError
+
+WINDOW = Reach(window=6)
+WITH_SINKS = Reach(window=6, sinks=3)
+
+
+def group(pages, reach=Reach()):  # noqa: B008  (it is frozen)
+    return Group(pages, reach, page_bytes=1)
+
+
+def used(engine):
+    return engine.pool.pages - engine.pool.free
+
+
+def text(length, first=0):
+    """Tokens no two of which are side by side twice soon."""
+    return [(first + 7 * place + place * place // 5) % 89 for place in range(length)]
+
+
+@pytest.mark.parametrize("budget", [512, 4096])
+def test_a_common_beginning_is_computed_and_kept_once(budget):
+    engine, _ = build(500, page_size=16, token_budget=budget, max_sequences=64)
+    requests = [request(*text(512), 100 + i, *text(9, i), most=6) for i in range(64)]
+    sequences = [engine.submit(one) for one in requests]
+    most = 0
+    while engine.busy:
+        heard(engine.step())
+        engine.scheduler.check()
+        most = max(most, used(engine))
+    assert most == 512 // 16 + 64, "the beginning once, and a page of its own for each"
+    assert sum(sequence.forwarded for sequence in sequences) == 512 + 64 * (10 + 6 - 1)
+    assert [sequence.reused for sequence in sequences] == [0] + 63 * [512]
+    alone, _ = build(500, page_size=16, token_budget=budget, max_sequences=64)
+    unshared = run(alone, *[request(*one.prompt, most=6, share=False) for one in requests])
+    assert [one.tokens for one in sequences] == [one.tokens for one in unshared] == [naive(one) for one in requests]
+    assert sum(sequence.forwarded for sequence in unshared) == 64 * (512 + 10 + 6 - 1)
+    (late,) = run(engine, request(*text(512), 99, most=6))
+    assert (late.reused, late.forwarded) == (512, 6), "what all have left is still there"
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 7])
+@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_a_prompt_that_was_there_before_costs_a_page_at_most_and_a_token_at_least(page_size, reach):
+    for n in range(1, 4 * page_size + 2):
+        engine, _ = build(group(30, reach), page_size=page_size)
+        _, again = run(engine, request(*text(n), most=3))[0], run(engine, request(*text(n), most=3))[0]
+        assert 1 <= n - again.reused <= page_size
+        assert again.forwarded + again.reused == len(again.tokens) - 1
+        assert again.tokens == naive(again.request, reach)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 7])
+def test_a_hit_is_as_long_as_what_is_common(page_size):
+    n = 3 * page_size + 1
+    for common in range(n + 1):
+        engine, _ = build(30, page_size=page_size)
+        other = text(n)[:common] + [90] * (n - common)
+        first, second = run(engine, request(*text(n)))[0], run(engine, request(*other))[0]
+        assert second.reused == min(common, n - 1) // page_size * page_size
+        assert [first.tokens, second.tokens] == [naive(first.request), naive(second.request)]
+
+
+def test_the_written_text_is_found_like_the_prompt():
+    """A conversation goes on: what was asked and answered before is there."""
+    engine, _ = build(30)
+    (first,) = run(engine, request(*text(6), most=11))
+    (second,) = run(engine, request(*first.tokens, 1, 2, most=3))
+    assert (len(first.tokens), second.reused) == (17, 16)
+
+
+@pytest.mark.parametrize(
+    ("reach", "found"),
+    [
+        (Reach(), [28, 28, 24, 20, 16, 12, 8, 4, 0]),  # the end of a text is forgotten first
+        (WINDOW, [28, 28, 28, 28, 28, 28, 0, 0, 0]),  # the last six tokens are enough
+        (WITH_SINKS, [28, 28, 28, 28, 28, 4, 4, 4, 0]),  # and the sinks, which are let go last
+    ],
+    ids=["full", "window", "sinks"],
+)
+def test_a_hit_needs_what_a_row_reads_and_no_more(reach, found):
+    for pages, reused in enumerate(found):
+        engine, _ = build(group(8, reach), token_budget=40)
+        run(engine, request(*text(32), most=1))
+        assert engine.pool.kept == 8
+        if pages:
+            run(engine, request(*text(4 * pages, 50), most=1, share=False))  # uses up so many of them
+        (again,) = run(engine, request(*text(32), most=1))
+        assert (again.reused, again.tokens) == (reused, naive(again.request, reach))
+
+
+def test_a_hit_needs_the_sinks_too():
+    engine, _ = build(group(8, WITH_SINKS), token_budget=40)
+    run(engine, request(*text(32), most=1))
+    (shelf,) = engine.pool._shelves
+    shelf.kept.move_to_end(next(reversed(shelf.kept)), last=False)  # the page with the sinks
+    run(engine, request(1, most=1, share=False))
+    (again,) = run(engine, request(*text(32), most=1))
+    assert (again.reused, again.tokens) == (0, naive(again.request, WITH_SINKS))
+
+
+def test_a_hit_needs_every_group():
+    """With a window beside it, a full group alone is no hit: the window's pages were used up by others."""
+    for window_pages, reused in ((20, 28), (8, 0)):
+        engine, _ = build(group(40), group(window_pages, WINDOW), token_budget=40)
+        run(engine, request(*text(32), most=1))
+        run(engine, request(*text(32, 50), most=1, share=False))
+        (again,) = run(engine, request(*text(32), most=1))
+        assert (again.reused, again.tokens) == (reused, naive(again.request))
+
+
+def test_what_was_let_go_longest_ago_is_forgotten_first():
+    engine, _ = build(9)
+    for first in (1, 2, 3):
+        run(engine, request(*text(12, first), most=1))
+    run(engine, request(*text(12, 1), most=1))  # seen again: now the second is the oldest
+    run(engine, request(*text(12, 4), most=1))
+    assert [run(engine, request(*text(12, first), most=1))[0].reused for first in (1, 3, 4)] == [8, 8, 8]
+    assert run(engine, request(*text(12, 2), most=1))[0].reused == 0
+
+
+@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_one_that_was_put_off_finds_its_pages_again(reach):
+    engine, model = build(group(20, reach))
+    sequence = engine.submit(request(*text(9), most=12))
+    for _ in range(6):
+        heard(engine.step())
+    assert sequence.computed == 14
+    engine.scheduler.preempt(sequence)
+    engine.scheduler.check()
+    assert (sequence.computed, sequence.pages, sequence.parked) == (0, 0, None)
+    drain(engine)
+    assert (sequence.reused, sequence.forwarded) == (12, 20 + 2), "all but the page that was not full"
+    assert sequence.tokens == naive(sequence.request, reach)
+    assert model.moved == 0
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_one_that_was_parked_computes_nothing_twice(reach, share):
+    engine, model = build(group(20, reach), swap=20)
+    sequence = engine.submit(request(*text(9), most=12, share=share))
+    for _ in range(6):
+        heard(engine.step())
+    held = sequence.pages
+    engine.scheduler.preempt(sequence)
+    engine.scheduler.check()
+    assert (sequence.computed, sequence.pages, engine.pool.parked) == (14, 0, held)
+    run(engine, request(*text(30, 50), most=1))  # stands behind it
+    assert (sequence.reused, sequence.forwarded) == (14, 20)
+    assert sequence.tokens == naive(sequence.request, reach)
+    assert (model.moved, engine.pool.parked) == (2 * held, 0)
+
+
+def test_parking_takes_no_more_bytes_than_it_may():
+    engine, _ = build(20, swap=5, token_budget=40)
+    one, two = [engine.submit(request(*text(12, first), most=3)) for first in (1, 2)]
+    heard(engine.step()), heard(engine.step())
+    engine.scheduler.preempt(two), engine.scheduler.preempt(one)
+    engine.scheduler.check()
+    assert [sequence.parked and sequence.parked.nbytes for sequence in (one, two)] == [None, 4]
+    drain(engine)
+    assert [one.tokens, two.tokens] == [naive(one.request), naive(two.request)]
+
+
+@pytest.mark.parametrize("end", ["abort", "cache off"])
+def test_what_is_parked_is_given_up_with_its_sequence(end):
+    engine, _ = build(20, swap=20)
+    sequence = engine.submit(request(*text(12), most=3))
+    heard(engine.step())
+    engine.scheduler.preempt(sequence)
+    assert engine.pool.parked
+    engine.abort(sequence.id) if end == "abort" else engine.use_cache(sequence.id, False)
+    assert engine.pool.parked == 0
+    engine.scheduler.check()
+    drain(engine)
+
+
+@pytest.mark.parametrize("computed", range(1, 10))
+def test_a_page_is_left_once_it_is_full(computed):
+    engine, _ = build(20, token_budget=computed)
+    sequence = engine.submit(request(*text(11)))
+    heard(engine.step())
+    engine.scheduler.preempt(sequence)
+    assert engine.pool.kept == computed // 4
+    drain(engine)
+    assert (sequence.reused, sequence.tokens) == (computed // 4 * 4, naive(sequence.request))
+
+
+def test_salts_keep_texts_apart():
+    engine, _ = build(40, max_sequences=8)
+    salts = [b"", b"a", b"a", b"b"]
+    sequences = run(engine, *[request(*text(12), 5, salt=salt) for salt in salts])
+    assert [sequence.reused for sequence in sequences] == [0, 0, 12, 0]
+    assert sum(sequence.forwarded for sequence in sequences) == 3 * (12 + 4) + 4
+
+
+def test_who_does_not_share_neither_takes_nor_leaves():
+    engine, _ = build(40)
+    (alone,) = run(engine, request(*text(12), 5, share=False))
+    assert engine.pool.kept == 0
+    (first,) = run(engine, request(*text(12), 5))
+    (after,) = run(engine, request(*text(12), 5, share=False))
+    assert [one.reused for one in (alone, first, after)] == [0, 0, 0]
+
+
+def test_the_naive_loop_neither_takes_nor_leaves():
+    engine, model = build(40, group(20, WINDOW))
+    (first,) = run(engine, request(*text(12), most=3, cache=False))
+    assert engine.pool.kept == 0
+    run(engine, request(*text(12), most=3))
+    before = model.forwarded
+    (again,) = run(engine, request(*text(12), most=3, cache=False))
+    assert first.tokens == again.tokens == naive(again.request)
+    assert (again.reused, model.forwarded - before) == (0, 12 + 13 + 14)
+
+
+def test_the_cache_switched_off_leaves_what_others_hold():
+    """From now on it writes over and over: not to pages that another text reads."""
+    engine, _ = build(40)
+    one, two = [engine.submit(request(*text(12), 5, most=6)) for _ in range(2)]
+    heard(engine.step()), heard(engine.step())
+    assert two.reused == 12
+    engine.use_cache(two.id, False)
+    heard(engine.step())
+    engine.use_cache(two.id, True)
+    drain(engine)
+    assert one.tokens == two.tokens == naive(one.request)
+
+
+def test_a_prompt_to_be_scored_is_computed_whole_and_left_to_others():
+    engine, _ = build(40)
+    run(engine, request(*text(12), 5, most=1))
+    (scored,) = run(engine, request(*text(16), 5, most=1, prompt_logprobs=True))
+    assert (scored.reused, scored.forwarded) == (0, 17)
+    assert run(engine, request(*text(16), 6, most=1))[0].reused == 16
+    engine.submit(request(*text(17), most=3, prompt_logprobs=True))
+    assert len([event for event in drain(engine) if isinstance(event, Token)]) == 3
+
+
+def test_two_equal_prompts_in_one_batch_are_computed_once():
+    engine, _ = build(40, token_budget=4096)
+    one, two = [engine.submit(request(*text(33), most=4)) for _ in range(2)]
+    heard(engine.step())
+    assert (one.computed, two.state) == (33, State.WAITING), "the second waits for what the first computes"
+    drain(engine)
+    assert (one.forwarded, two.forwarded, two.reused) == (36, 4, 32)
+    assert one.tokens == two.tokens == naive(one.request)
+
+
+def test_who_lacks_nothing_of_what_is_being_computed_does_not_wait():
+    engine, _ = build(40, token_budget=4096)
+    engine.submit(request(*text(33)))
+    other, short = engine.submit(request(*text(33, 1))), engine.submit(request(*text(4)))
+    heard(engine.step())
+    assert (other.computed, short.computed) == (33, 4), "another text, and one whose only page has its last token"
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["step", "row"])
+def test_what_failed_is_not_waited_for_and_not_found(whole):
+    engine, model = build(40, token_budget=4096)
+    one, two, three = [engine.submit(request(*text(33), most=4)) for _ in range(3)]
+    model.breaks, model.faulty = whole, set() if whole else {one.id}
+    (event,) = engine.step()
+    assert isinstance(event, Failed) and event.sequence == one.id
+    assert engine.pool.kept == 0, "it leaves nothing"
+    model.breaks, model.faulty = False, set()
+    drain(engine)
+    assert [(two.reused, two.forwarded), (three.reused, three.forwarded)] == [(0, 36), (32, 4)]
+    assert two.tokens == three.tokens == naive(two.request)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["step", "row"])
+def test_a_fault_leaves_what_was_computed_before_it(whole):
+    engine, model = build(40, token_budget=8)
+    broken = engine.submit(request(*text(33), most=4))
+    heard(engine.step()), heard(engine.step())
+    model.breaks, model.faulty = whole, set() if whole else {broken.id}
+    (event,) = engine.step()
+    assert isinstance(event.error, Planted)
+    model.breaks, model.faulty = False, set()
+    (again,) = run(engine, request(*text(33), most=4))
+    assert (again.reused, again.tokens) == (16, naive(again.request))
+
+
+def fork_after(steps, *groups, **options):
+    """An engine, its model, and a parent of 9 tokens that has made some steps."""
+    engine, model = build(*(groups or (20,)), **options)
+    parent = engine.submit(request(*text(9), most=12))
+    for _ in range(steps):
+        heard(engine.step())
+    return engine, model, parent
+
+
+def child_of(engine, parent, **options):
+    return engine.fork(parent.id, request(*parent.tokens, **options))
+
+
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_a_fork_goes_on_where_its_parent_is_and_copies_one_page_a_group(steps):
+    groups = [group(20), group(20, WINDOW), group(20, WITH_SINKS)]
+    engine, model, parent = fork_after(steps, *groups, script=lambda text: (text[-1] * 5 + len(text)) % 89)
+    computed, held = parent.computed, used(engine)
+    child = child_of(engine, parent, most=9)
+    engine.scheduler.check()
+    assert (child.state, child.computed, used(engine)) == (State.RUNNING, computed, held), "a fork costs no page"
+    assert model.copies == []
+    drain(engine)
+    partial = computed % 4 != 0
+    assert sorted(number for number, _, _ in model.copies) == ([0, 1, 2] if partial else []), "one is left to itself"
+    assert child.forwarded + child.reused == len(child.tokens) - 1 and child.reused == computed
+    assert parent.forwarded == len(parent.tokens) - 1
+    assert child.tokens[: len(parent.tokens)] == parent.tokens[: len(child.tokens)], "the script is the same"
+
+
+class Diverging:
+    """A script that writes otherwise each time it is asked."""
+
+    def __init__(self):
+        self.random = random.Random(3)
+
+    def __call__(self, text):
+        return self.random.randrange(89)
+
+
+@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_parent_and_children_part_and_each_reads_its_own_text(reach):
+    """The watched model compares every row; here the texts are all different."""
+    engine, _, parent = fork_after(3, group(60, reach), group(60), script=Diverging())
+    children = [child_of(engine, parent, most=12) for _ in range(3)]
+    heard(engine.step())
+    children.append(child_of(engine, children[0], most=9))
+    drain(engine)
+    texts = {tuple(sequence.tokens) for sequence in (parent, *children)}
+    assert len(texts) == 5
+    assert children[3].tokens[:13] == children[0].tokens[:13]
+    assert engine.pool.free == engine.pool.pages
+
+
+@pytest.mark.parametrize("ends", ["parent", "child"])
+@pytest.mark.parametrize("later", [0, 1])
+def test_either_may_end_without_the_other(ends, later):
+    engine, model, parent = fork_after(3, script=Diverging())
+    child = child_of(engine, parent, most=12)
+    for _ in range(later):
+        heard(engine.step())
+    gone, left = (parent, child) if ends == "parent" else (child, parent)
+    engine.abort(gone.id)
+    engine.scheduler.check()
+    drain(engine)
+    assert len(left.written) == 12
+    assert len(model.copies) == later, "who is alone on a page writes to it"
+
+
+@pytest.mark.parametrize("swap", [0, 20])
+def test_a_fork_of_one_that_waits_is_queued(swap):
+    engine, _, parent = fork_after(3, swap=swap)
+    engine.scheduler.preempt(parent)
+    child = child_of(engine, parent, most=9)
+    engine.scheduler.check()
+    assert (child.state, bool(parent.parked)) == (State.WAITING, bool(swap))
+    drain(engine)
+    assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
+    assert child.reused == 8, "it finds what its parent has left"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cache": False}, {"prompt_logprobs": True}, {"salt": b"another"}],
+    ids=["naive", "scored", "salted"],
+)
+def test_a_fork_that_may_not_have_the_pages_is_queued(options):
+    engine, _, parent = fork_after(3)
+    child = child_of(engine, parent, most=2, **options)
+    assert (child.state, child.pages) == (State.WAITING, 0)
+    drain(engine)
+    assert child.reused == 0
+    assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
+
+
+def test_a_fork_of_the_naive_loop_is_queued():
+    engine, _ = build(20)
+    parent = engine.submit(request(*text(9), cache=False))
+    heard(engine.step())
+    child = child_of(engine, parent, most=2)
+    assert child.state is State.WAITING
+    drain(engine)
+    assert child.tokens == naive(child.request)
+
+
+def test_no_more_forks_run_than_may():
+    engine, _, parent = fork_after(1, max_sequences=2)
+    children = [child_of(engine, parent, most=2) for _ in range(3)]
+    assert [child.state for child in children] == [State.RUNNING, State.WAITING, State.WAITING]
+    drain(engine)
+
+
+def test_a_fork_takes_the_whole_text_of_one_that_lives():
+    engine, _, parent = fork_after(1, context=30)
+    for wrong in (request(*parent.tokens[:-1]), request(*parent.tokens, 1), request()):
+        with pytest.raises(RequestError, match="its whole text as the prompt"):
+            engine.fork(parent.id, wrong)
+    with pytest.raises(RequestError, match="a sequence that has not ended"):
+        engine.fork(99, request(*parent.tokens))
+    none = child_of(engine, parent, most=0)
+    ended = [event for event in drain(engine) if event.sequence == none.id]
+    assert [event.reason for event in ended] == [FinishReason.LENGTH]
+    with pytest.raises(RequestError):
+        engine.fork(parent.id, request(*parent.tokens))
+
+
+def test_a_fork_is_refused_like_any_request():
+    engine, _ = build(4, context=40)
+    parent = engine.submit(request(*text(9), most=7))
+    heard(engine.step())
+    with pytest.raises(CapacityError):
+        child_of(engine, parent, most=20)
+    parent.tokens += text(40)  # as no request could
+    with pytest.raises(ContextError):
+        child_of(engine, parent)
+
+
+def test_pages_that_several_held_texts_share_are_given_up_for_one_that_waits():
+    """None of the held ones alone would free them; together they do, and nobody waits for ever."""
+    engine, _ = build(5)
+    held = [engine.submit(request(*range(13), most=3)) for _ in range(2)]
+    for sequence in held:
+        engine.hold(sequence.id, 14)
+    while engine.step():
+        pass
+    assert engine.pool.free == 0 and [sequence.pages for sequence in held] == [4, 4]
+    other = engine.submit(request(*range(50, 60), most=3))
+    for _ in range(10):
+        heard(engine.step())
+        engine.scheduler.check()
+    assert other.state is State.FINISHED
+    for sequence in held:
+        engine.hold(sequence.id, None)
+    drain(engine)
+    assert [sequence.tokens for sequence in held] == [naive(sequence.request) for sequence in held]
+
+
+def test_a_held_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
+    """What is found in a held text's pages is no page to be had besides."""
+    engine, _ = build(5)
+    held = engine.submit(request(*text(12), most=6))
+    engine.hold(held.id, 13)
+    while engine.step():
+        pass
+    running = engine.submit(request(70, 71, 72, most=6))
+    for _ in range(3):
+        heard(engine.step())
+    assert engine.pool.free == 0
+    late = engine.submit(request(*text(12), 90, 91, most=3))
+    heard(engine.step())
+    assert (late.preemptions, held.preemptions) == (0, 0)
+    while late.state is not State.FINISHED:
+        heard(engine.step())
+    assert (running.state, late.reused) == (State.FINISHED, 12)
+
+
+def test_an_engine_that_is_reset_finds_nothing_and_keeps_its_ways():
+    engine, model = build(20, seed=b"seed", swap=20)
+    one, _ = [engine.submit(request(*text(9), most=4)) for _ in range(2)]
+    heard(engine.step())
+    engine.scheduler.preempt(one)
+    engine.reset()
+    pool = engine.pool
+    assert (pool.parked, pool.kept, pool.free, pool.seed, pool.swap) == (0, 0, 20, b"seed", 20)
+    assert pool.memory is model
+    (again,) = run(engine, request(*text(9), most=4))
+    assert again.reused == 0
+
+
+def test_a_pool_without_swap_parks_nothing():
+    pool = PagePool([group(3)], 2)
+    tables = pool.tables()
+    assert pool.extend(tables, 0, 2, 2)
+    assert pool.park(tables) is None
+    assert len(tables[0]) == 1
+
+
+SHAPES = {
+    "full": [Reach()],
+    "window": [Reach(window=20)],
+    "sinks": [Reach(window=20, sinks=5)],
+    "hybrid": [Reach(), Reach(window=20)],
+    "parts": [Reach(stop=24), Reach(window=20, sinks=30, start=24)],
+}
+
+
+@pytest.mark.parametrize("swap", [0, 8, 1000])
+@pytest.mark.parametrize("common", [True, False], ids=["common", "own"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, swap):
+    rng = random.Random(11)
+    budget, size, longest = 48, 8, 80
+    reaches = SHAPES[shape]
+    pages = [int(1.2 * reach.most_pages(longest, budget, size)) for reach in reaches]
+    groups = [group(count, reach) for count, reach in zip(pages, reaches, strict=True)]
+    engine, _ = build(*groups, page_size=size, token_budget=budget, max_sequences=16, swap=swap)
+    beginnings = [text(30, 1), text(30, 2)]
+    requests = []
+    for i in range(256):
+        begin = rng.choice(beginnings)[: rng.randint(0, 30)] if common else []
+        prompt = [*begin, *text(rng.randint(1, 40 - len(begin)), i)]
+        requests.append(request(*prompt, most=rng.randint(1, longest - len(prompt))))
+    sequences = [engine.submit(one) for one in requests]
+    firsts = {}
+    while engine.busy:
+        for event in heard(engine.step()):
+            firsts.setdefault(event.sequence, event)
+    engine.scheduler.check()
+    assert [one.tokens for one in sequences] == [naive(one, reaches[0]) for one in requests]
+    assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
+    assert max(one.preemptions for one in sequences) <= MOST_PREEMPTIONS
+    assert (engine.pool.free, engine.pool.parked) == (engine.pool.pages, 0)
+    undisturbed = [one for one in sequences if not one.preemptions]
+    assert all(one.forwarded + one.reused == len(one.tokens) - 1 for one in undisturbed)
+    assert not common or sum(one.reused for one in undisturbed) > 0

@@ -1,0 +1,250 @@
+"""What the equality matrix is made of: kinds of models, cache specs, and the ways in which a text may come about.
+
+The oracle of each text is the naive run under the same spec: everything anew for every token, through one page table,
+in one chunk. A way of running is a function that writes the same text otherwise and answers with what it saw: rows of
+logits by position, and the tokens. `Case.differences` compares.
+
+Sums run in fp64 here (`ReferenceKernels(wide=torch.float64)`): a quantised cache turns a difference of 1e-7, which
+neighbours in a product leave, into another code. Activations stay fp32.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.models.fixtures import make_checkpoint
+from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
+from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.cache.snapshot import Snapshot, load, save
+from tokenwright.config import KVFormat
+from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
+from tokenwright.engine import Sequence as Text
+from tokenwright.engine.reach import Reach
+from tokenwright.kernels import Kernels, ReferenceKernels
+from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.models.runner import TorchRunner
+
+TOLERANCE = 1e-5
+PROMPT, NEW = 40, 12
+CONTEXT = 512
+
+WINDOW, SINKS = 20, 3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model and its reach. `fixture` and `changes` make the checkpoint; window and sinks are the engine's."""
+
+    fixture: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    window: int | None = None
+    sinks: int = 0
+
+
+KINDS = {
+    "MHA": Kind("llama2"),
+    "GQA": Kind("qwen2"),
+    "MQA": Kind("tinyllama"),
+    "window": Kind("mistral", {"sliding_window": WINDOW}),
+    "window + sinks": Kind("qwen2", window=WINDOW, sinks=SINKS),
+    "hybrid": Kind("qwen2-window", {"sliding_window": WINDOW}),
+}
+FORMATS = ("native", "int8", "int4", "fp8")
+MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=NEW),
+    "seeded": SamplingParams(temperature=0.9, seed=11, max_tokens=NEW),
+}
+
+
+@cache
+def make_subject(kind: str) -> Subject:
+    import tempfile
+
+    one = KINDS[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
+        checkpoint = Checkpoint.open(path)
+        weights = checkpoint.tensors(torch.float32)
+    return Subject(kind, checkpoint.config, weights, "float32", oracle)
+
+
+@dataclass
+class Bench:
+    """An engine whose parts can be reached: one spec, one fresh pool, memory full of NaN."""
+
+    engine: Engine[torch.Tensor]
+    store: KVStore
+    sampler: Recorder
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
+
+    def run(self, between: Callable[[], object] = lambda: None) -> None:
+        """Turn the engine to the end, checking the books; `between` is called after each step."""
+        while self.engine.busy:
+            for event in self.engine.step():
+                if isinstance(event, Failed):
+                    raise event.error
+            self.scheduler.check()
+            between()
+
+    def rows(self, text: Text) -> dict[int, torch.Tensor]:
+        return self.sampler.rows[text.id]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell but for the way: a kind, a format, a sampling."""
+
+    kind: str
+    kv: str
+    sampling: str
+
+    @property
+    def subject(self) -> Subject:
+        return make_subject(self.kind)
+
+    @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        kind = KINDS[self.kind]
+        return layer_specs(self.subject.config, "float32", KVFormat.parse(self.kv), kind.window, kind.sinks)
+
+    @property
+    def params(self) -> SamplingParams:
+        return SAMPLINGS[self.sampling]
+
+    def request(self, prompt: Sequence[int] | None = None, most: int = NEW, **options: Any) -> Request:
+        params = replace(self.params, max_tokens=most)
+        return Request(prompt_of(PROMPT) if prompt is None else tuple(prompt), params, **options)
+
+    def bench(
+        self,
+        *,
+        page_size: int = 16,
+        pages: int | None = None,
+        budget: int = CONTEXT,
+        sequences: int = 64,
+        swap: int = 0,
+        kernels: Kernels | None = None,
+        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        forced: Mapping[int, Sequence[int]] | None = None,
+        scheduler: type[Scheduler] = Scheduler,
+        store: type[KVStore] = KVStore,
+    ) -> Bench:
+        pages = pages or -(-CONTEXT // page_size)
+        memory = store(self.specs, pages, page_size, CPU)
+        memory.poison()
+        groups = [
+            Group(count, group.reach, group.page_bytes(page_size))
+            for count, group in zip(memory.pages, memory.groups, strict=True)
+        ]
+        sampler = Recorder(forced)
+        runner = TorchRunner(self.subject.config, decoder(self.kind, kernels), memory)
+        pool = PagePool(groups, page_size, memory, swap=swap)
+        engine = Engine(around(runner), sampler, scheduler(pool, budget, sequences), CONTEXT)
+        return Bench(engine, memory, sampler)
+
+    def naive(self, prompt: Sequence[int] | None = None, forced: Sequence[int] | None = None) -> "Seen":
+        """The oracle: everything anew for every token."""
+        prompt = prompt_of(PROMPT) if prompt is None else prompt
+        key = (self, tuple(prompt), None if forced is None else tuple(forced))
+        if key not in _NAIVE:
+            bench = self.bench(forced={0: forced} if forced else None)
+            text = bench.engine.submit(self.request(prompt, cache=False))
+            bench.run()
+            assert text.forwarded == sum(range(len(prompt), len(text.tokens)))
+            _NAIVE[key] = Seen(bench.rows(text), list(text.tokens))
+        return _NAIVE[key]
+
+
+_NAIVE: dict[Any, "Seen"] = {}
+
+
+@cache
+def _plain(kind: str) -> Any:
+    return make_subject(kind).decoder(ReferenceKernels(wide=torch.float64))
+
+
+def decoder(kind: str, kernels: Kernels | None) -> Any:
+    return _plain(kind) if kernels is None else make_subject(kind).decoder(kernels)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run has shown of one text: rows of logits by position, and all its tokens."""
+
+    rows: Mapping[int, torch.Tensor]
+    tokens: Sequence[int]
+
+    def first(self, written: int) -> "Seen":
+        """As if only so many tokens had been written after the prompt."""
+        length = len(self.tokens) - NEW + written
+        return Seen({place: row for place, row in self.rows.items() if place < length - 1}, self.tokens[:length])
+
+
+@dataclass
+class Ledger:
+    """How much was compared."""
+
+    texts: int = 0
+    rows: int = 0
+    equal: int = 0  # rows that are equal to the bit
+    worst: float = 0.0
+
+
+LEDGER: dict[str, Ledger] = {}  # by way of running
+
+
+def compare(way: str, seen: Seen, oracle: Seen) -> None:
+    """The same tokens, and rows of logits within the tolerance wherever both have them."""
+    ledger = LEDGER.setdefault(way, Ledger())
+    shared = sorted(seen.rows.keys() & oracle.rows.keys())
+    assert shared == sorted(oracle.rows), "the last rows of the text are there to be compared"
+    worst = max(float((seen.rows[place] - oracle.rows[place]).abs().max()) for place in shared)
+    ledger.texts += 1
+    ledger.rows += len(shared)
+    ledger.equal += sum(torch.equal(seen.rows[place], oracle.rows[place]) for place in shared)
+    ledger.worst = max(ledger.worst, worst)
+    assert worst <= TOLERANCE, f"a logit differs by {worst:.1e}"
+    assert list(seen.tokens) == list(oracle.tokens)
+
+
+def alone(case: Case, bench: Bench, **options: Any) -> Seen:
+    text = bench.engine.submit(case.request(**options))
+    bench.run()
+    return Seen(bench.rows(text), text.tokens)
+
+
+Way = Callable[[Case, Path], None]
+WAYS: dict[str, Way] = {}
+
+
+def way(name: str) -> Callable[[Way], Way]:
+    def register(one: Way) -> Way:
+        WAYS[name] = one
+        return one
+
+    return register
+
+
+def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> int:
+    """Save what `donor` has of a text and put it into `bench`; how many tokens that spares."""
+    pool = donor.engine.pool
+    spared, held = pool.find(pool.chain(), tokens)
+    contents = [donor.store.read(group, list(table.values())) for group, table in enumerate(held)]
+    save(file, Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents), {"spec": "same"})
+    shapes = [bench.store.read(group, [0]) for group in range(len(held))]
+    found = load(file, {"spec": "same"}, shapes)
+    pool = bench.engine.pool
+    assert pool.put(pool.chain(), found.tokens, found.pages, found.contents)
+    return spared
+
+
+def full(case: Case) -> bool:
+    return all(spec.reach == Reach() for spec in case.specs)

@@ -1,0 +1,101 @@
+"""The naive run itself against the definition: attention written out in fp64, row by row, from positions alone.
+
+What the matrix compares with must be right in itself. Native kinds without sinks are held to transformers
+(tests/oracle); this covers the rest: sinks with their second query, codecs, formats of mixed parts. Activations of the
+engine are fp32 and codes are discrete, so a code may turn over where fp64 and fp32 differ: with quantised formats rows
+are compared by their median difference, with native ones by the largest.
+"""
+
+import math
+
+import pytest
+import torch
+
+from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
+from tokenwright.cache.codec import CODECS
+from tokenwright.config import KVFormat, ModelConfig, Rope
+
+NATIVE_TOLERANCE = 2e-5
+CODED_TOLERANCE = 1e-3
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
+
+
+def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
+    """Each head [heads, D] of one token turned to a position."""
+    half = x.shape[-1] // 2
+    angles = torch.tensor([position * theta ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=torch.float64)
+    first, second = x[:, :half], x[:, half:]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def kept(x: torch.Tensor, name: str, position: int, layer: int, config: ModelConfig, form: KVFormat) -> torch.Tensor:
+    """K or V [G, D] of one token as it is read back, `name` being what its side is kept as."""
+    plain = position < form.first or layer in {one % config.layers for one in form.native} or name == "native"
+    codec = CODECS["float32" if plain else name]
+    return codec.decode(codec.encode(x.float()), x.shape[-1], torch.float64)
+
+
+def defined(case: Case, tokens: list[int]) -> torch.Tensor:
+    """Logits [t, V] of every position."""
+    subject, kind = case.subject, KINDS[case.kind]
+    config, w = subject.config, subject.weights
+    form = KVFormat.parse(case.kv)
+    assert isinstance(config.positions, Rope)
+    theta = config.positions.theta
+
+    def product(x: torch.Tensor, name: str) -> torch.Tensor:
+        out = x @ w[f"{name}.weight"].double().T
+        return out + w[f"{name}.bias"].double() if f"{name}.bias" in w else out
+
+    x = w["embed.weight"].double()[tokens]  # [t, width]
+    for layer in range(config.layers):
+        at = f"layers.{layer}"
+        y = normed(x, w[f"{at}.attention_norm.weight"], config.norm_eps)
+        q, k, v = (product(y, f"{at}.attention.{side}").view(len(tokens), -1, config.head_size) for side in "qkv")
+        window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)
+        keys = [kept(turned(k[p], p, theta), form.k, p, layer, config, form) for p in range(len(tokens))]
+        values = [kept(v[p], form.v, p, layer, config, form) for p in range(len(tokens))]
+        mixed = torch.empty(len(tokens), config.heads, config.head_size, dtype=torch.float64)
+        for i in range(len(tokens)):
+            read = [p for p in range(i + 1) if window is None or p > i - window or p < kind.sinks]
+            near = turned(q[i], i, theta)  # [H, D]
+            far = near if window is None else turned(q[i], min(i, kind.sinks + window - 1), theta)
+            for head in range(config.heads):
+                group = head // (config.heads // config.kv_heads)
+                queries = [(far if p < kind.sinks else near)[head] for p in read]
+                scores = [query @ keys[p][group] for query, p in zip(queries, read, strict=True)]
+                share = (torch.stack(scores) / math.sqrt(config.head_size)).softmax(0)
+                mixed[i, head] = share @ torch.stack([values[p][group] for p in read])
+        x = x + product(mixed.flatten(1), f"{at}.attention.o")
+        y = normed(x, w[f"{at}.mlp_norm.weight"], config.norm_eps)
+        gate = torch.nn.functional.silu(product(y, f"{at}.mlp.gate"))
+        x = x + product(gate * product(y, f"{at}.mlp.up"), f"{at}.mlp.down")
+    x = normed(x, w["norm.weight"], config.norm_eps)
+    return x @ w["embed.weight" if config.tied_head else "head.weight"].double().T
+
+
+@pytest.mark.parametrize("kv", [*FORMATS, MIXED])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_naive_run_is_the_definition(kind: str, kv: str) -> None:
+    case = Case(kind, kv, "greedy")
+    naive = case.naive()
+    logits = defined(case, list(naive.tokens[:-1]))
+    worst = torch.stack([(row - logits[place]).abs().max() for place, row in sorted(naive.rows.items())])
+    assert len(worst) == len(naive.tokens) - PROMPT
+    if kv == "native":
+        assert float(worst.max()) <= NATIVE_TOLERANCE
+    else:
+        assert float(worst.median()) <= CODED_TOLERANCE
+
+
+def test_the_definition_would_see_sinks_at_their_true_distance() -> None:
+    """The comparison can fail: without the second query the rows are far off."""
+    case = Case("window + sinks", "native", "greedy")
+    other = Case("hybrid", "native", "greedy")
+    naive = case.naive()
+    wrong = defined(other, list(naive.tokens[:-1]))
+    assert min(float((row - wrong[place]).abs().max()) for place, row in naive.rows.items()) > 0.1

@@ -1,0 +1,259 @@
+"""Planted faults: each must turn the matrix red, else its green says little.
+
+A fault is a wrapper made here around the runner, the kernels, the store or the scheduler; nothing in the engine knows
+of it. The naive oracle runs without it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.equality import harness, ways
+from tests.equality.harness import PROMPT, WAYS, Bench, Case, Seen
+from tests.oracle.test_faults import moved_by_one
+from tokenwright.cache import KVStore, KVView
+from tokenwright.engine import Scheduler
+from tokenwright.engine import Sequence as Text
+from tokenwright.engine.pages import Chain, PagePool, Shelf, Table, Tables
+from tokenwright.engine.reach import Reach
+from tokenwright.errors import EngineError
+from tokenwright.kernels import ReferenceKernels, Span
+
+assert ways.LATE  # imported for what it registers
+
+
+class Exact(ReferenceKernels):
+    def __init__(self) -> None:
+        super().__init__(wide=torch.float64)
+
+
+class NoMask(Exact):
+    """A row reads what comes after it, as far as the chunk has it."""
+
+    def weights(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, start: int, *more: Any) -> Any:
+        return super().weights(q, k, positions, start + len(positions), *more)
+
+
+class NoWindow(Exact):
+    """A row of a chunk reads all that the chunk's first row reads."""
+
+    def weights(self, q: Any, k: Any, positions: Any, start: int, reach: Reach, *more: Any) -> Any:
+        return super().weights(q, k, positions, start, Reach(), *more)
+
+
+class StalePage(Exact):
+    """The second page keeps what was there before, once it holds something."""
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        for part in view.parts:
+            written = part.k.memory[0][slots[part.group]].isfinite().flatten(1).all(1)
+            fresh = ~(written & (slots[part.group] // 16 == 1))
+            part.k.write(slots[part.group][fresh], k[fresh])
+            part.v.write(slots[part.group][fresh], v[fresh])
+
+
+class WrongScale(Exact):
+    """The scales of tokens that are written one by one are two percent too large."""
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        super().store(view, slots, k, v)
+        for part in view.parts:
+            if len(k) == 1 and len(part.k.memory) > 1:
+                part.k.memory[1][slots[part.group]] *= 1.02
+
+
+class SinksFarAway(Exact):
+    """Sinks are met at their true distance."""
+
+    def attention(self, q: Any, view: KVView, spans: Sequence[Span], scale: float, sink_q: Any = None) -> torch.Tensor:
+        return super().attention(q, view, spans, scale, None)
+
+
+class NoCopy(KVStore):
+    """A page that is copied before it is written to stays as it was."""
+
+    def copy(self, group: int, source: int, target: int) -> None: ...
+
+
+class Shuffled(KVStore):
+    """What was taken out of pages comes back in another order."""
+
+    def write(self, group: int, pages: list[int], contents: Any) -> None:
+        super().write(group, pages[::-1], contents)
+
+
+class OtherLayer(KVStore):
+    """What is put into a page is the neighbouring layer's."""
+
+    def write(self, group: int, pages: list[int], contents: Any) -> None:
+        super().write(group, pages, tuple(one.roll(1, 0) for one in contents))
+
+
+class NoRollback(Scheduler):
+    """What was put off is taken for computed still."""
+
+    def _drop(self, sequence: Text) -> None:
+        computed = sequence.computed
+        super()._drop(sequence)
+        sequence.computed = computed
+
+    def _start(self, sequence: Text, cut: int) -> None:
+        computed = sequence.computed
+        super()._start(sequence, cut)
+        self.pool.extend(sequence.tables, 0, computed or 1, len(sequence.tokens))
+        sequence.computed = computed
+
+    def check(self) -> None: ...
+
+
+def weak_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is named after its own tokens alone, not after the whole text up to its end."""
+    old = Chain.upto
+
+    def upto(self: Chain, tokens: Sequence[int], page_size: int) -> list[bytes]:
+        old(self, tokens, page_size)
+        pages = range(len(tokens) // page_size)
+        self.names[:] = [repr(tokens[page * page_size : (page + 1) * page_size]).encode() for page in pages]
+        return self.names
+
+    monkeypatch.setattr(Chain, "upto", upto)
+
+
+def no_window_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit is believed without its last window: the pages that lie behind are not looked for."""
+
+    def match(self: PagePool, chain: Chain, tokens: Sequence[int], most: int | None = None) -> int:
+        chain.upto(tokens, self.page_size)
+        return (len(tokens) - 1) // self.page_size * self.page_size
+
+    monkeypatch.setattr(PagePool, "match", match)
+
+
+def sealed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is named as soon as it is begun, if its tokens are known."""
+    old = PagePool.seal
+
+    def seal(self: PagePool, tables: Tables, chain: Chain, tokens: Sequence[int], start: int, stop: int) -> None:
+        end = min(-(-stop // self.page_size), len(tokens) // self.page_size) * self.page_size
+        old(self, tables, chain, tokens, start, max(stop, end))
+
+    monkeypatch.setattr(PagePool, "seal", seal)
+
+
+def trimmed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are let go while their last tokens are still in reach."""
+    old = PagePool.trim
+    monkeypatch.setattr(PagePool, "trim", lambda self, tables, computed: old(self, tables, computed + 6))
+
+
+def sealed_are_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was used up keeps its name: who looks for the old text finds the new one."""
+
+    def take(self: Shelf) -> int:
+        page = self.blank.pop() if self.blank else self.kept.popitem(last=False)[0]
+        self.holders[page] = 1
+        return page
+
+    monkeypatch.setattr(Shelf, "take", take)
+    monkeypatch.setattr(Shelf, "check", lambda self, tables: None)
+
+
+def held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was found is not held: somebody else takes it."""
+
+    def adopt(self: PagePool, tables: Tables, chain: Chain, cut: int) -> None:
+        for shelf, table in zip(self._shelves, tables, strict=True):
+            for span in shelf.group.reach.pages(cut, cut, self.page_size):
+                table.update((page, shelf.index[chain.names[page]]) for page in span)
+
+    monkeypatch.setattr(PagePool, "adopt", adopt)
+
+
+def written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork writes into the page that it shares."""
+    old = PagePool.extend
+
+    def extend(self: PagePool, tables: list[Table], start: int, stop: int, ahead: int) -> bool:
+        holders = [dict(shelf.holders) for shelf in self._shelves]
+        for shelf in self._shelves:
+            shelf.holders.update(dict.fromkeys(shelf.holders, 1))
+        done = old(self, tables, start, stop, ahead)
+        for shelf, before in zip(self._shelves, holders, strict=True):
+            shelf.holders.update(before)
+        return done
+
+    monkeypatch.setattr(PagePool, "extend", extend)
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`way` is the one that must see it. `bench`: what replaces a part of the engine; `patch`: what is done to it."""
+
+    way: str
+    kind: str = "GQA"
+    kv: str = "native"
+    bench: dict[str, Any] = field(default_factory=dict)
+    patch: Patch | None = None
+
+
+FAULTS = {
+    "position + 1": Fault("pages of 1, 16 and 64", bench={"around": moved_by_one(lambda piece: piece.start > 0)}),
+    "no mask": Fault("chunks of 1, 7 and the whole", bench={"kernels": NoMask}),
+    "no window within a chunk": Fault("chunks of 1, 7 and the whole", "window", bench={"kernels": NoWindow}),
+    "stale page": Fault("held and resumed", bench={"kernels": StalePage}),
+    "skipped rollback": Fault("held and resumed", bench={"scheduler": NoRollback}),
+    "wrong scale, int8": Fault("pages of 1, 16 and 64", kv="int8", bench={"kernels": WrongScale}),
+    "wrong scale, int4": Fault("batch of 1, 2 and 17", kv="int4", bench={"kernels": WrongScale}),
+    "sinks at their true distance": Fault("pages of 1, 16 and 64", "window + sinks", bench={"kernels": SinksFarAway}),
+    "a shared page is not copied": Fault("forked", bench={"store": NoCopy}),
+    "a shared page is written in place": Fault("forked", patch=written_in_place),
+    "swapped back in another order": Fault("put off at every step, swapped", bench={"store": Shuffled}),
+    "restored into another layer": Fault("saved and restored", bench={"store": OtherLayer}),
+    "names of a page's own tokens": Fault("a prefix found, at every cut", patch=weak_names),
+    "a hit without its window": Fault("a prefix found, at every cut", "window", patch=no_window_asked),
+    "named before it is computed": Fault("after one that was given up half-way", patch=sealed_too_early),
+    "let go too early": Fault("pages of 1, 16 and 64", "hybrid", patch=trimmed_too_early),
+    "used up but still named": Fault("held and resumed", patch=sealed_are_blank),
+    "found but not held": Fault("a prefix found, at every cut", patch=held_by_nobody),
+}
+
+
+class Planted(Case):
+    """A case whose benches have a fault, and whose oracle has none."""
+
+    plant: dict[str, Any] = {}  # noqa: RUF012  (replaced whole, for each test)
+
+    def bench(self, **options: Any) -> Bench:
+        plant = {name: one() if name == "kernels" else one for name, one in self.plant.items()}
+        return super().bench(**options, **plant)
+
+    def naive(self, *args: Any, **options: Any) -> Seen:
+        return Case(self.kind, self.kv, self.sampling).naive(*args, **options)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_turns_the_matrix_red(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS[name]
+    case = Planted(fault.kind, fault.kv, "greedy")
+    case.naive(), case.naive(case.naive().tokens[:-3])  # before the engine is made worse
+    monkeypatch.setattr(Planted, "plant", fault.bench)
+    if fault.patch is not None:
+        fault.patch(monkeypatch)
+    monkeypatch.setattr(harness, "LEDGER", {})
+    with pytest.raises((AssertionError, KeyError, IndexError, EngineError)) as caught:
+        WAYS[fault.way](case, tmp_path)
+    print(f"{name}: {caught.value!s:.120}")
+
+
+@pytest.mark.parametrize("way", sorted({fault.way for fault in FAULTS.values()}))
+def test_a_bench_without_a_fault_is_green(way: str, tmp_path: Path) -> None:
+    """The same machinery, nothing planted."""
+    WAYS[way](Planted("GQA", "native", "greedy"), tmp_path)
+    assert PROMPT

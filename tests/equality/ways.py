@@ -1,0 +1,186 @@
+"""The ways in which a text may come about. Each must give what the naive run gives."""
+
+from pathlib import Path
+
+from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Seen, alone, compare, restored, way
+from tests.oracle.harness import prompt_of
+from tokenwright.engine import State
+
+LATE = 5  # tokens after which something happens to a text
+FEW = 3  # tokens written where there are many texts
+
+
+@way("no cache, in parts")
+def naive_in_parts(case: Case, folder: Path) -> None:
+    compare("no cache, in parts", alone(case, case.bench(budget=7), cache=False), case.naive())
+
+
+@way("pages of 1, 16 and 64")
+def pages(case: Case, folder: Path) -> None:
+    for page_size in (1, 16, 64):
+        compare("pages of 1, 16 and 64", alone(case, case.bench(page_size=page_size)), case.naive())
+
+
+@way("chunks of 1, 7 and the whole")
+def chunks(case: Case, folder: Path) -> None:
+    for budget in (1, 7, CONTEXT):
+        compare("chunks of 1, 7 and the whole", alone(case, case.bench(budget=budget)), case.naive())
+
+
+@way("batch of 1, 2 and 17")
+def batch(case: Case, folder: Path) -> None:
+    for size in (1, 2, 17):
+        bench = case.bench(pages=80)
+        others = [bench.engine.submit(case.request(prompt_of(5 + 3 * n, seed=n))) for n in range(1, size)]
+        text = bench.engine.submit(case.request())
+        bench.run()
+        compare("batch of 1, 2 and 17", Seen(bench.rows(text), text.tokens), case.naive())
+        if others:  # a neighbour too, whose prompt is of another length
+            other = others[-1]
+            oracle = case.naive(other.request.prompt)
+            compare("batch of 1, 2 and 17", Seen(bench.rows(other), other.tokens), oracle)
+
+
+@way("a prefix found, at every cut")
+def prefix(case: Case, folder: Path) -> None:
+    """Another text begins with the first `cut` tokens; a salt for each cut keeps the others' pages out."""
+    prompt, oracle = prompt_of(PROMPT), case.naive()
+    strange = [(token + 1) % 300 + 5 for token in prompt]
+    for page_size, cuts in ((1, range(PROMPT + 1)), (16, range(0, PROMPT + 1, 8))):
+        bench = case.bench(page_size=page_size)
+        for cut in cuts:
+            salt = str(cut).encode()
+            donor = bench.engine.submit(case.request([*prompt[:cut], *strange[cut:]], salt=salt, most=1))
+            bench.run()
+            text = bench.engine.submit(case.request(salt=salt, most=FEW))
+            bench.run()
+            assert text.reused == min(cut, PROMPT - 1) // page_size * page_size, "what is shared is not computed"
+            assert text.forwarded + text.reused == len(text.tokens) - 1
+            compare("a prefix found, at every cut", Seen(bench.rows(text), text.tokens), oracle.first(FEW))
+            assert donor.state is State.FINISHED
+
+
+@way("after one that was given up half-way")
+def given_up(case: Case, folder: Path) -> None:
+    """The same text was begun and ended after some chunks of its prompt: what is left of it is whole, or not found."""
+    for steps in (1, 3, 5):
+        bench = case.bench(budget=7, page_size=4)
+        donor = bench.engine.submit(case.request())
+        for _ in range(steps):
+            bench.engine.step()
+        bench.engine.abort(donor.id)
+        text = bench.engine.submit(case.request())
+        bench.run()
+        assert text.reused == 7 * steps // 4 * 4
+        compare("after one that was given up half-way", Seen(bench.rows(text), text.tokens), case.naive())
+
+
+@way("put off at every step, computed again")
+def preempted(case: Case, folder: Path) -> None:
+    """With pages that can be found again, and without."""
+    for share in (True, False):
+        bench = case.bench(page_size=16 if share else 7)
+        text = bench.engine.submit(case.request(share=share))
+
+        def put_off() -> None:
+            for sequence in list(bench.scheduler.running):  # noqa: B023  (called at once)
+                bench.scheduler.preempt(sequence)  # noqa: B023
+
+        bench.run(put_off)
+        assert text.preemptions == NEW - 1
+        assert bool(text.reused) is share
+        compare("put off at every step, computed again", Seen(bench.rows(text), text.tokens), case.naive())
+
+
+@way("put off at every step, swapped")
+def swapped(case: Case, folder: Path) -> None:
+    bench = case.bench(swap=1 << 30, budget=7)
+    text = bench.engine.submit(case.request(share=False))
+    other = bench.engine.submit(case.request(prompt_of(33, seed=3), share=False))
+
+    def put_off() -> None:
+        for sequence in reversed(bench.scheduler.running):
+            bench.scheduler.preempt(sequence)
+        for group in range(len(bench.store.groups)):  # whatever was in the pages is gone
+            for tensor in bench.store.tensors(group):
+                tensor.copy_(tensor.roll(1, 1))
+
+    bench.run(put_off)
+    assert text.forwarded == len(text.tokens) - 1, "nothing was computed twice"
+    compare("put off at every step, swapped", Seen(bench.rows(text), text.tokens), case.naive())
+    compare("put off at every step, swapped", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(33, seed=3)))
+
+
+@way("saved and restored")
+def saved(case: Case, folder: Path) -> None:
+    for page_size in (1, 16):
+        donor, bench = case.bench(page_size=page_size), case.bench(page_size=page_size)
+        first = donor.engine.submit(case.request())
+        donor.run()
+        spared = restored(bench, donor, first.tokens, folder / "chat.kv")
+        assert spared == (len(first.tokens) - 1) // page_size * page_size
+        text = bench.engine.submit(case.request(first.tokens[:-3]))
+        bench.run()
+        assert text.reused == min(spared, len(first.tokens) - 4) // page_size * page_size
+        compare("saved and restored", Seen(bench.rows(text), text.tokens), case.naive(first.tokens[:-3]))
+
+
+@way("forked")
+def forked(case: Case, folder: Path) -> None:
+    """A text goes on twice from its middle: once as it would, once with other tokens; then the child goes on twice."""
+    whole = case.naive().tokens
+    for page_size in (1, 16):
+        other = [*whole[: PROMPT + LATE], *prompt_of(NEW, seed=8)]
+        bench = case.bench(page_size=page_size, forced={1: other, 2: [*other[: PROMPT + LATE + 3], *whole[:NEW]]})
+        parent = bench.engine.submit(case.request())
+        bench.engine.hold(parent.id, PROMPT + LATE)
+        bench.run()
+        child = bench.engine.fork(parent.id, case.request(parent.tokens))
+        bench.engine.hold(child.id, PROMPT + LATE + 3)
+        bench.engine.hold(parent.id, None)
+        bench.run()
+        grandchild = bench.engine.fork(child.id, case.request(child.tokens))
+        bench.engine.hold(child.id, None)
+        bench.run()
+        assert child.reused == PROMPT + LATE - 1
+        assert grandchild.reused == PROMPT + LATE + 2
+        compare("forked", Seen(bench.rows(parent), parent.tokens), case.naive())
+        for text in (child, grandchild):
+            oracle = case.naive(text.request.prompt, forced=bench.sampler.forced[text.id])
+            compare("forked", Seen(bench.rows(text), text.tokens), oracle)
+
+
+@way("held and resumed")
+def held(case: Case, folder: Path) -> None:
+    """Held at every token; in the middle another text takes its pages."""
+    most = max(
+        sum(group.reach.most_pages(PROMPT + NEW, CONTEXT, 8) for group in [one]) for one in case.bench().store.groups
+    )
+    bench = case.bench(page_size=8, pages=most)
+    text = bench.engine.submit(case.request())
+    for written in range(1, NEW):
+        bench.engine.hold(text.id, PROMPT + written)
+        bench.run()
+        assert text.held and len(text.written) == written
+        if written == LATE:
+            other = bench.engine.submit(case.request(prompt_of(PROMPT, seed=4)))
+            bench.run()
+            compare("held and resumed", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(PROMPT, seed=4)))
+            assert text.preemptions == 1, "there was no room for both"
+    bench.engine.hold(text.id, None)
+    bench.run()
+    compare("held and resumed", Seen(bench.rows(text), text.tokens), case.naive())
+
+
+@way("the cache switched off and on")
+def switched(case: Case, folder: Path) -> None:
+    bench = case.bench(budget=9)
+    text = bench.engine.submit(case.request())
+    steps = iter(range(1000))
+
+    def switch() -> None:
+        if text.state is not State.FINISHED and next(steps) % 4 == 3:
+            bench.engine.use_cache(text.id, not text.cache)
+
+    bench.run(switch)
+    compare("the cache switched off and on", Seen(bench.rows(text), text.tokens), case.naive())

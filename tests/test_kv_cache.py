@@ -1,0 +1,213 @@
+"""The KV cache from the front door: formats, windows without end, pages that are shared, files, and swapping."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.fixtures import VOCAB, make_checkpoint
+from tokenwright import LLM, CapacityError, RequestError, SamplingParams
+from tokenwright.errors import CacheFileError, CheckpointError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("kv") / "model", "qwen2").path
+
+
+def text_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(5, VOCAB) for _ in range(length)]
+
+
+def most(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kv", ["int8", "int4", "fp8", "bfloat16", "k=int8,v=int4,first=5,native=0"])
+def test_a_format_is_what_it_says(folder: Path, kv: str) -> None:
+    with LLM(folder, kv=kv, pages=8, max_sequences=2) as llm, LLM(folder, pages=8) as plain:
+        assert llm.kv_memory < plain.kv_memory
+        done, native = llm.generate([text_of(30)], GREEDY)[0], plain.generate([text_of(30)], GREEDY)[0]
+        assert 0 < done.usage.kv_bytes < native.usage.kv_bytes
+        difference = abs(done.logprobs[0] - native.logprobs[0])
+        assert 0 < difference < 1, "it is another cache, and much the same model"
+
+
+def test_what_makes_no_sense_is_refused(folder: Path, tmp_path: Path) -> None:
+    for options, words in [
+        ({"kv": "int3"}, "kv 'int3' is not known"),
+        ({"kv": "k=int8,k=int4"}, "each once"),
+        ({"kv": "int8,native=9"}, "there is no layer 9"),
+        ({"sinks": 4}, "give window as well"),
+        ({"window": 0}, "window"),
+        ({"window": 8, "sinks": -1}, "sinks"),
+        ({"swap_memory": -1}, "swap_memory"),
+    ]:
+        with pytest.raises(RequestError, match=words):
+            LLM(folder, **options)  # type: ignore[arg-type]
+    learned = make_checkpoint(tmp_path / "gpt2", "gpt2").path
+    with pytest.raises(RequestError, match="learned"):
+        LLM(learned, window=8, sinks=2)
+    dynamic = make_checkpoint(tmp_path / "dynamic", "dynamic").path
+    with pytest.raises(RequestError, match="depends on the length"):
+        LLM(dynamic, window=8)
+
+
+@pytest.mark.parametrize("sinks", [0, 4])
+def test_a_text_without_end_takes_constant_memory(folder: Path, sinks: int) -> None:
+    """Past the model's context of 512: pages are returned, the bytes stay, each token is computed once."""
+    with LLM(folder, window=32, sinks=sinks, max_sequences=1, token_budget=64) as llm:
+        pool, held, bytes_ = llm.engine.pool, [], []
+        with llm.stream(text_of(100), most(700)) as stream:
+            for _ in stream:
+                held.append(pool.pages - pool.free)
+                bytes_.append(stream.completion.usage.kv_bytes)
+        done = stream.completion
+        assert len(done.token_ids) == 700 and done.finish_reason == "length"
+        assert done.usage.forward_tokens == 100 + 700 - 1
+        assert set(bytes_) == {(31 + sinks) * llm.costs.bytes_per_token}
+        assert max(held) <= 4 + bool(sinks), "a window of 32 tokens lies in three pages at most, and one is written to"
+
+
+def test_a_window_on_learned_positions_ends_with_the_context(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "gpt2", "gpt2").path
+    with LLM(path, window=16) as llm:
+        done = llm.generate([text_of(500)], most(100))[0]
+    assert (done.finish_reason, len(done.token_ids)) == ("context", 12)
+
+
+def test_a_second_text_starts_behind_what_it_shares(folder: Path) -> None:
+    with LLM(folder, pages=64) as llm:
+        first = llm.generate([text_of(100)], GREEDY)[0]
+        again = llm.generate([text_of(100)], GREEDY)[0]
+        salted = llm.generate([text_of(100)], GREEDY, salt="somebody else")[0]
+        assert first.usage.reused_tokens == salted.usage.reused_tokens == 0
+        assert again.usage.reused_tokens == 96
+        assert again.usage.forward_tokens == 100 + 11 - 96
+        assert first.token_ids == again.token_ids == salted.token_ids
+        assert llm.generate([text_of(100)], GREEDY, cache=False)[0].usage.reused_tokens == 0
+        assert len(llm.score(text_of(100))) == 99, "every row of the prompt is computed for it"
+
+
+def test_dynamic_angles_are_not_shared_across_lengths(tmp_path: Path) -> None:
+    """They depend on how long a text may become: a longer one must not take a shorter one's pages."""
+    path = make_checkpoint(tmp_path / "dynamic", "dynamic").path
+    with LLM(path, pages=64) as llm:
+        prompt = text_of(100)
+        short, shorter = llm.generate([prompt], most(5))[0], llm.generate([prompt], most(10))[0]
+        long = llm.generate([prompt], most(200))[0]
+        assert (short.usage.reused_tokens, shorter.usage.reused_tokens, long.usage.reused_tokens) == (0, 96, 0)
+        assert long.token_ids == llm.generate([prompt], most(200), cache=False)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kv": "int4"}, {"window": 40, "sinks": 4}, {"kv": "k=fp8,v=int8,first=20,native=-1", "window": 64}]
+)
+def test_a_cache_file_spares_a_long_prompt(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
+    prompt, file = text_of(200), tmp_path / "chat.kv"
+    with LLM(folder, **options) as llm:  # type: ignore[arg-type]
+        first = llm.generate([prompt], GREEDY)[0]
+        assert llm.save_cache(file, [*prompt, *first.token_ids]) == 208
+    with LLM(folder, **options) as llm:  # type: ignore[arg-type]
+        assert llm.load_cache(file) == 208
+        again = llm.generate([[*prompt, *first.token_ids]], GREEDY)[0]
+        assert again.usage.reused_tokens == 208
+        assert again.usage.forward_tokens == 212 + 11 - 208, "less than a page of the text was computed again"
+        naive = llm.generate([[*prompt, *first.token_ids]], GREEDY, cache=False)[0]
+        assert again.token_ids == naive.token_ids
+
+
+def test_a_cache_file_of_something_else_is_refused(folder: Path, tmp_path: Path) -> None:
+    file, prompt = tmp_path / "chat.kv", text_of(100)
+    with LLM(folder) as llm:
+        llm.generate([prompt], GREEDY)
+        llm.save_cache(file, prompt)
+    other = make_checkpoint(tmp_path / "other", "qwen2", seed=1).path
+    retold = make_checkpoint(tmp_path / "retold", "qwen2", changes={"rope_theta": 500.0}).path
+    retokenised = make_checkpoint(tmp_path / "retokenised", "qwen2").path
+    tokenizer = json.loads((retokenised / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].pop()
+    (retokenised / "tokenizer.json").write_text(json.dumps(tokenizer))
+    cases: list[tuple[Path, dict[str, object], str]] = [
+        (other, {}, "another weights"),
+        (retold, {}, "another model"),
+        (retokenised, {}, "another tokenizer"),
+        (folder, {"dtype": "bfloat16"}, "another dtype"),
+        (folder, {"kv": "int8"}, "another kv format"),
+        (folder, {"window": 64}, "another kv format"),
+        (folder, {"page_size": 32}, r"another page size \(16\), and this engine has its own \(32\)"),
+    ]
+    for path, options, words in cases:
+        with LLM(path, **options) as llm, pytest.raises(CacheFileError, match=words):  # type: ignore[arg-type]
+            llm.load_cache(file)
+    with LLM(folder, pages=3) as llm, pytest.raises(CapacityError, match="holds 96 tokens"):
+        llm.load_cache(file)
+
+
+def test_weights_that_changed_under_a_running_model_are_noticed(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "qwen2").path
+    with LLM(path) as llm:
+        llm.generate([text_of(40)], GREEDY)
+        weights = path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[::-1])
+        with pytest.raises(CheckpointError, match="have changed since they were loaded"):
+            llm.save_cache(tmp_path / "chat.kv", text_of(40))
+    assert not (tmp_path / "chat.kv").exists()
+
+
+def test_a_text_shorter_than_a_page_is_not_saved(folder: Path, tmp_path: Path) -> None:
+    with LLM(folder) as llm:
+        llm.generate([text_of(3)], most(2))
+        assert llm.save_cache(tmp_path / "chat.kv", text_of(3)) == 0
+        assert llm.save_cache(tmp_path / "chat.kv", text_of(50, seed=9)) == 0, "nothing is known of it"
+    assert not (tmp_path / "chat.kv").exists()
+
+
+@pytest.mark.parametrize("swap", [0, 1 << 30])
+def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path, swap: int) -> None:
+    prompts = [text_of(20 + 7 * n, seed=n) for n in range(12)]
+    with LLM(folder) as roomy:
+        expected = [done.token_ids for done in roomy.generate(prompts, GREEDY)]
+    with LLM(folder, pages=9, swap_memory=swap) as tight:
+        done = tight.generate(prompts, GREEDY)
+        assert [one.token_ids for one in done] == expected
+        assert any(one.usage.preemptions for one in done)
+        if swap:
+            assert all(one.usage.forward_tokens == len(p) + 11 for one, p in zip(done, prompts, strict=True))
+            assert any(one.usage.reused_tokens for one in done)
+        assert tight.engine.pool.parked == 0
+
+
+def test_two_caches_over_the_same_weights(folder: Path) -> None:
+    with LLM(folder, pages=16) as llm, llm.beside(kv="int8", window=24, sinks=2, pages=16) as other:
+        assert other.model.decoder is llm.model.decoder
+        native = llm.generate([text_of(60)], GREEDY)[0]
+        assert other.generate([text_of(60)], GREEDY)[0].usage.kv_bytes < native.usage.kv_bytes / 4
+        other.close()
+        assert llm.generate([text_of(60)], GREEDY)[0].token_ids == native.token_ids
+
+
+def test_pages_are_sized_by_the_memory_that_is_granted(folder: Path) -> None:
+    for options in ({}, {"kv": "int4"}, {"window": 32, "sinks": 2}, {"kv": "int8,first=16,native=1"}):
+        for memory in (200_000, 1_000_000):
+            with LLM(folder, kv_memory=memory, max_sequences=4, **options) as llm:  # type: ignore[arg-type]
+                assert llm.kv_memory <= memory
+                taken = sum(
+                    tensor.nbytes for group in range(len(llm._store.groups)) for tensor in llm._store.tensors(group)
+                )
+                assert taken == llm.kv_memory, "what is told is what was taken"
+    with pytest.raises(CapacityError, match="grant more kv_memory"):
+        LLM(folder, kv_memory=1000)
+
+
+def test_the_quantised_cache_in_sixteen_bits(folder: Path) -> None:
+    with LLM(folder, dtype="bfloat16", kv="int8", pages=8) as llm:
+        assert len(llm.generate([text_of(30)], GREEDY)[0].token_ids) == 12
+        assert torch.isfinite(llm.model(text_of(30))[0]).all()
+        assert re.fullmatch("int8", llm.kv_format)
