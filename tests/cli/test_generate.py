@@ -36,7 +36,7 @@ def test_text_and_facts(generate: Run, model: Path) -> None:
         [expected] = llm.generate([PROMPT], llm.sampling(temperature=0, max_tokens=20, ignore_eos=True))
     assert result.stdout == expected.text + "\n"
     memory, line, end = result.stderr.split("\n")
-    assert re.fullmatch(r"KV cache: [\d,]+ pages of 16 tokens, [\d.]+ MiB \(float32\)", memory)
+    assert re.fullmatch(r"KV cache: [\d,]+ pages of 16 tokens, [\d.]+ [KM]iB \(float32\)", memory)
     assert not end
     prompt_tokens = expected.usage.prompt_tokens
     assert line.startswith(f"{prompt_tokens} prompt + 20 generated tokens · TTFT ")
@@ -185,3 +185,57 @@ def test_a_terminal_sees_the_model_load(generate: Run) -> None:
     assert "loading " in result.stderr
     assert " KiB" in result.stderr
     assert "loading " not in generate("-n", 1, *GREEDY, "--quiet", env={"FORCE_COLOR": "1"}).stderr
+
+
+def test_a_cache_file_spares_the_prompt(generate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "chat.kv"
+    first, second = (
+        json.loads(generate("-n", 30, *GREEDY, "--ignore-eos", "--cache-file", file, "--page-size", 4, "--json").stdout)
+        for _ in range(2)
+    )
+    n = first["facts"]["prompt_tokens"]
+    assert first["facts"]["reused_tokens"] == 0
+    assert second["facts"]["reused_tokens"] == (n - 1) // 4 * 4 > 0
+    assert second["facts"]["forward_tokens"] == n + 29 - second["facts"]["reused_tokens"]
+    assert second["text"] == first["text"]
+    told = generate("-n", 30, *GREEDY, "--ignore-eos", "--cache-file", file, "--page-size", 4).stderr
+    assert f" · {second['facts']['reused_tokens']} tokens reused · " in told
+    assert f"the K and V of {(n + 29) // 4 * 4} tokens are in {file}" in told
+
+
+def test_a_cache_file_that_cannot_be_believed_is_refused(generate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "chat.kv"
+    assert generate("-n", 20, "--cache-file", file).exit_code == 0
+    other = generate("-n", 20, "--cache-file", file, "--kv", "int8")
+    assert other.exit_code == 2
+    assert "saved with another kv format" in other.stderr
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 8
+    file.write_bytes(data)
+    damaged = generate("-n", 20, "--cache-file", file)
+    assert (damaged.exit_code, damaged.stdout) == (2, "")
+    assert "damaged: its checksum" in damaged.stderr
+    assert file.read_bytes() == data, "what is refused is left as it is"
+    assert generate("--cache-file", file, "--no-cache").exit_code == 2
+    assert "leave one of them out" in generate("--cache-file", file, "--no-cache").stderr
+
+
+def test_a_short_text_leaves_no_file(generate: Run, tmp_path: Path) -> None:
+    told = generate("-n", 1, "--cache-file", tmp_path / "chat.kv", "--page-size", 64).stderr
+    assert "nothing was saved" in told
+    assert not (tmp_path / "chat.kv").exists()
+
+
+def test_the_cache_is_shaped_by_options(generate: Run) -> None:
+    plain = json.loads(generate("-n", 60, *GREEDY, "--ignore-eos", "--json").stdout)["facts"]
+    for options, words in [
+        (("--kv", "int8"), "int8"),
+        (("--kv", "k=int8,v=int4,first=4"), "k=int8,v=int4,first=4"),
+        (("--window", 16, "--sinks", 2), "float32, window 16 and 2 sinks"),
+    ]:
+        facts = json.loads(generate("-n", 60, *GREEDY, "--ignore-eos", "--json", *options).stdout)["facts"]
+        assert facts["kv"] == words
+        assert 0 < facts["kv_bytes"] < plain["kv_bytes"]
+    refused = generate("--kv", "int3")
+    assert refused.exit_code == 2
+    assert "kv 'int3' is not known" in refused.stderr

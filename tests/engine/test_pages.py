@@ -57,7 +57,23 @@ reaches = st.one_of(
 )
 turns = st.lists(
     st.tuples(
-        st.sampled_from(["begin", "begin", "go", "go", "go", "fork", "park", "unpark", "unpark", "release", "rewind"]),
+        st.sampled_from(
+            [
+                "begin",
+                "begin",
+                "go",
+                "go",
+                "go",
+                "fork",
+                "park",
+                "unpark",
+                "unpark",
+                "release",
+                "rewind",
+                "save",
+                "load",
+            ]
+        ),
         st.integers(0, 9),  # whose turn it is
         st.integers(1, 12),  # tokens
         st.sampled_from([None, 0, 1]),  # how a text goes on
@@ -80,6 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.size = page_size
         self.pool = PagePool(self.groups, page_size, self.memory, swap=swap)
         self.texts: list[Text] = []
+        self.saved: list[tuple[Text, int, list[list[int]], list]] = []
         self.meaning: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # of names
         self.named: list[dict[tuple[bytes, tuple[int, ...]], int]] = [{} for _ in self.groups]  # before this turn
         self.let_go: list[dict[int, tuple[int, int]]] = [{} for _ in self.groups]  # page: when, and in which order
@@ -107,14 +124,17 @@ class PoolMachine(RuleBasedStateMachine):
     def find(self, text):
         """The longest beginning of which all that a later row reads has a name, and no more."""
         cut = self.pool.match(text.chain, text.tokens)
-        whole = range((len(text.tokens) - 1) // self.size * self.size, -1, -self.size)
-        assert cut == next(at for at in whole if self.is_there(text, at))
+        assert cut == self.longest(text, len(text.tokens) - 1)
         held = [self.held(number) for number in range(len(self.groups))]
         self.pool.adopt(text.tables, text.chain, cut)
         for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
             assert table.keys() == kept_pages(group.reach, cut, self.size)
             assert all(page in held[number] or page in self.let_go[number] for page in table.values())
         text.computed = cut
+
+    def longest(self, text, most):
+        """The longest beginning of which all is there that a row behind it reads, by trying."""
+        return next(at for at in range(most // self.size * self.size, -1, -self.size) if self.is_there(text, at))
 
     def is_there(self, text, at):
         return all(
@@ -194,7 +214,8 @@ class PoolMachine(RuleBasedStateMachine):
         if text.parked is None and len(self.texts) < 6:
             tables, chain = self.pool.fork(text.tables), text.chain.fork()
             child = Text(list(text.tokens), text.salt, tables, chain, text.computed)
-            del child.tokens[max(text.computed, 1) :]  # they part here
+            held = max((page + 1 for table in tables for page in table), default=0)
+            del child.tokens[max(text.computed, held * self.size, 1) :]  # they part here
             del child.chain.names[len(child.tokens) // self.size :]
             child.tokens += COMMON[way or 0][:tokens]
             self.texts.append(child)
@@ -247,6 +268,33 @@ class PoolMachine(RuleBasedStateMachine):
         for group, old, new in zip(self.groups, before, text.tables, strict=True):
             assert new == (old if group.reach.window is None else {})
 
+    def save(self, text, tokens, way):
+        """Take out what is named of a text, held or not, and leave it where it is."""
+        cut, tables = self.pool.find(text.chain, text.tokens)
+        assert cut == self.longest(text, len(text.tokens))
+        for named, table in zip(self.named, tables, strict=True):
+            there = {page: named.get(self.name(text, page)) for page in range(cut // self.size)}
+            assert table == {place: page for place, page in there.items() if page is not None}
+        contents = [self.memory.read(number, list(table.values())) for number, table in enumerate(tables)]
+        self.saved.append((Text(text.tokens[:cut], text.salt, [], Chain(b"")), cut, [*map(list, tables)], contents))
+
+    def load(self, text, tokens, way):
+        """Bring in what was taken out before, whatever has become of it since."""
+        if not self.saved:
+            return
+        text, cut, pages, contents = self.saved[tokens % len(self.saved)]
+        shelves = self.pool._shelves
+        fits = all(len(row) <= shelf.free for row, shelf in zip(pages, shelves, strict=True))
+        text.chain = self.pool.chain(text.salt)
+        assert self.pool.put(text.chain, text.tokens, pages, contents) is fits
+        if fits:
+            names = text.chain.names
+            found = [
+                {page: shelf.index[names[page]] for page in row} for row, shelf in zip(pages, shelves, strict=True)
+            ]
+            self.gone(found, self.pool.tables(), -1)
+            assert self.pool.match(text.chain, text.tokens, cut) == cut
+
     @rule(data=st.data(), length=st.integers(1, 40), chunk=st.integers(1, 12))
     def ask_for_room(self, data, length, chunk):
         """Whether a text has room, if some tables were given up for it: by doing so in the head."""
@@ -272,7 +320,7 @@ class PoolMachine(RuleBasedStateMachine):
         for number, (shelf, let_go, old) in enumerate(zip(self.pool._shelves, self.let_go, before, strict=True)):
             named = {self.meaning[name]: page for name, page in shelf.index.items()}
             lost = {page for text, page in self.named[number].items() if named.get(text) != page}
-            left = [when for page, when in old.items() if page not in lost]
+            left = [when for page, when in old.items() if page in shelf.kept and let_go[page] == when]
             assert all(old[page] < when for page in lost for when in left), "what was let go last was used up first"
             for page in [page for page in let_go if page in self.held(number) or page not in shelf.names]:
                 del let_go[page]

@@ -15,7 +15,7 @@ group, whose scale it is; finite numbers beyond a form's range become the larges
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -73,14 +73,15 @@ class Native(Codec):
         return ((self._dtype, count),)
 
     def encode(self, x: torch.Tensor) -> Parts:
-        return (x.to(self._dtype),)
+        return (x if x.dtype is self._dtype else x.to(self._dtype),)
 
     def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return parts[0][..., :count].to(dtype)
+        (x,) = parts
+        return x if x.dtype is dtype else x.to(dtype)
 
     @property
     def _dtype(self) -> torch.dtype:
-        return next(dtype for name, dtype in TORCH_DTYPES.items() if name == self.name)
+        return TORCH_DTYPES[cast(DType, self.name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ def generate(
         sinks=sinks,
         page_size=page_size,
         token_budget=token_budget,
+        max_sequences=1,
     ) as llm:
         if cache_file is not None and os.path.lexists(cache_file):
             llm.load_cache(cache_file)

@@ -34,32 +34,32 @@ class ReferenceKernels:
 
     def _in(self, x: torch.Tensor) -> torch.Tensor:
         """What a product, a layer norm or an activation takes in: `x` itself, or `x` in fp64."""
-        return x if self.wide == torch.float32 else x.to(self.wide)
+        return x if self.wide is torch.float32 else x.to(self.wide)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         bias = None if weight.bias is None else self._in(weight.bias)
-        return F.linear(self._in(x), self._in(weight.weight), bias).to(x.dtype)
+        return _as(F.linear(self._in(x), self._in(weight.weight), bias), x.dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.to(self.wide)
+        wide = _as(x, self.wide)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return weight * scaled.to(x.dtype)
+        return weight * _as(scaled, x.dtype)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.layer_norm(self._in(x), x.shape[-1:], self._in(weight), self._in(bias), eps).to(x.dtype)
+        return _as(F.layer_norm(self._in(x), x.shape[-1:], self._in(weight), self._in(bias), eps), x.dtype)
 
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return ACTIVATIONS[activation](self._in(x)).to(x.dtype)
+        return _as(ACTIVATIONS[activation](self._in(x)), x.dtype)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
         return self.activate(gates, activation) * values  # [T, m]
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        wide = x.to(self.wide)
+        wide = _as(x, self.wide)
         first, second = wide.chunk(2, dim=-1)
         turned = wide * rotation.cos[:, None] + torch.cat((-second, first), dim=-1) * rotation.sin[:, None]
-        return turned.to(x.dtype)  # [T, heads, D]
+        return _as(turned, x.dtype)  # [T, heads, D]
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         for part in view.parts:
@@ -84,7 +84,7 @@ class ReferenceKernels:
                 others = None if sink_q is None else sink_q[rows]
                 weights = self.weights(q[rows], k, positions, span.start + first, view.spec.reach, scale, others)
                 mixed = weights @ values  # [G, R, n, D]
-                out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)  # [n, H, D]
+                out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
         return out
 
     def keys(self, view: KVView, keys: Sequence[Keys]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,10 +123,15 @@ class ReferenceKernels:
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """q k [G, H / G, n, t], wide, of rows [n, H, D] and keys [t, G, D]."""
-        queries = q.to(self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
+        queries = _as(q, self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
         return queries @ k.permute(1, 2, 0)[:, None]
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     """One after another along the first dimension."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in another dtype; where it has it already, not even torch is called."""
+    return x if x.dtype is dtype else x.to(dtype)
