@@ -75,7 +75,7 @@ class Native(Codec):
     def encode(self, x: torch.Tensor) -> Parts:
         return (x if x.dtype is self._dtype else x.to(self._dtype),)
 
-    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002  (as all of them)
         (x,) = parts
         return x if x.dtype is dtype else x.to(dtype)
 
