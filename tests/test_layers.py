@@ -21,7 +21,7 @@ ROWS = (
     ("kernels",),
     ("trace",),
     ("models", "driver"),
-    ("run",),
+    ("run", "restore"),
     ("llm", "planner"),
     ("serve",),
     ("cli",),

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from tokenwright.completion import Completion, Piece, Usage
 from tokenwright.decode import TextGuard
@@ -246,3 +247,40 @@ class Driver:
             finally:
                 self._lock.release()
                 self._tell()
+
+
+class Stream:
+    """The pieces of one text as they are written. Dropping or closing it early frees its pages.
+
+    `completion` is what has been written so far; it is final once the iteration has ended.
+    """
+
+    def __init__(self, driver: Driver, job: Job) -> None:
+        self._driver = driver
+        self._job = job
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        piece = self._driver.fetch(self._job)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    @property
+    def completion(self) -> Completion:
+        return self._driver.completion(self._job)
+
+    def close(self) -> None:
+        """End the text here. Pieces that were written already can still be fetched."""
+        self._driver.abort(self._job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

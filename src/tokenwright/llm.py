@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -11,13 +11,12 @@ from typing import Self
 import torch
 
 from tokenwright.cache import TORCH_DTYPES, LayerSpec, layer_specs
-from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DTYPE_BYTES, DType, DynamicScaling, EngineConfig, KVFormat, Rope
 from tokenwright.decode import TextGuard, TorchSampler
-from tokenwright.driver import Driver, Job
+from tokenwright.driver import Driver, Job, Stream
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
-from tokenwright.errors import CapacityError, EngineError, RequestError
+from tokenwright.errors import EngineError, RequestError
 from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
@@ -27,6 +26,7 @@ from tokenwright.models.look import Looker
 from tokenwright.models.memory import make_store, refuse_weights
 from tokenwright.models.positions import LONGEST
 from tokenwright.models.runner import Model, TorchRunner
+from tokenwright.restore import load_pages, save_pages
 from tokenwright.run import Run
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.cost import CostModel
@@ -34,43 +34,6 @@ from tokenwright.trace.counted import CountedKernels
 from tokenwright.trace.recorder import Recorder, device_clock
 
 Prompt = str | Sequence[int]  # text, or token ids
-
-
-class Stream:
-    """The pieces of one text as they are written. Dropping or closing it early frees its pages.
-
-    `completion` is what has been written so far; it is final once the iteration has ended.
-    """
-
-    def __init__(self, driver: Driver, job: Job) -> None:
-        self._driver = driver
-        self._job = job
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        piece = self._driver.fetch(self._job)
-        if piece is None:
-            raise StopIteration
-        return piece
-
-    @property
-    def completion(self) -> Completion:
-        return self._driver.completion(self._job)
-
-    def close(self) -> None:
-        """End the text here. Pieces that were written already can still be fetched."""
-        self._driver.abort(self._job)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class LLM:
@@ -336,18 +299,11 @@ class LLM:
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Write what the cache still has of a text to a file; how many tokens from its start the file spares.
 
-        Raises CacheFileError where it cannot be written; an older file at that place is then unchanged.
+        Less than a page leaves no file, and 0. Raises CacheFileError where it cannot be written; an older file at that
+        place is then unchanged.
         """
         ids = self._ids(tokens)
-        with self._open_driver().between_turns() as engine:
-            chain = engine.pool.chain(self._salt(len(ids)))
-            spared, held = engine.pool.find(chain, ids)
-            contents = [self._store.read(group, list(table.values())) for group, table in enumerate(held)]
-        if not spared:  # less than a page
-            return 0
-        text = tuple(ids[:spared])
-        save(Path(path), Snapshot(text, [list(table) for table in held], contents), self._about())
-        return spared
+        return save_pages(Path(path), self._open_driver(), self._store, ids, self._salt(len(ids)), self._about())
 
     def load_cache(self, path: str | Path) -> int:
         """Read a file of `save_cache`: texts that begin as its text does are not computed up to there.
@@ -355,17 +311,7 @@ class LLM:
         Returns how many tokens that are. Raises CacheFileError for a file that is damaged or was saved by another
         model or another kind of cache, CapacityError where the cache has no room for it.
         """
-        driver = self._open_driver()
-        shapes = [self._store.read(group, [0]) for group in range(len(self._store.groups))]
-        found = load(Path(path), self._about(), shapes)
-        with driver.between_turns() as engine:
-            chain = engine.pool.chain(self._salt(len(found.tokens)))
-            if not engine.pool.put(chain, found.tokens, found.pages, found.contents):
-                raise CapacityError(
-                    f"{path} holds {len(found.tokens)} tokens, for which the KV cache has too few free pages; grant it "
-                    "more (pages or kv_memory)"
-                )
-        return len(found.tokens)
+        return load_pages(Path(path), self._open_driver(), self._store, self._salt, self._about())
 
     def _about(self) -> Mapping[str, str]:
         return about(self._checkpoint, self.dtype, self.specs, self.options.page_size)

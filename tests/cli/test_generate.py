@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from tokenwright.llm import LLM, Stream
+from tokenwright.driver import Stream
+from tokenwright.llm import LLM
 
 PROMPT = "the sun and the other"
 GREEDY = ("--temperature", 0)

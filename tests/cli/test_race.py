@@ -15,8 +15,9 @@ import pytest
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
 from tokenwright.cli.race_report import COLOURS, forward_tokens
+from tokenwright.driver import Stream
 from tokenwright.engine import SamplingParams
-from tokenwright.llm import LLM, Stream
+from tokenwright.llm import LLM
 
 Race = Callable[..., Any]
 

@@ -1,0 +1,40 @@
+"""A text's pages between an engine's pool and a file (`cache/snapshot.py`), by their names.
+
+What is saved is found by name, so a text need not be running; what is loaded lies in the pool as pages that nobody
+holds, and the next text that begins so finds them like any others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tokenwright.cache import KVStore
+from tokenwright.cache.snapshot import Snapshot, load, save
+from tokenwright.driver import Driver
+from tokenwright.errors import CapacityError
+
+
+def save_pages(
+    path: Path, driver: Driver, store: KVStore, tokens: Sequence[int], salt: bytes, about: Mapping[str, str]
+) -> int:
+    """Write the full pages that the pool has of a text; how many tokens they spare. 0: none, and no file."""
+    with driver.between_turns() as engine:
+        spared, held = engine.pool.find(engine.pool.chain(salt), tokens)
+        contents = [store.read(group, list(table.values())) for group, table in enumerate(held)]
+    if spared:
+        save(path, Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents), about)
+    return spared
+
+
+def load_pages(
+    path: Path, driver: Driver, store: KVStore, salt: Callable[[int], bytes], about: Mapping[str, str]
+) -> int:
+    """Put a file's pages into the pool; how many tokens they spare. `salt` is that of a text of so many tokens."""
+    found = load(path, about, [store.read(group, [0]) for group in range(len(store.groups))])
+    with driver.between_turns() as engine:
+        chain = engine.pool.chain(salt(len(found.tokens)))
+        if not engine.pool.put(chain, found.tokens, found.pages, found.contents):
+            raise CapacityError(
+                f"{path} holds {len(found.tokens)} tokens, for which the KV cache has too few free pages; grant it "
+                "more (pages or kv_memory)"
+            )
+    return len(found.tokens)
