@@ -211,3 +211,42 @@ def test_the_quantised_cache_in_sixteen_bits(folder: Path) -> None:
         assert len(llm.generate([text_of(30)], GREEDY)[0].token_ids) == 12
         assert torch.isfinite(llm.model(text_of(30))[0]).all()
         assert re.fullmatch("int8", llm.kv_format)
+
+
+def test_a_text_with_angles_of_its_own_is_not_saved(tmp_path: Path) -> None:
+    """Past the original context of 128 a dynamic base depends on how long the text could become."""
+    path = make_checkpoint(tmp_path / "dynamic", "dynamic").path
+    with LLM(path, pages=64) as llm:
+        long = llm.generate([text_of(100)], most(37))[0]
+        assert llm.save_cache(tmp_path / "long.kv", [*text_of(100), *long.token_ids]) == 0
+        llm.generate([text_of(90)], most(10))
+        assert llm.save_cache(tmp_path / "short.kv", text_of(90)) == 80
+    with LLM(path, pages=64) as llm:
+        assert llm.load_cache(tmp_path / "short.kv") == 80
+        again, naive = (llm.generate([text_of(90)], most(10), cache=cache)[0] for cache in (True, False))
+        assert (again.usage.reused_tokens, again.token_ids) == (80, naive.token_ids)
+
+
+def test_a_file_of_a_larger_budget_is_read_as_far_as_it_is_needed(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.kv"
+    with LLM(folder, window=64, max_sequences=1) as llm:
+        done = llm.generate([text_of(400)], GREEDY)[0]
+        assert llm.save_cache(file, text_of(400)) == 400
+    with LLM(folder, window=64, max_sequences=1, token_budget=16) as llm:
+        assert llm.load_cache(file) == 400
+        assert llm.load_cache(file) == 400, "what is there already takes no page"
+        again = llm.generate([[*text_of(400), *done.token_ids]], GREEDY)[0]
+        assert again.usage.reused_tokens == 400
+        llm.engine.scheduler.check()
+
+
+def test_sizes_without_sense_are_refused(folder: Path) -> None:
+    for options in (
+        {"window": 10**20},
+        {"window": 8, "sinks": 2**63},
+        {"kv": f"int8,first={10**19}"},
+        {"max_sequences": 10**20},
+        {"page_size": 2**40},
+    ):
+        with pytest.raises(RequestError, match=str(1 << 31)):
+            LLM(folder, **options)  # type: ignore[arg-type]

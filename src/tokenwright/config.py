@@ -162,6 +162,7 @@ class ModelConfig:
         return total
 
 
+MOST = 1 << 31  # tokens, and whatever is counted in them: positions have 32 bits
 KV_NAMES = ("native", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 _KV_USAGE = (
     "kv must be one format, or k=FORMAT,v=FORMAT, each once; after it there may be first=TOKENS (from the start of a "
@@ -186,8 +187,8 @@ class KVFormat:
         for name in (self.k, self.v):
             if name not in KV_NAMES:
                 raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}")
-        if type(self.first) is not int or self.first < 0:
-            raise RequestError(f"first must be a whole number of tokens of at least 0, not {self.first!r}")
+        if type(self.first) is not int or not 0 <= self.first <= MOST:
+            raise RequestError(f"first must be a whole number of tokens from 0 to {MOST}, not {self.first!r}")
         if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
             raise RequestError(f"native must be numbers of layers, each once, not {self.native!r}")
 
@@ -234,6 +235,9 @@ class EngineConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise RequestError(f"{name} must be a whole number of at least 0, not {value!r}")
+        for name in ("page_size", "token_budget", "max_sequences", "window", "sinks"):
+            if (getattr(self, name) or 0) > MOST:
+                raise RequestError(f"{name} must be at most {MOST}, not {getattr(self, name)!r}")
         for name in ("page_size", "pages", "kv_memory", "token_budget", "max_sequences", "window"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

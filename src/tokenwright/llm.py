@@ -302,7 +302,9 @@ class LLM:
         Less than a page leaves no file, and 0. Raises CacheFileError where it cannot be written; an older file at that
         place is then unchanged.
         """
-        ids = self._ids(tokens)
+        ids, scaling = self._ids(tokens), getattr(self.config.positions, "scaling", None)
+        if isinstance(scaling, DynamicScaling) and len(ids) > scaling.original_context:
+            return 0  # its angles depend on how long it could become, which a file could not tell
         return save_pages(Path(path), self._open_driver(), self._store, ids, self._salt(len(ids)), self._about())
 
     def load_cache(self, path: str | Path) -> int:

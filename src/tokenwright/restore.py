@@ -32,9 +32,16 @@ def load_pages(
     found = load(path, about, [store.read(group, [0]) for group in range(len(store.groups))])
     with driver.between_turns() as engine:
         chain = engine.pool.chain(salt(len(found.tokens)))
-        if not engine.pool.put(chain, found.tokens, found.pages, found.contents):
+        fresh = engine.pool.room(chain, found.tokens, found.pages)
+        if fresh is None:
             raise CapacityError(
                 f"{path} holds {len(found.tokens)} tokens, for which the KV cache has too few free pages; grant it "
-                "more (pages or kv_memory)"
+                "more (pages or kv_memory), or a larger token_budget"
             )
-    return len(found.tokens)
+        contents = [
+            tuple(part[:, [list(pages).index(page) for page in chosen]] for part in parts)
+            for parts, pages, chosen in zip(found.contents, found.pages, fresh, strict=True)
+        ]
+        engine.pool.put(chain, found.tokens, fresh, contents)
+        spared, _ = engine.pool.find(chain, found.tokens)
+    return spared

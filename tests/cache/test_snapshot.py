@@ -9,6 +9,7 @@ import signal
 import stat
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,7 @@ def test_a_rewritten_file_with_a_right_checksum_is_read(file: Path) -> None:
         ("version", "0", "version '0' of the format, and this Tokenwright reads 1"),
         ("format", "other", "not a cache file"),
         ("pages", "[[0, 1, 9000], [2]]", "not one that Tokenwright wrote"),
+        ("pages", "[[0, 1, 3], [2]]", "not one that Tokenwright wrote"),
         ("pages", "[[0, 1, 1], [2]]", "not one that Tokenwright wrote"),
         ("pages", "[[0, 1, -1], [2]]", "not one that Tokenwright wrote"),
         ("pages", "[[0, 1], [2]]", "not one that Tokenwright wrote"),
@@ -252,3 +254,12 @@ def test_the_draft_of_a_living_writer_is_left_alone(file: Path) -> None:
     (draft / "kv").write_bytes(b"somebody else's")
     save(file, made(seed=3), ABOUT)
     assert (draft / "kv").read_bytes() == b"somebody else's"
+
+
+def test_threads_that_save_to_one_place_leave_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "chat.kv"
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(save, path, made(seed, pages=50), ABOUT) for seed in range(12)]:
+            done.result()
+    assert any(same(made(seed, pages=50), load(path, ABOUT, SHAPES)) for seed in range(12))
+    assert [one.name for one in tmp_path.iterdir()] == ["chat.kv"]

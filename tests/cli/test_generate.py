@@ -240,3 +240,19 @@ def test_the_cache_is_shaped_by_options(generate: Run) -> None:
     refused = generate("--kv", "int3")
     assert refused.exit_code == 2
     assert "kv 'int3' is not known" in refused.stderr
+
+
+def test_a_cache_file_of_another_text_is_left_alone(generate: Run, tmp_path: Path, run: Run, model: Path) -> None:
+    file = tmp_path / "chat.kv"
+    assert generate("-n", 40, *GREEDY, "--ignore-eos", "--cache-file", file).exit_code == 0
+    before = file.read_bytes()
+    other = run("generate", "quite another text", "--model", model, "-n", 30, "--ignore-eos", "--cache-file", file)
+    assert other.exit_code == 0
+    assert "left as it was" in other.stderr
+    assert file.read_bytes() == before
+
+
+def test_a_cache_file_in_no_folder_is_refused_before_anything_is_written(generate: Run, tmp_path: Path) -> None:
+    refused = generate("-n", 4, "--cache-file", tmp_path / "absent" / "chat.kv")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "there is no folder" in refused.stderr

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -56,11 +57,11 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
         "about": json.dumps(dict(about), sort_keys=True),
         "pages": json.dumps([list(pages) for pages in snapshot.pages]),
     }
-    _check_place(path)
+    check_place(path)
     _sweep(path)
-    draft = path.with_name(f"{_drafts(path)}{os.getpid()}")
+    draft = None
     try:
-        draft.mkdir(mode=0o700)
+        draft = Path(mkdtemp(prefix=f"{_drafts(path)}{os.getpid()}-", dir=path.parent))
         whole = draft / "kv"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, whole, metadata)
         whole.chmod(0o600)
@@ -78,7 +79,8 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CacheFileError(f"the cache cannot be saved to {path}: {reason}; what was there is unchanged") from error
     finally:
-        rmtree(draft, ignore_errors=True)
+        if draft is not None:
+            rmtree(draft, ignore_errors=True)
 
 
 def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
@@ -114,7 +116,8 @@ def _fits(snapshot: Snapshot, shapes: Contents) -> bool:
     if len(snapshot.pages) != len(shapes) or not all(0 <= token < 1 << 32 for token in snapshot.tokens):
         return False
     for pages, parts, wanted in zip(snapshot.pages, snapshot.contents, shapes, strict=True):
-        if list(pages) != sorted({page for page in pages if 0 <= page < len(snapshot.tokens)}):
+        full, rest = divmod(len(snapshot.tokens), wanted[0].shape[2])
+        if rest or list(pages) != sorted({page for page in pages if 0 <= page < full}):
             return False
         for part, one in zip(parts, wanted, strict=True):
             if part.dtype != one.dtype or list(part.shape) != [one.shape[0], len(pages), *one.shape[2:]]:
@@ -122,20 +125,26 @@ def _fits(snapshot: Snapshot, shapes: Contents) -> bool:
     return True
 
 
-def _check_place(path: Path) -> None:
-    """Refuse what must not be written through or cannot be a file."""
+def check_place(path: Path) -> None:
+    """Raises CacheFileError for a path that no cache can be saved to: for who would rather know it early."""
     if "\0" in str(path):
         raise CacheFileError("the name of a cache file cannot hold a NUL character")
     try:
         mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise CacheFileError(f"the cache cannot be saved to {path}: there is no folder {path.parent}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        _check_folder(path)
         return
     except OSError as error:
         raise CacheFileError(f"the cache cannot be saved to {path}: {error.strerror}") from error
     if not stat.S_ISREG(mode):
         raise CacheFileError(f"{path} is {_kind(mode)}, not a file; give another name")
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise CacheFileError(f"the cache cannot be saved to {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise CacheFileError(f"the cache cannot be saved to {path}: the folder {path.parent} cannot be written to")
 
 
 def _kind(mode: int) -> str:
@@ -151,7 +160,7 @@ def _drafts(path: Path) -> str:
 def _sweep(path: Path) -> None:
     """Remove the drafts of writers that were killed."""
     for draft in path.parent.glob(f"{_escaped(_drafts(path))}*"):
-        writer = draft.name.rpartition("-")[2]
+        writer = draft.name.removeprefix(_drafts(path)).partition("-")[0]
         if writer.isdigit() and not _alive(int(writer)):
             rmtree(draft, ignore_errors=True)
 

@@ -108,7 +108,7 @@ class KVStore:
         layout = group.part.layout
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
         return tuple(
-            torch.empty((*shape, length), dtype=dtype, device=self.device)
+            torch.zeros((*shape, length), dtype=dtype, device=self.device)  # what is saved tells of nobody else
             for dtype, length in codec.parts(layout.head_size)
         )
 

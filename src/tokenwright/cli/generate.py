@@ -57,6 +57,7 @@ def generate(
 
     Sampling options that are not given are the model's own (its generation_config.json).
     """
+    from tokenwright.cache.snapshot import check_place
     from tokenwright.engine.sequence import SamplingParams
 
     text = opt.read_prompt(prompt, file)
@@ -72,6 +73,8 @@ def generate(
     SamplingParams(**chosen)  # refuses what it must before a model is loaded
     if cache_file is not None and no_cache:
         raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
+    if cache_file is not None:
+        check_place(cache_file)
     with opt.opened(
         model,
         quiet=quiet or json_,
@@ -85,8 +88,7 @@ def generate(
         token_budget=token_budget,
         max_sequences=1,
     ) as llm:
-        if cache_file is not None and os.path.lexists(cache_file):
-            llm.load_cache(cache_file)
+        there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
         run = Run(llm, text, llm.sampling(**chosen), cache=not no_cache)
         if json_:
             run.go(lambda _: True)
@@ -98,8 +100,11 @@ def generate(
             if not (quiet or run.unread):
                 remark(facts_line(llm, run.completion))
         if cache_file is not None:
-            saved = llm.save_cache(cache_file, run.tokens)
-            if not quiet and not json_:
+            other = there and not run.completion.usage.reused_tokens
+            saved = 0 if other else llm.save_cache(cache_file, run.tokens)
+            if other:
+                remark(f"{cache_file} is left as it was: it holds {there:,} tokens of another text")
+            elif not quiet and not json_:
                 remark(_saved(saved, cache_file))
     if run.interrupted:
         raise typer.Exit(130)

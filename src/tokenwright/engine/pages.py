@@ -129,6 +129,15 @@ class Shelf:
             self.drop(page)
         return known
 
+    def forget(self, name: bytes) -> None:
+        """A page with that name, if there is one, has it no longer."""
+        if name in self.index:
+            page = self.index.pop(name)
+            del self.names[page]
+            if page in self.kept:
+                del self.kept[page]
+                self.blank.append(page)
+
     def check(self, tables: Iterable[Table]) -> None:
         """Prove that every page is blank, kept, or held exactly as often as it stands in `tables`."""
         held = Counter(page for table in tables for page in table.values())
@@ -212,7 +221,11 @@ class PagePool:
             table.update((page, shelf.take()) for page in missing)
             for page in shared:
                 target = shelf.take()
-                self.memory.copy(number, table[page], target)
+                try:
+                    self.memory.copy(number, table[page], target)
+                except BaseException:
+                    shelf.drop(target)
+                    raise
                 shelf.drop(table[page])
                 table[page] = target
         return True
@@ -281,18 +294,39 @@ class PagePool:
             for shelf in self._shelves
         ]
 
-    def put(self, chain: Chain, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]) -> bool:
-        """Take contents in from outside, to be found by texts that begin as `tokens`. False: too few pages are free."""
-        if any(len(row) > shelf.free for row, shelf in zip(pages, self._shelves, strict=True)):
-            return False
+    def room(self, chain: Chain, tokens: Sequence[int], pages: Sequence[Sequence[int]]) -> list[list[int]] | None:
+        """Which of a text's pages from outside are worth taking in: those that are not here yet.
+
+        Where they do not fit, those alone that a row behind the text reads; None: too few pages are free for these.
+        """
+        names, found = chain.upto(tokens, self.page_size), []
+        for row, shelf in zip(pages, self._shelves, strict=True):
+            fresh = [page for page in row if names[page] not in shelf.index]
+            if len(fresh) > shelf.free:
+                read = shelf.group.reach.pages(len(tokens), len(tokens), self.page_size)
+                fresh = [page for page in fresh if any(page in span for span in read)]
+            if len(fresh) > shelf.free:
+                return None
+            found.append(fresh)
+        return found
+
+    def put(self, chain: Chain, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]) -> None:
+        """Take contents in from outside, for which there is `room`: to be found by texts that begin as `tokens`."""
         names = chain.upto(tokens, self.page_size)
         for number, (row, shelf) in enumerate(zip(pages, self._shelves, strict=True)):
             table = {page: shelf.take() for page in row}
-            self.memory.write(number, list(table.values()), contents[number])
-            for page in table:
-                table[page] = shelf.seal(table[page], names[page])
-            _empty(shelf, table)
-        return True
+            try:
+                self.memory.write(number, list(table.values()), contents[number])
+                for page in table:
+                    table[page] = shelf.seal(table[page], names[page])
+            finally:
+                _empty(shelf, table)
+
+    def disown(self, chain: Chain) -> None:
+        """Forget the names of a text's pages: what they hold is not to be found again."""
+        for shelf in self._shelves:
+            for name in chain.names:
+                shelf.forget(name)
 
     def adopt(self, tables: Tables, chain: Chain, cut: int) -> None:
         """Hold the pages that a row at `cut` reads, as `match` has found them."""
@@ -322,19 +356,29 @@ class PagePool:
         nbytes = sum(group.page_bytes * len(table) for group, table in held)
         if self.parked + nbytes > self.swap:
             return None
-        contents = tuple(self.memory.read(number, list(table.values())) for number, table in enumerate(tables))
+        try:
+            contents = tuple(self.memory.read(number, list(table.values())) for number, table in enumerate(tables))
+        except (RuntimeError, MemoryError):  # no memory to park in after all
+            return None
         parked = Parked(tuple(tuple(table) for table in tables), contents, nbytes)
         self.parked += nbytes
         self.release(tables)
         return parked
 
     def unpark(self, tables: Tables, parked: Parked) -> bool:
-        """Put parked contents back into pages. False: too few are free."""
+        """Put parked contents back into pages. False: too few are free, or the memory fails."""
         if any(len(pages) > shelf.free for pages, shelf in zip(parked.pages, self._shelves, strict=True)):
             return False
-        for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
-            table.update((page, shelf.take()) for page in parked.pages[number])
-            self.memory.write(number, list(table.values()), parked.contents[number])
+        try:
+            for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
+                table.update((page, shelf.take()) for page in parked.pages[number])
+                self.memory.write(number, list(table.values()), parked.contents[number])
+        except (RuntimeError, MemoryError):
+            self.release(tables)
+            return False
+        except BaseException:
+            self.release(tables)
+            raise
         self.forget(parked)
         return True
 

@@ -184,10 +184,10 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Put a running sequence off: its pages are free, and what they held is parked where there is room."""
+        parked = self.pool.park(sequence.tables) if sequence.computed and sequence.cache else None  # may be interrupted
         self.running.remove(sequence)
-        if sequence.computed and sequence.cache:
-            sequence.parked = self.pool.park(sequence.tables)
-        if sequence.parked is None:
+        sequence.parked = parked
+        if parked is None:
             self._drop(sequence)
         sequence.preemptions += 1
         sequence.state = State.WAITING
@@ -246,10 +246,11 @@ class Scheduler:
     def _start(self, sequence: Sequence, cut: int) -> None:
         """Give a waiting sequence what was found or parked of it, and let it run."""
         if sequence.parked is not None:
-            back = self.pool.unpark(sequence.tables, sequence.parked)
-            assert back, "who is admitted has place for what was parked of it"
-            sequence.parked = None
-            sequence.reused += sequence.computed
+            if self.pool.unpark(sequence.tables, sequence.parked):
+                sequence.parked = None
+                sequence.reused += sequence.computed
+            else:  # the memory has failed: it is computed again
+                self._drop(sequence)
         else:
             self.pool.adopt(sequence.tables, sequence.chain, cut)
             sequence.computed = cut
@@ -283,6 +284,7 @@ class Scheduler:
     def _apply(self, sequence: Sequence, result: Result, events: list[Event]) -> None:
         match result:
             case Fault(error=error):
+                self.pool.disown(sequence.chain)  # nobody shall find what cannot be used
                 self._end(sequence, Failed(sequence.id, error), events)
             case Score(start=start, logprobs=logprobs):
                 fresh = logprobs[max(0, sequence.scored + 1 - start) :]  # a preempted one is scored once
