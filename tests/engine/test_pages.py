@@ -284,16 +284,29 @@ class PoolMachine(RuleBasedStateMachine):
             return
         text, cut, pages, contents = self.saved[tokens % len(self.saved)]
         shelves = self.pool._shelves
-        fits = all(len(row) <= shelf.free for row, shelf in zip(pages, shelves, strict=True))
         text.chain = self.pool.chain(text.salt)
-        assert self.pool.put(text.chain, text.tokens, pages, contents) is fits
-        if fits:
-            names = text.chain.names
-            found = [
-                {page: shelf.index[names[page]] for page in row} for row, shelf in zip(pages, shelves, strict=True)
-            ]
-            self.gone(found, self.pool.tables(), -1)
-            assert self.pool.match(text.chain, text.tokens, cut) == cut
+        names = text.chain.upto(text.tokens, self.size)
+        pairs = zip(pages, shelves, strict=True)
+        absent = [[page for page in row if names[page] not in shelf.index] for row, shelf in pairs]
+        read = [kept_pages(shelf.group.reach, cut, self.size) for shelf in shelves]
+        wanted = [
+            row if len(row) <= shelf.free else [page for page in row if page in near]
+            for row, near, shelf in zip(absent, read, shelves, strict=True)
+        ]
+        fresh = self.pool.room(text.chain, text.tokens, pages)
+        if any(len(row) > shelf.free for row, shelf in zip(wanted, shelves, strict=True)):
+            assert fresh is None
+            return
+        assert fresh == wanted
+        chosen = [
+            [content[row.index(page)] for page in taken]
+            for content, row, taken in zip(contents, pages, fresh, strict=True)
+        ]
+        self.pool.put(text.chain, text.tokens, fresh, chosen)
+        found = [{page: shelf.index[names[page]] for page in row} for row, shelf in zip(fresh, shelves, strict=True)]
+        self.gone(found, self.pool.tables(), -1)
+        spared = self.pool.match(text.chain, text.tokens, cut)
+        assert spared == cut or absent != pages, "all of it was brought in, or some of it was there and has made room"
 
     @rule(data=st.data(), length=st.integers(1, 40), chunk=st.integers(1, 12))
     def ask_for_room(self, data, length, chunk):

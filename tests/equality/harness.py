@@ -242,7 +242,8 @@ def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> i
     shapes = [bench.store.read(group, [0]) for group in range(len(held))]
     found = load(file, {"spec": "same"}, shapes)
     pool = bench.engine.pool
-    assert pool.put(pool.chain(), found.tokens, found.pages, found.contents)
+    assert pool.room(pool.chain(), found.tokens, found.pages) == [list(pages) for pages in found.pages]
+    pool.put(pool.chain(), found.tokens, found.pages, found.contents)
     return spared
 
 
