@@ -12,7 +12,8 @@ class Usage:
     forward_tokens: tokens sent through the layers, recomputation included; with the cache prompt + new - 1, without
     those reused.
     reused_tokens: tokens that were not sent through them because their K and V were found: left by another text that
-    begins alike, read from a file, or parked when this one was put off.
+    begins alike, read from a file, or left or parked by this one when it was put off; added up over all its
+    admissions, so a text that was put off often may have more than it has tokens.
     layer_tokens: the same, times the layers of the model.
     kv_bytes: K and V held for this text at its end; 0 without the cache, which keeps nothing between steps.
     token_s: seconds from the request to each token. queue_s: until its first step began.

@@ -84,8 +84,10 @@ class Engine(Generic[T]):
         if not self.scheduler.holds(sequence):
             needed = self.pool.most_pages(sequence.slots, self.scheduler.token_budget)
             has = [group.pages for group in self.pool.groups]
-            windows = any(group.reach.window is not None for group in self.pool.groups)
-            less = "lower token_budget" if windows else "lower max_tokens, shorten the prompt"
+            pairs = zip(self.pool.groups, needed, strict=True)
+            short = [group for group, pages in pairs if pages > group.pages]
+            chunk = all(group.reach.window is not None for group in short)  # then it is not the length that is too much
+            less = "lower token_budget" if chunk else "lower max_tokens, shorten the prompt"
             raise CapacityError(
                 f"the request may come to {sequence.slots} tokens in the KV cache, which need {_each(needed)} pages, "
                 f"and it has {_each(has)}; {less}, or grant the cache more memory"
