@@ -13,6 +13,7 @@ A NaN or an infinity is never hidden. The quantised forms and fp8 give NaN for i
 group, whose scale it is; finite numbers beyond a form's range become the largest that it has.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
@@ -36,7 +37,7 @@ Parts = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class Codec(ABC):
     """`bits` for each number; `group` consecutive numbers share a scale, None where there are no scales."""
 
     name: str
@@ -52,17 +53,17 @@ class Codec:
         scales = 0 if self.group is None else -(-count // self.group)
         return -(-count * self.bits // 8) + SCALE_BYTES * scales
 
+    @abstractmethod
     def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
         """What a row of `count` numbers is stored as: the dtype and the length of each part."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, x: torch.Tensor) -> Parts:
         """The parts [..., n_i] of rows x [..., D] of any floating-point dtype."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Rows [..., `count`] in `dtype` from their parts."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
