@@ -129,15 +129,6 @@ class Shelf:
             self.drop(page)
         return known
 
-    def forget(self, name: bytes) -> None:
-        """A page with that name, if there is one, has it no longer."""
-        if name in self.index:
-            page = self.index.pop(name)
-            del self.names[page]
-            if page in self.kept:
-                del self.kept[page]
-                self.blank.append(page)
-
     def check(self, tables: Iterable[Table]) -> None:
         """Prove that every page is blank, kept, or held exactly as often as it stands in `tables`."""
         held = Counter(page for table in tables for page in table.values())
@@ -321,12 +312,6 @@ class PagePool:
                     table[page] = shelf.seal(table[page], names[page])
             finally:
                 _empty(shelf, table)
-
-    def disown(self, chain: Chain) -> None:
-        """Forget the names of a text's pages: what they hold is not to be found again."""
-        for shelf in self._shelves:
-            for name in chain.names:
-                shelf.forget(name)
 
     def adopt(self, tables: Tables, chain: Chain, cut: int) -> None:
         """Hold the pages that a row at `cut` reads, as `match` has found them."""

@@ -284,7 +284,6 @@ class Scheduler:
     def _apply(self, sequence: Sequence, result: Result, events: list[Event]) -> None:
         match result:
             case Fault(error=error):
-                self.pool.disown(sequence.chain)  # nobody shall find what cannot be used
                 self._end(sequence, Failed(sequence.id, error), events)
             case Score(start=start, logprobs=logprobs):
                 fresh = logprobs[max(0, sequence.scored + 1 - start) :]  # a preempted one is scored once
