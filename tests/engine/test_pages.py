@@ -279,34 +279,32 @@ class PoolMachine(RuleBasedStateMachine):
         self.saved.append((Text(text.tokens[:cut], text.salt, [], Chain(b"")), cut, [*map(list, tables)], contents))
 
     def load(self, text, tokens, way):
-        """Bring in what was taken out before, whatever has become of it since."""
+        """Bring in what was taken out before and is not there any more: all of it, or as much as a row reads."""
         if not self.saved:
             return
         text, cut, pages, contents = self.saved[tokens % len(self.saved)]
-        shelves = self.pool._shelves
         text.chain = self.pool.chain(text.salt)
-        names = text.chain.upto(text.tokens, self.size)
-        pairs = zip(pages, shelves, strict=True)
-        absent = [[page for page in row if names[page] not in shelf.index] for row, shelf in pairs]
-        read = [kept_pages(shelf.group.reach, cut, self.size) for shelf in shelves]
-        wanted = [
-            row if len(row) <= shelf.free else [page for page in row if page in near]
-            for row, near, shelf in zip(absent, read, shelves, strict=True)
-        ]
-        fresh = self.pool.room(text.chain, text.tokens, pages)
-        if any(len(row) > shelf.free for row, shelf in zip(wanted, shelves, strict=True)):
-            assert fresh is None
-            return
-        assert fresh == wanted
-        chosen = [
-            [content[row.index(page)] for page in taken]
-            for content, row, taken in zip(contents, pages, fresh, strict=True)
-        ]
-        self.pool.put(text.chain, text.tokens, fresh, chosen)
-        found = [{page: shelf.index[names[page]] for page in row} for row, shelf in zip(fresh, shelves, strict=True)]
-        self.gone(found, self.pool.tables(), -1)
-        spared = self.pool.match(text.chain, text.tokens, cut)
-        assert spared == cut or absent != pages, "all of it was brought in, or some of it was there and has made room"
+        rows = self.pool.room(text.chain, text.tokens, pages)
+        assert rows == self.fresh(text, cut, pages)
+        if rows is not None:
+            lists = [dict(zip(have, one, strict=True)) for have, one in zip(pages, contents, strict=True)]
+            chosen = [[one[page] for page in row] for one, row in zip(lists, rows, strict=True)]
+            self.pool.put(text.chain, text.tokens, rows, chosen)
+            pairs = zip(rows, self.pool._shelves, strict=True)
+            found = [{page: shelf.index[text.chain.names[page]] for page in row} for row, shelf in pairs]
+            self.gone(found, self.pool.tables(), -1)
+
+    def fresh(self, text, cut, pages):
+        rows = []
+        for number, (group, row, named) in enumerate(zip(self.groups, pages, self.named, strict=True)):
+            fresh = [page for page in row if self.name(text, page) not in named]
+            free = group.pages - len(self.held(number))
+            if len(fresh) > free:
+                fresh = [page for page in fresh if page in kept_pages(group.reach, cut, self.size)]
+            if len(fresh) > free:
+                return None
+            rows.append(fresh)
+        return rows
 
     @rule(data=st.data(), length=st.integers(1, 40), chunk=st.integers(1, 12))
     def ask_for_room(self, data, length, chunk):
@@ -415,8 +413,10 @@ def test_names_given_bit_by_bit_are_those_given_at_once(tokens, cuts):
 def test_no_name_is_given_twice():
     """Names of many texts, seeds and salts, and of all their pages: as many as there are texts."""
     texts = [[a, b, c, *more] for a in range(4) for b in range(4) for c in range(4) for more in ([], [0, 0, 1])]
-    found = {name for text in texts for seed in (b"", b"1") for salt in (b"", b"1") for name in names(text, seed, salt)}
-    assert len(found) == 4**3 * 2 * 4
+    found = {
+        name for text in texts for seed in (b"", b"1", b"2") for salt in (b"", b"1") for name in names(text, seed, salt)
+    }
+    assert len(found) == 4**3 * 2 * 6
 
 
 def test_a_pool_without_a_memory_counts_pages():
@@ -431,6 +431,61 @@ def test_a_pool_without_a_memory_counts_pages():
     assert pool.extend(fork, 3, 4, 4) and pool.free == 0
     assert not pool.extend(tables, 2, 5, 5)
     pool.check([tables, fork])
+
+
+class Broken(Slots):
+    """A memory that fails where it is told to."""
+
+    fails = None
+    error = RuntimeError
+
+    def copy(self, group, source, target):
+        self._fail("copy")
+        super().copy(group, source, target)
+
+    def read(self, group, pages):
+        self._fail("read")
+        return super().read(group, pages)
+
+    def write(self, group, pages, contents):
+        self._fail("write")
+        super().write(group, pages, contents)
+
+    def _fail(self, name):
+        if self.fails == name:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_no_page_is_lost_when_the_memory_fails(error):
+    groups = [Group(6, page_bytes=1), Group(6, page_bytes=1)]
+    memory = Broken(groups, 2)
+    memory.error = error
+    pool = PagePool(groups, 2, memory, swap=20)
+    tables, chain = pool.tables(), pool.chain()
+    assert pool.extend(tables, 0, 3, 3)
+    fork = pool.fork(tables)
+
+    def fails(name, call, quietly):
+        memory.fails = name
+        if quietly and error is RuntimeError:
+            assert not call()
+        else:
+            with pytest.raises(error):
+                call()
+        memory.fails = None
+        pool.check([tables, fork])
+
+    fails("copy", lambda: pool.extend(fork, 3, 4, 4), False)
+    assert fork == tables
+    fails("read", lambda: pool.park(tables), True)
+    assert pool.parked == 0 and all(len(table) == 2 for table in tables)
+    parked = pool.park(tables)
+    fails("write", lambda: pool.unpark(tables, parked), True)
+    assert pool.parked == 4 and not any(tables)
+    assert pool.unpark(tables, parked)
+    fails("write", lambda: pool.put(chain, [1, 2], [[0], [0]], [[[1, 2]], [[1, 2]]]), False)
+    assert (pool.kept, pool.parked) == (0, 0)
 
 
 @pytest.mark.parametrize("wrong", ["lost", "twice", "stranger", "index", "blank", "nameless"])
