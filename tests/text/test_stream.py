@@ -1,13 +1,16 @@
 """Streamed text: whatever the cuts, the pieces are the whole, and a stop string never leaks."""
 
-from collections.abc import Sequence
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.text import kinds
+from tests.text import kinds, scripts
 from tokenwright.errors import RequestError
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.text.stream import STOP_CHARACTERS, StopStrings
@@ -24,16 +27,45 @@ def run(stream: TextStream, ids: Sequence[int]) -> list[str]:
     return [*(stream.push(token) for token in ids), stream.finish()]
 
 
-def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The oracle: the whole text, cut at the earliest match; of several there, the shortest stop is named."""
-    found = sorted((text.find(stop), len(stop), stop) for stop in stops if stop in text)
-    return (text[: found[0][0]], found[0][2]) if found else (text, None)
+@cache
+def openings(stops: tuple[str, ...]) -> frozenset[str]:
+    """Everything that opens a stop string without being the whole of it."""
+    return frozenset(stop[:size] for stop in stops for size in range(1, len(stop)))
 
 
-def holdable(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of `text` that a stop string may still claim, the slow way."""
-    opens = (size for stop in stops for size in range(len(stop)) if size and text.endswith(stop[:size]))
-    return max(opens, default=0)
+Shown = tuple[str, str | None]
+
+
+def oracle(text: str, stops: Sequence[str], *, include: bool = False, deaf: int = 0) -> list[Shown]:
+    """What is to be shown of each beginning of `text`, of 0 characters and more, and the stop that ended it.
+
+    By the definitions alone, with everything in hand: the earliest match wins, the shorter of two that begin together;
+    it is told as soon as nothing can win any more that began before it; what a stop may still claim is not shown.
+    Matches that are whole within the first `deaf` characters do not count.
+    """
+    known, sizes, answers = frozenset(stops), sorted({len(stop) for stop in stops}), []
+    for size in range(len(text) + 1):
+        begun = text[:size]
+        parts = ((at, at + long) for at in range(size) for long in sizes if deaf < at + long <= size)
+        found = next((part for part in parts if begun[slice(*part)] in known), None)
+        open_at = next((at for at in range(size) if begun[at:] in openings(tuple(stops))), size)
+        if found and found[0] <= open_at:
+            last = (begun[: found[include]], begun[slice(*found)])
+            return answers + [last] * (len(text) + 1 - size)
+        safe = (found[1] if found else size) if include else open_at
+        answers.append((begun[:safe], None))
+    return answers
+
+
+def end(text: str, stops: Sequence[str], *, include: bool = False, deaf: int = 0) -> Shown:
+    """The whole text as it is shown, when it is over."""
+    found = [(at, len(stop), stop) for stop in set(stops) for at in range(len(text)) if text.startswith(stop, at)]
+    counted = sorted((at, size, stop) for at, size, stop in found if at + size > deaf)
+    return (text[: sum(counted[0][: 1 + include])], counted[0][2]) if counted else (text, None)
+
+
+def whole_characters(data: bytes) -> int:
+    return len(data.decode(errors="ignore"))
 
 
 @light
@@ -165,35 +197,70 @@ stoppable = st.one_of(
 
 
 @thorough
-@given(stoppable, st.lists(hostile, max_size=4), kinds.cuts)
-@example("abce", ["abcd", "bc"], [1, 2, 3])
-@example("abc", ["abcd", "bc"], [1, 2])
-@example("xabc", ["abcd", "bc"], [])
-@example("xabce", ["abcd", "bc"], [4])
-@example("abcd", ["abcd", "bc"], [1, 2, 3])
-@example("aab", ["ab", "aab", "a"], [1])
-def test_stops_cut_at_the_earliest_match_for_every_cut(text: str, stops: list[str], at: list[int]) -> None:
-    tokens = [kinds.byte_token(piece) for piece in kinds.cut(text.encode(), at)]
-    tokenizer, ids = kinds.of_tokens(tokens, kinds.byte_level())
-    stream = TextStream(tokenizer, stops)
-    assert ("".join(run(stream, ids)), stream.stopped) == first_stop(text, stops)
-    assert stream.text == first_stop(text, stops)[0]
+@given(stoppable, st.lists(hostile, max_size=4), kinds.cuts, st.booleans(), st.integers(0, 5))
+@example("abce", ["abcd", "bc"], [1, 2, 3], False, 0)
+@example("abc", ["abcd", "bc"], [1, 2], True, 0)
+@example("xabc", ["abcd", "bc"], [], False, 0)
+@example("xabce", ["abcd", "bc"], [4], True, 0)
+@example("abcd", ["abcd", "bc"], [1, 2, 3], True, 3)
+@example("aab", ["ab", "aab", "a"], [1], False, 0)
+@example("abab", ["ab"], [1, 2, 3], False, 2)
+@example("ababc", ["ab", "abc"], [1, 2, 3, 4], False, 4)
+@example("aba", ["aba", "b"], [1, 2], False, 2)
+def test_what_is_shown_is_what_the_definition_says(
+    text: str, stops: list[str], at: list[int], include: bool, unarmed: int
+) -> None:
+    """After every token of every cut: the earliest match ends the text; only what a stop may claim waits."""
+    data = kinds.cut(text.encode(), at)
+    tokenizer, ids = kinds.of_tokens([kinds.byte_token(piece) for piece in data], kinds.byte_level())
+    deaf = whole_characters(b"".join(data[:unarmed]))
+    answers = oracle(text, stops, include=include, deaf=deaf)
+    stream = TextStream(tokenizer, stops, include_stop=include)
+    pieces = []
+    for i, token in enumerate(ids):
+        pieces.append(stream.push(token, i >= unarmed))
+        assert (stream.text, stream.stopped) == answers[whole_characters(b"".join(data[: i + 1]))]
+    pieces.append(stream.finish())
+    assert ("".join(pieces), stream.stopped) == end(text, stops, include=include, deaf=deaf)
+    assert stream.text == "".join(pieces)
 
 
-@thorough
-@given(stoppable, st.lists(hostile, max_size=4))
-def test_nothing_is_held_longer_than_a_stop_may_claim_it(text: str, stops: list[str]) -> None:
-    """After each byte all that is whole is shown, less the longest open stop; a stop is told at once."""
-    stream, data = TextStream(BYTES, stops), text.encode()
-    for i, byte in enumerate(data, 1):
+@light
+@given(stoppable, stoppable, stoppable, st.lists(hostile, max_size=4), st.booleans())
+def test_a_fork_goes_on_by_itself(before: str, one: str, other: str, stops: list[str], include: bool) -> None:
+    def fresh(text: str) -> tuple[str, str | None]:
+        stream = TextStream(BYTES, stops, include_stop=include)
+        run(stream, text.encode())
+        return stream.text, stream.stopped
+
+    stream = TextStream(BYTES, stops, include_stop=include)
+    for byte in before.encode():
         stream.push(byte)
-        whole = data[:i].decode(errors="ignore")
-        kept, stop = first_stop(whole, stops)
-        held = holdable(whole, stops)
-        if stop is not None and len(whole) - held >= len(kept):
-            assert (stream.text, stream.stopped) == (kept, stop)
-            return
-        assert (stream.text, stream.stopped) == (whole[: len(whole) - held], None)
+    fork = stream.fork()
+    for byte in one.encode():  # in turns: neither disturbs the other
+        stream.push(byte)
+    run(fork, other.encode())
+    stream.finish()
+    assert (stream.text, stream.stopped) == fresh(before + one)
+    assert (fork.text, fork.stopped) == fresh(before + other)
+
+
+def test_a_fork_costs_the_same_after_any_text() -> None:
+    """Counted: the bytes that it takes."""
+
+    def cost(tokens: int) -> int:
+        stream = TextStream(BYTES, ["zz"])
+        for _ in range(tokens):
+            stream.push(97)
+        tracemalloc.start()
+        fork = stream.fork()
+        taken = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert fork.text == "a" * tokens
+        return taken
+
+    cost(1)
+    assert cost(20_000) <= cost(10) + 200
 
 
 def test_nothing_comes_after_a_stop() -> None:
@@ -253,6 +320,286 @@ def test_the_work_per_token_does_not_grow() -> None:
         assert len(stream._held) <= 1000
     assert steps == 5000
     assert len(stream.text) == 4000
+
+
+# Strings in many scripts, cut in every way.
+
+STRINGS = scripts.strings()
+LONGEST = 8  # bytes of a token
+Way = list[tuple[int, int]]  # from one place in a text: the id of a token, and the place where it ends
+
+
+def byte_level_ways(text: str) -> tuple[Tokenizer, list[Way]]:
+    """All tokens of up to LONGEST bytes, from every byte on."""
+    data = text.encode()
+    spans = [(a, b) for a in range(len(data)) for b in range(a + 1, min(len(data), a + LONGEST) + 1)]
+    tokenizer, ids = kinds.of_tokens([kinds.byte_token(data[a:b]) for a, b in spans], kinds.byte_level())
+    return tokenizer, ways(len(data), spans, ids)
+
+
+def byte_fallback_ways(text: str) -> tuple[Tokenizer, list[Way]]:
+    """From every character on the tokens of whole characters, and every byte as a token of its own."""
+    data = text.encode()
+    places = [len(text[:i].encode()) for i in range(len(text) + 1)]
+    spans = [(a, b) for i, a in enumerate(places) for b in places[i + 1 :] if b - a <= LONGEST]
+    tokens = [data[a:b].decode().replace(" ", "▁") for a, b in spans]
+    spans += [(a, a + 1) for a in range(len(data))]
+    tokens += [f"<0x{byte:02X}>" for byte in data]
+    tokenizer, ids = kinds.of_tokens(tokens, kinds.unstripped())
+    return tokenizer, ways(len(data), spans, ids)
+
+
+def ways(size: int, spans: list[tuple[int, int]], ids: list[int]) -> list[Way]:
+    found: list[Way] = [[] for _ in range(size)]
+    for (start, stop), token in zip(spans, ids, strict=True):
+        found[start].append((token, stop))
+    return found
+
+
+def state(stream: TextStream) -> dict[str, Any]:
+    """All that decides what a stream does next."""
+    return {name: value for name, value in vars(stream).items() if name != "_released"}
+
+
+@pytest.mark.parametrize("of", [byte_level_ways, byte_fallback_ways])
+@pytest.mark.parametrize("stopping", ["no stops", "stops", "stops included"])
+@pytest.mark.parametrize(
+    "part", [slice(0, 300), pytest.param(slice(300, None), marks=pytest.mark.slow)], ids=["some", "others"]
+)
+def test_every_split_of_every_string(
+    of: Callable[[str], tuple[Tokenizer, list[Way]]], stopping: str, part: slice
+) -> None:
+    """Every token is pushed at every place where it fits. All the ways to a place are seen to meet in one state, so
+    that what holds for each single step holds for each of the 2^(bytes - 1) splits.
+    """
+    dice = random.Random(stopping)
+    for text in STRINGS[part]:
+        tokenizer, steps = of(text)
+        stops = () if stopping == "no stops" else scripts.stops(text, dice)
+        include = stopping == "stops included"
+        answers = oracle(text, stops, include=include)
+        shown = [answers[whole_characters(text.encode()[:at])] for at in range(len(steps) + 1)]
+        streams = {0: TextStream(tokenizer, stops, include_stop=include)}
+        for at, step in enumerate(steps):
+            for token, after in step:
+                stream = streams[at].fork()
+                assert (shown[at][0] + stream.push(token), stream.stopped) == shown[after], (text, stops, at, after)
+                met = streams.setdefault(after, stream)
+                assert stream.stopped or state(stream) == state(met), (text, stops, at, after)
+        last = streams[len(steps)]
+        whole = shown[-1][0] + last.finish()
+        assert (whole, last.stopped) == end(text, stops, include=include), (text, stops)
+        assert last.text == whole
+
+
+def leaves(stream: TextStream, data: bytes, ids: dict[bytes, int], written: str = "") -> Iterator[str]:
+    """The text of every split of `data` into tokens, one after another."""
+    if not data:
+        yield written + stream.finish()
+    for size in range(1, len(data) + 1):
+        fork = stream.fork()
+        yield from leaves(fork, data[size:], ids, written + fork.push(ids[data[:size]]))
+
+
+def test_every_split_of_the_short_strings_one_by_one() -> None:
+    short = [text for text in STRINGS if len(text.encode()) <= 10]
+    parts = {text.encode()[a:b] for text in short for a in range(10) for b in range(a + 1, 11)} - {b""}
+    order = sorted(parts)
+    tokenizer, ids = kinds.of_tokens([kinds.byte_token(part) for part in order], kinds.byte_level())
+    table = dict(zip(order, ids, strict=True))
+    for text in short:
+        found = list(leaves(TextStream(tokenizer), text.encode(), table))
+        assert len(found) == 2 ** (len(text.encode()) - 1)
+        assert set(found) == {text}
+
+
+def byte_level_cut(text: str, dice: random.Random) -> list[str]:
+    data = text.encode()
+    return [kinds.byte_token(piece) for piece in kinds.cut(data, [dice.randrange(999) for _ in range(len(data) // 3)])]
+
+
+def byte_fallback_cut(text: str, dice: random.Random) -> list[str]:
+    tokens = ["▁"]
+    for part in merged(text, dice):
+        if dice.random() < 0.3:
+            tokens += [f"<0x{byte:02X}>" for byte in part.encode()]
+        else:
+            tokens.append(part.replace(" ", "▁"))
+    return tokens
+
+
+def wordpiece_cut(text: str, dice: random.Random) -> list[str]:
+    cut = [merged(word, dice) for word in text.split(" ") if word]
+    return [f"##{part}" if i else part for parts in cut for i, part in enumerate(parts)]
+
+
+def unigram_cut(text: str, dice: random.Random) -> list[str]:
+    return merged(f"▁{text.replace(' ', '▁')}", dice)
+
+
+def merged(text: str, dice: random.Random) -> list[str]:
+    """The characters of `text`, some of them merged with what comes before."""
+    tokens = [text[0]]
+    for char in text[1:]:
+        if dice.random() < 0.5:
+            tokens.append(char)
+        else:
+            tokens[-1] += char
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("decoder", "cut"),
+    [
+        (kinds.byte_level, byte_level_cut),
+        (kinds.byte_fallback, byte_fallback_cut),
+        (kinds.wordpiece, wordpiece_cut),
+        (kinds.metaspace, unigram_cut),
+    ],
+)
+def test_every_string_cut_at_random(decoder: Any, cut: Callable[[str, random.Random], list[str]]) -> None:
+    dice = random.Random(7)
+    lists = [cut(text, dice) for text in STRINGS for _ in range(3)]
+    tokenizer, ids = kinds.of_tokens([token for tokens in lists for token in tokens], decoder())
+    at = 0
+    for i, tokens in enumerate(lists):
+        held_to_the_library(tokenizer, ids[at : at + len(tokens)])
+        at += len(tokens)
+        if decoder in (kinds.byte_level, kinds.byte_fallback):  # the other kinds lose spaces
+            assert tokenizer.decode(ids[at - len(tokens) : at]) == STRINGS[i // 3]
+
+
+@pytest.mark.parametrize(
+    "learn",
+    [kinds.trained_byte_level, kinds.trained_byte_fallback, kinds.trained_wordpiece, kinds.counted_unigram],
+)
+def test_every_string_cut_by_a_tokenizer(learn: Callable[[Sequence[str]], Tokenizer]) -> None:
+    tokenizer = learn(STRINGS)
+    for text in STRINGS:
+        whole = held_to_the_library(tokenizer, tokenizer.encode(text, add_special=False))
+        assert whole == text or learn in (kinds.trained_wordpiece, kinds.counted_unigram)
+
+
+def held_to_the_library(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The pieces make the whole decode, ours and the library's, and have no U+FFFD, as the strings have none."""
+    pieces = run(TextStream(tokenizer, skip_special=False), ids)
+    whole = "".join(pieces)
+    assert whole == tokenizer.decode(ids, skip_special=False)
+    assert whole == tokenizer._library.decode(ids, skip_special_tokens=False)
+    assert "\ufffd" not in whole
+    return whole
+
+
+FALLBACK, _ = kinds.of_tokens([*(f"<0x{byte:02X}>" for byte in range(256)), "▁"], kinds.byte_fallback())
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])
+def test_a_prompt_may_end_at_any_byte_of_every_string(tokenizer: Tokenizer) -> None:
+    """A character that the prompt began is the completion's; nothing else of the prompt is."""
+    opening = [256] if tokenizer is FALLBACK else []  # the space that the decoder takes away again
+    for text in STRINGS:
+        data = list(text.encode())
+        for at in range(len(data) + 1):
+            known = whole_characters(bytes(data[:at]))
+            more = data[at : at + 8]
+            written = bytes(data[: at + 8]).decode(errors="ignore")[known:]
+            pieces = [
+                stream.push(byte) for stream in [TextStream(tokenizer, prompt=opening + data[:at])] for byte in more
+            ]
+            assert "".join(pieces) == written, (text, at)
+
+
+def test_hostile_stops_in_every_string() -> None:
+    """Random cuts, stops that count from some token on: what is shown after each token is what the definition says."""
+    dice, ended = random.Random(3), 0
+    cuts = [kinds.cut(text.encode(), [dice.randrange(999) for _ in text]) for text in STRINGS]
+    tokens = [kinds.byte_token(piece) for pieces in cuts for piece in pieces]
+    tokenizer, ids = kinds.of_tokens(tokens, kinds.byte_level())
+    left = iter(ids)
+    for text, pieces in zip(STRINGS, cuts, strict=True):
+        stops, include, unarmed = scripts.stops(text, dice), dice.random() < 0.5, dice.choice([0, 0, 1, 3, 9])
+        deaf = whole_characters(b"".join(pieces[:unarmed]))
+        answers = oracle(text, stops, include=include, deaf=deaf)
+        stream, done = TextStream(tokenizer, stops, include_stop=include), b""
+        for i, piece in enumerate(pieces):
+            done += piece
+            stream.push(next(left), armed=i >= unarmed)
+            assert (stream.text, stream.stopped) == answers[whole_characters(done)], (text, stops, include, i)
+        stream.finish()
+        assert (stream.text, stream.stopped) == end(text, stops, include=include, deaf=deaf), (text, stops)
+        ended += stream.stopped is not None
+    assert 0.3 < ended / len(STRINGS) < 0.95  # both ends are common
+
+
+def test_ten_thousand_stops() -> None:
+    """Parts of the strings, half of them with another end; all that they open is open at once."""
+    dice = random.Random(5)
+    stops: dict[str, None] = {}
+    while len(stops) < 10_000:
+        text = dice.choice(STRINGS)
+        at = dice.randrange(len(text))
+        part = text[at : at + dice.randint(4, 8)]
+        stops[part[:-1] + dice.choice(dice.choice(STRINGS)) if dice.random() < 0.9 else part] = None
+    automaton, ended = StopStrings([stop for stop in stops if len(stop) > 2]), 0
+    many = [stop for stop in stops if len(stop) > 2]
+    for text in STRINGS[:200]:
+        answers, stream, done = oracle(text, many), TextStream(BYTES, automaton), b""
+        for byte in text.encode():
+            done += bytes([byte])
+            stream.push(byte)
+            assert (stream.text, stream.stopped) == answers[whole_characters(done)], text
+        ended += stream.stopped is not None
+    assert 20 < ended < 180
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_as_long_as_may_be(include: bool) -> None:
+    """(ab)^32767 c and a lone joiner: of an endless (ab)^n all but the last 65,534 characters is free at any time."""
+    long = "ab" * (STOP_CHARACTERS // 2 - 1) + "c"
+    step = "ab" * 450
+    tokenizer, (more, a, c) = kinds.of_tokens([step, "a", "c"], kinds.byte_level())
+    stream, size = TextStream(tokenizer, [long, "\u200d"], include_stop=include), 0
+    for _ in range(90):
+        stream.push(more)
+        size += len(step)
+        assert len(stream.text) == (size if include else max(0, size - len(long) + 1))
+    other = stream.fork()
+    other.push(a)
+    assert len(other.text) == (size + 1 if include else size - len(long) + 3)
+    other.finish()
+    assert (other.text, other.stopped) == (step * 90 + "a", None)
+    stream.push(c)
+    assert stream.stopped == long
+    assert stream.text == (step * 90 + "c" if include else "ab" * ((size - len(long) + 1) // 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "kept", "stopped"),
+    [
+        ("a👩🏽\u200d💻b", ["\u200d"], "a👩🏽", "\u200d"),
+        ("a👩🏽\u200d💻b", ["💻"], "a👩🏽\u200d", "💻"),
+        ("a👩🏽\u200d💻b", ["🏽"], "a👩", "🏽"),
+        ("a👩\u200d👩\u200d👧", ["👩\u200d👧"], "a👩\u200d", "👩\u200d👧"),
+        ("❤\ufe0f!", ["\ufe0f"], "❤", "\ufe0f"),
+        ("1\ufe0f\u20e3", ["\u20e3", "1"], "", "1"),
+        ("🇩🇪🇫🇷", ["🇪🇫"], "🇩", "🇪🇫"),
+        ("e\u0301\u0323", ["\u0301"], "e", "\u0301"),
+        ("a\0b", ["\0"], "a", "\0"),
+    ],
+)
+def test_a_stop_inside_what_looks_like_one_character(text: str, stops: list[str], kept: str, stopped: str) -> None:
+    stream = TextStream(BYTES, stops)
+    assert ("".join(run(stream, list(text.encode()))), stream.stopped) == (kept, stopped)
+
+
+@pytest.mark.parametrize(("skip", "kept", "stopped"), [(True, "ab", None), (False, "a", "<|endoftext|>")])
+def test_a_stop_that_is_the_end_token_s_text(skip: bool, kept: str, stopped: str | None) -> None:
+    """The token has text only where special tokens do; the same characters, spelled out, always stop."""
+    name = "<|endoftext|>"
+    end_token = BYTES._library.token_to_id(name)
+    stream = TextStream(BYTES, [name], skip_special=skip)
+    assert ("".join(run(stream, [97, end_token, 98])), stream.stopped) == (kept, stopped)
+    assert "".join(run(TextStream(BYTES, [name], skip_special=skip), list(f"a{name}b".encode()))) == "a"
 
 
 def test_many_stops_are_one_automaton() -> None:

@@ -7,12 +7,14 @@ tokens are bytes that concatenate (`pieces`), no text is decoded twice and the c
 own characters.
 
 Stop strings are matched by one automaton (Aho and Corasick, 1975), whose state is the longest end of the text
-that opens a stop string: exactly what has to be held. The match with the earliest start wins, however the
-text was cut into tokens; so "bc" of the stops "bc" and "abcd" waits, after "abc", for one more character. Of
-two stops with the same start the shorter is named: it was complete first.
+that opens a stop string: what has to be held. The match with the earliest start wins, however the text was cut
+into tokens; so "bc" of the stops "bc" and "abcd" waits, after "abc", for one more character. Of two stops with
+the same start the shorter is named: it was complete first. Where the stop is to stay in the text, nothing waits
+but what follows such an undecided match.
 """
 
 import codecs
+import copy
 from collections import deque
 from collections.abc import Sequence
 
@@ -22,11 +24,14 @@ from tokenwright.text.tokenizer import Tokenizer, check_text
 STOP_CHARACTERS = 65_536  # of a request's stop strings together; the automaton takes about 300 bytes for each
 _REPLACEMENT = "\ufffd"
 
+_Released = tuple["_Released | None", str]  # the last piece, and those before it: forks share them
+
 
 class StopStrings:
     """The stop strings of a request as an automaton; immutable, so it may be shared by many streams.
 
-    `depth[state]`: characters of the longest end of the text that opens a stop string.
+    `hold[state]`: characters of the longest end of the text that a stop string may still claim: that opens one, but
+    is not the whole of it.
     `ends[state]`: the longest stop string that ends here (so the one that started first), or None.
     """
 
@@ -34,7 +39,7 @@ class StopStrings:
         _check(stops)
         self._edges: list[dict[str, int]] = [{}]
         self._back = [0]
-        self.depth = [0]
+        self.hold = [0]
         self.ends: list[str | None] = [None]
         for stop in stops:
             self._insert(stop)
@@ -48,12 +53,12 @@ class StopStrings:
 
     def _insert(self, stop: str) -> None:
         state = 0
-        for char in stop:
+        for depth, char in enumerate(stop, 1):
             if char not in self._edges[state]:
                 self._edges[state][char] = len(self._edges)
                 self._edges.append({})
                 self._back.append(0)
-                self.depth.append(self.depth[state] + 1)
+                self.hold.append(depth)
                 self.ends.append(None)
             state = self._edges[state][char]
         self.ends[state] = stop
@@ -68,13 +73,16 @@ class StopStrings:
                 queue.append(child)
             if self.ends[state] is None:
                 self.ends[state] = self.ends[self._back[state]]
+            if not self._edges[state]:  # a whole stop that opens no other one
+                self.hold[state] = self.hold[self._back[state]]
 
 
 class TextStream:
     """The text of one completion, as it comes.
 
     `prompt` are the ids that the completion follows; only their last character and whether they have text at
-    all matter. `stops` may be given as StopStrings, built once for several streams.
+    all matter. `stops` may be given as StopStrings, built once for several streams. `include_stop`: the stop string
+    that ends the text is part of it. `stopped`: that stop string, once it is found.
     """
 
     def __init__(
@@ -84,38 +92,52 @@ class TextStream:
         prompt: Sequence[int] = (),
         *,
         skip_special: bool = True,
+        include_stop: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special
+        self._include = include_stop
         self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self._pending, self._first = _tail(tokenizer, prompt, skip_special)
         self._lent = bool(self._pending)  # the pending bytes are the prompt's, until they become a character
         self._state = 0
         self._held = ""  # text that is not released
-        self._match: tuple[int, str] | None = None  # where in the held text the best stop so far begins
-        self._released: list[str] = []
+        self._match: tuple[int, str] | None = None  # the best stop so far, and where it begins: 0 is the held text
+        self._released: _Released | None = None
         self._closed = False
         self.stopped: str | None = None
 
     @property
     def text(self) -> str:
-        """Everything released so far."""
-        return "".join(self._released)
+        """Everything released so far, that of the stream this one was forked from included."""
+        pieces, at = [], self._released
+        while at is not None:
+            at, piece = at
+            pieces.append(piece)
+        return "".join(reversed(pieces))
 
-    def push(self, token: int) -> str:
-        """Take one token; returns the text that may be shown now, often ''; after a stop always ''."""
+    def fork(self) -> "TextStream":
+        """A stream that goes on from the same text by itself; what was released is shared, so it costs O(1)."""
+        return copy.copy(self)  # all that a stream changes are references to values that do not change
+
+    def push(self, token: int, armed: bool = True) -> str:
+        """Take one token; returns the text that may be shown now, often ''; after a stop always ''.
+
+        Not `armed` (min_tokens): stop strings whose last character comes with this token do not count. One that
+        only begins here may be completed by a later token.
+        """
         assert not self._closed or self.stopped is not None, "push() after finish(): open a new TextStream"
         piece = self._tokenizer.token_bytes(token, first=self._first, skip_special=self._skip)
         if piece is None or self._closed:
             return ""
         self._first = False
-        return self._release(self._feed(self._decode(piece, final=False)))
+        return self._release(self._feed(self._decode(piece, final=False), armed))
 
     def finish(self) -> str:
         """End the text; returns what was held, up to a stop; `stopped` may be settled only here."""
         if self._closed:
             return ""
-        ready = self._feed(self._decode(b"", final=True))
+        ready = self._feed(self._decode(b"", final=True), armed=True)
         if not self._closed:
             ready = self._settle() if self._match is not None else len(self._held)
         self._closed = True
@@ -131,7 +153,7 @@ class TextStream:
             text = text.removeprefix(_REPLACEMENT)
         return text
 
-    def _feed(self, text: str) -> int:
+    def _feed(self, text: str, armed: bool) -> int:
         """Append `text` to what is held and move the automaton; returns how much of it may be released."""
         at = len(self._held)
         self._held += text
@@ -140,17 +162,19 @@ class TextStream:
             at += 1
             self._state = stops.advance(self._state, char)
             end = stops.ends[self._state]
-            if end is not None and (self._match is None or at - len(end) < self._match[0]):
+            if armed and end is not None and (self._match is None or at - len(end) < self._match[0]):
                 self._match = (at - len(end), end)
-            if self._match is not None and at - stops.depth[self._state] >= self._match[0]:
+            if self._match is not None and at - stops.hold[self._state] >= self._match[0]:
                 return self._settle()  # nothing that began earlier is still open
-        return at - stops.depth[self._state]
+        if not self._include:
+            return at - stops.hold[self._state]
+        return at if self._match is None else self._match[0] + len(self._match[1])
 
     def _settle(self) -> int:
         assert self._match is not None, "a stop is settled only where one was found"
         start, self.stopped = self._match
         self._closed = True
-        return start
+        return start + len(self.stopped) if self._include else start
 
     def _release(self, ready: int) -> str:
         """Release `ready` characters of the held text."""
@@ -158,7 +182,7 @@ class TextStream:
         if self._match is not None:
             self._match = (self._match[0] - ready, self._match[1])
         if piece:
-            self._released.append(piece)
+            self._released = (self._released, piece)
         return piece
 
 
