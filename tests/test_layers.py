@@ -21,7 +21,7 @@ ROWS = (
     ("kernels",),
     ("trace",),
     ("models", "driver"),
-    ("run", "restore"),
+    ("run", "restore", "vocabulary"),
     ("llm", "planner"),
     ("serve",),
     ("cli",),

@@ -14,8 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenwright.completion import Completion, Piece, Usage
-    from tokenwright.engine.sequence import SamplingParams
+    from tokenwright.completion import Completion, Piece
+    from tokenwright.engine.params import Grammar, SamplingParams
     from tokenwright.errors import (
         CapacityError,
         CheckpointError,
@@ -36,11 +36,11 @@ __all__ = [
     "Completion",
     "ContextError",
     "EngineError",
+    "Grammar",
     "Piece",
     "RequestError",
     "SamplingParams",
     "TokenwrightError",
-    "Usage",
     "plan",
 ]
 
@@ -48,8 +48,8 @@ _HOMES = {
     "LLM": "tokenwright.llm",
     "Completion": "tokenwright.completion",
     "Piece": "tokenwright.completion",
-    "Usage": "tokenwright.completion",
-    "SamplingParams": "tokenwright.engine.sequence",
+    "SamplingParams": "tokenwright.engine.params",
+    "Grammar": "tokenwright.engine.params",
     "plan": "tokenwright.planner",
 }
 

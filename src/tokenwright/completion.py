@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tokenwright.engine import FinishReason
+from tokenwright.engine import FinishReason, Likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,44 @@ class Usage:
 class Piece:
     """One token as it is written. `text` may be empty while a character or a stop string is undecided.
 
-    `logprob` is the model's, natural logarithm, over the whole vocabulary at temperature 1.
+    logprob: the model's, natural logarithm, over the whole vocabulary at temperature 1. sampler_logprob: that of the
+    distribution it was drawn from; 0 where there was no choice. top: the model's likeliest ids, as many as were asked
+    for. choice: the number of the text that it belongs to, of a request for several. token_id None: no token, but text
+    that was held back until the end.
     """
 
     text: str
-    token_id: int
+    token_id: int | None
     logprob: float
+    sampler_logprob: float = 0.0
+    top: tuple[Likely, ...] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text that was continued: `text` and `token_ids` are what was added, an end token included in the ids."""
+    """A text that was continued: `text` and `token_ids` are what was added, an end token included in the ids.
+
+    logprobs, sampler_logprobs, top_logprobs: as in Piece, one for each token. stopped: the stop string or the stop id
+    that ended it. score: of beam search, the sum of log-probabilities divided by length ** length_penalty.
+    prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, where they were asked for. others:
+    the request's other texts, each of which has its own; of best_of and beam search in the order of their quality.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason | None  # None while it is being written
     usage: Usage
+    sampler_logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[Likely, ...], ...] = ()
+    stopped: str | int | None = None
+    score: float | None = None
+    prompt_logprobs: tuple[float, ...] = ()
+    prompt_top_logprobs: tuple[tuple[Likely, ...], ...] = ()
+    others: "tuple[Completion, ...]" = ()
+
+    @property
+    def choices(self) -> "tuple[Completion, ...]":
+        """All texts of the request: this one and the others."""
+        return (self, *self.others)

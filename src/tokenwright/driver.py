@@ -13,61 +13,196 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from tokenwright.completion import Completion, Piece, Usage
-from tokenwright.decode import TextGuard
-from tokenwright.engine import Engine, Event, Failed, Finished, FinishReason, Request, Scored, Sequence, State, Token
+from tokenwright.decode import BeamSearch, TextGuard
+from tokenwright.engine import (
+    Dropped,
+    Engine,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Forked,
+    Likely,
+    Request,
+    Scored,
+    Sequence,
+    State,
+    Token,
+)
 from tokenwright.errors import EngineError
 
 
-class Job:
-    """A request as its client sees it. Written by whichever thread turns the engine, read by its client.
+class Branch:
+    """A sequence of the engine on behalf of a job. `told`: how many of its tokens the job has heard of."""
 
-    `pieces` are published before `ended` turns true: a client that reads `ended` first misses none.
-    """
-
-    def __init__(self, sequence: Sequence, guard: TextGuard, submitted: float) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.guard = guard
-        self.submitted = submitted
-        self.started: float | None = None  # when the step began that first computed something for it
-        self.pieces: deque[Piece] = deque()  # published, not yet fetched
-        self.written: list[Piece] = []  # all that were published
-        self.scores: list[float] = []
-        self.times: list[float] = []  # seconds from `submitted` to each token
-        self.reason: FinishReason | None = None
-        self.error: Exception | None = None
+        self.told = 0
         self.ended = False
-
-    def take(self, events: list[Event], now: float) -> None:
-        """Note what one step tells of this job, then publish it."""
-        fresh: list[Piece] = []
-        for event in events:
-            match event:
-                case Token(token=token, logprob=logprob):
-                    fresh.append(Piece(self.guard.take(), token, logprob))
-                    self.times.append(now - self.submitted)
-                case Scored(logprobs=logprobs):
-                    self.scores += logprobs
-                case Finished(reason=reason):
-                    if fresh:  # what was held back belongs to the last token
-                        fresh[-1] = Piece(fresh[-1].text + self.guard.finish(), fresh[-1].token_id, fresh[-1].logprob)
-                    self.reason = FinishReason.STOP if self.guard.stopped else reason
-                case Failed(error=error):
-                    self.error = error
-        self.written += fresh
-        self.pieces += fresh
-        self.ended = self.reason is not None or self.error is not None
 
     @property
     def torn(self) -> bool:
         """Whether the sequence is ahead of what was told of it, or computed without an answer."""
         sequence = self.sequence
-        if (len(self.written), len(self.scores)) != (len(sequence.written), sequence.scored):
+        return self.told != len(sequence.written) or sequence.state is State.FINISHED or not sequence.pending
+
+
+class Text:
+    """One text as its client sees it: of a request for several, one of them."""
+
+    def __init__(self, branch: Branch, guard: TextGuard, choice: int) -> None:
+        self.branch = branch
+        self.guard = guard
+        self.choice = choice
+        self.written: list[Piece] = []  # all that were published
+        self.rest = ""  # what was held back when it ended without another token
+        self.times: list[float] = []  # seconds from the job's submission to each token
+        self.score: float | None = None
+        self.reason: FinishReason | None = None
+        self.error: Exception | None = None
+
+    def take(self, events: list[Event], since: float) -> list[Piece]:
+        """Note what one step tells of this text; its fresh pieces."""
+        fresh: list[Piece] = []
+        for event in events:
+            match event:
+                case Token(token=token, logprob=logprob, sampler_logprob=drawn, top=top):
+                    fresh.append(Piece(self.guard.take(), token, logprob, drawn, top, self.choice))
+                    self.times.append(since)
+                    self.branch.told += 1
+                case Finished(reason=reason):
+                    whole = self.branch.told == len(self.branch.sequence.written)  # a commit may have broken off
+                    self.rest = self.guard.finish() if whole else ""
+                    if fresh:  # what was held back belongs to the last token
+                        fresh[-1] = replace(fresh[-1], text=fresh[-1].text + self.rest)
+                        self.rest = ""
+                    self.reason = FinishReason.STOP if isinstance(self.guard.stopped, str) else reason
+                case Failed(error=error):
+                    self.error = error
+        self.written += fresh
+        return [*fresh, Piece(self.rest, None, 0.0, choice=self.choice)] if self.rest else fresh
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.written) + self.rest
+
+
+class Job:
+    """A request as its client sees it. Written by whichever thread turns the engine, read by its client.
+
+    `pieces` are published before `ended` turns true: a client that reads `ended` first misses none. A search has no
+    pieces, and no texts before its end.
+    """
+
+    def __init__(self, sequence: Sequence, submitted: float) -> None:
+        self.search: BeamSearch | None = sequence.request.search
+        guard = self.search.guard if self.search is not None else sequence.guard
+        self.submitted = submitted
+        self.started: float | None = None  # when the step began that first computed something for it
+        self.branches = {sequence.id: Branch(sequence)}
+        self.texts = {sequence.id: Text(self.branches[sequence.id], cast("TextGuard", guard), 0)}
+        self.pieces: deque[Piece] = deque()  # published, not yet fetched
+        self.scores: list[float] = []
+        self.tops: list[tuple[Likely, ...]] = []  # the likeliest tokens at each prompt token that was scored
+        self.steps: list[float] = []  # of a search: seconds from `submitted` to each step that picked
+        self.ended = False
+
+    @property
+    def first(self) -> Text:
+        return next(iter(self.texts.values()))
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.first.branch.sequence
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self.first.reason
+
+    @property
+    def error(self) -> Exception | None:
+        return next((text.error for text in self.texts.values() if text.error is not None), None)
+
+    @property
+    def written(self) -> int:
+        """Tokens that were published."""
+        return sum(len(text.written) for text in self.texts.values())
+
+    def take(self, events: list[Event], now: float) -> None:
+        """Note what one step tells of this job, then publish it. What comes is in the order of its sequences."""
+        told: dict[int, list[Event]] = {}
+        for event in events:
+            match event:
+                case Forked(sequence=child, parent=parent, branch=sequence):
+                    branch = self.branches[child] = Branch(sequence)
+                    branch.told = self.branches[parent].told
+                    if self.search is None:
+                        guard = cast("TextGuard", sequence.guard)
+                        self.texts[child] = Text(branch, guard, sequence.choices[0])
+                case Scored(logprobs=logprobs, tops=tops):
+                    self.scores += logprobs
+                    self.tops += tops
+                case _:
+                    told.setdefault(event.sequence, []).append(event)
+        fresh: list[Piece] = []
+        for identity, its in told.items():
+            if self.search is None:
+                fresh += self.texts[identity].take(its, now - self.submitted)
+            else:
+                self._hear(self.branches[identity], its)
+            self.branches[identity].ended |= isinstance(its[-1], Finished | Failed | Dropped)
+        if self.search is not None and told:
+            self.steps.append(now - self.submitted)
+        self.pieces += fresh
+        ended = all(branch.ended for branch in self.branches.values())
+        if ended and self.search is not None and self.error is None:
+            self._harvest(self.search)
+        self.ended = ended
+
+    def _hear(self, branch: Branch, events: list[Event]) -> None:
+        """What a beam tells: nothing that its client sees, unless it fails."""
+        for event in events:
+            match event:
+                case Token():
+                    branch.told += 1
+                case Finished(reason=reason):
+                    self.first.reason = reason
+                case Failed(error=error):
+                    self.first.error = error
+
+    def _harvest(self, search: BeamSearch) -> None:
+        """The texts of a search that is over, each read once more by a guard of its own."""
+        found = search.best(search.params.n)
+        if not found or self.first.reason is FinishReason.ABORTED:
+            return
+        root = self.first.branch
+        self.texts.clear()
+        for place, hypothesis in enumerate(found):
+            guard = cast("TextGuard", search.guard.fork())
+            text = self.texts[place] = Text(root, guard, place)
+            for node in hypothesis.node.path():
+                guard.advance(node.token)
+                text.written.append(
+                    Piece(guard.take(), node.token, node.logprob, node.sampler_logprob, node.top, place)
+                )
+            last = text.written[-1]
+            text.written[-1] = replace(last, text=last.text + guard.finish())
+            text.times = self.steps[: len(text.written)]
+            text.score, text.reason = hypothesis.score, hypothesis.reason
+            if isinstance(guard.stopped, str):
+                text.reason = FinishReason.STOP
+
+    @property
+    def torn(self) -> bool:
+        """Whether some sequence is ahead of what was told of it, or computed without an answer."""
+        if len(self.scores) != self.sequence.scored:
             return True
-        return sequence.state is State.FINISHED or not sequence.pending
+        return any(branch.torn for branch in self.branches.values() if not branch.ended)
 
 
 class Driver:
@@ -88,7 +223,7 @@ class Driver:
         self._end_step = end_step  # told when each step began and ended, before anybody hears what it brought
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
-        self._aborts: deque[int] = deque()
+        self._aborts: deque[Job] = deque()
         self._released = 0  # times the lock was given back
         self._release = threading.Condition()
 
@@ -102,14 +237,17 @@ class Driver:
             self._tell()
             self._sweep()
 
-    def submit(self, request: Request, guard: TextGuard, *, held: bool = False) -> Job:
-        """Queue a request; `held` ones compute nothing until `allow`. Raises what `Engine.submit` raises."""
+    def submit(self, request: Request, *, held: bool = False) -> Job:
+        """Queue a request; `held` ones compute nothing until `allow`. Raises what `Engine.submit` raises.
+
+        Its guard must be a TextGuard, or a BeamSearch, which is then its search as well.
+        """
         submitted = self._clock()  # before it waits for a turn that is under way
         with self.between_turns() as engine:
             sequence = engine.submit(request)
             if held:
                 engine.hold(sequence.id, 0)
-            job = self._jobs[sequence.id] = Job(sequence, guard, submitted)
+            job = self._jobs[sequence.id] = Job(sequence, submitted)
         return job
 
     def allow(self, job: Job, tokens: int | None) -> None:
@@ -145,26 +283,44 @@ class Driver:
             self._turn(job)
 
     def completion(self, job: Job) -> Completion:
-        """What has been written so far, and what it cost."""
-        reason = job.reason if job.ended else None  # read before `written`: an end is told of the whole text
-        sequence, request, written = job.sequence, job.sequence.request, tuple(job.written)
+        """What has been written so far, and what it cost; of several texts the best or the first, with the others."""
+        ended = job.ended  # read before what was written: an end is told of the whole text
+        request = job.sequence.request
+        texts = list(job.texts.values())
+        if request.params.best_of is not None:
+            texts = sorted(texts, key=lambda text: -_mean(text))[: request.params.n]
+        first, *others = [self._told(job, text, ended) for text in texts]
+        return replace(first, others=tuple(others))
+
+    def _told(self, job: Job, text: Text, ended: bool) -> Completion:
+        sequence, written = text.branch.sequence, tuple(text.written)
+        request = sequence.request
+        branches = [text.branch] if job.search is None else list(job.branches.values())
+        forwarded = sum(branch.sequence.forwarded for branch in branches)
+        held = len(request.prompt) + len(written) - 1 if job.search is not None else sequence.computed
         return Completion(
-            text="".join(piece.text for piece in written),
-            token_ids=tuple(piece.token_id for piece in written),
+            text=text.text,
+            token_ids=tuple(piece.token_id for piece in written if piece.token_id is not None),
             logprobs=tuple(piece.logprob for piece in written),
-            finish_reason=reason,
+            finish_reason=text.reason if ended else None,
             usage=Usage(
                 prompt_tokens=len(request.prompt),
                 completion_tokens=len(written),
-                forward_tokens=sequence.forwarded,
-                layer_tokens=sequence.forwarded * self.layers,
+                forward_tokens=forwarded,
+                layer_tokens=forwarded * self.layers,
                 reused_tokens=sequence.reused,
-                kv_bytes=self.kv_bytes(sequence.computed) if sequence.cache else 0,
+                kv_bytes=self.kv_bytes(held) if sequence.cache else 0,
                 preemptions=sequence.preemptions,
                 seed=request.params.seed,
                 queue_s=0.0 if job.started is None else job.started - job.submitted,
-                token_s=tuple(job.times),
+                token_s=tuple(text.times),
             ),
+            sampler_logprobs=tuple(piece.sampler_logprob for piece in written),
+            top_logprobs=tuple(piece.top for piece in written) if request.params.logprobs is not None else (),
+            stopped=text.guard.stopped if ended else None,
+            score=text.score,
+            prompt_logprobs=tuple(job.scores),
+            prompt_top_logprobs=tuple(job.tops),
         )
 
     def abort(self, job: Job) -> None:
@@ -173,24 +329,24 @@ class Driver:
         If another turn of the engine is under way, that turn's thread does it right after.
         """
         if not job.ended:
-            self._aborts.append(job.sequence.id)
+            self._aborts.append(job)
             self._sweep()
 
     def close(self) -> None:
         """End every job, after the turn that is under way."""
         with self.between_turns() as engine:
             for identity in list(self._jobs):
-                self._route(engine.abort(identity))
+                self._route(engine.abort(identity))  # a beam's team ends with it
 
     def _turn(self, job: Job) -> None:
         """Turn the engine once, or wait while another thread does, which may bring something for `job`."""
-        seen, released = len(job.written), self._released
+        seen, released = job.written, self._released
         if not self._lock.acquire(blocking=False):
             with self._release:
                 self._release.wait_for(lambda: self._released != released)
             return
         try:
-            if not job.ended and len(job.written) == seen:
+            if not job.ended and job.written == seen:
                 self._step(job)
         finally:
             self._lock.release()
@@ -222,28 +378,33 @@ class Driver:
         """End everything: a commit broke off, and what the engine holds is neither before the step nor after."""
         self.engine.reset()
         fault = EngineError(f"the engine was interrupted in the middle of a step ({type(error).__name__})")
-        for identity, job in self._jobs.items():
-            end = Finished(identity, FinishReason.ABORTED) if job is interrupted else Failed(identity, fault)
-            job.take([end], self._clock())
+        for job in dict.fromkeys(self._jobs.values()):
+            live = [identity for identity, branch in job.branches.items() if not branch.ended]
+            aborted = job is interrupted
+            ends = [Finished(one, FinishReason.ABORTED) if aborted else Failed(one, fault) for one in live]
+            job.take(list(ends), self._clock())
         self._jobs.clear()
 
     def _route(self, events: list[Event]) -> None:
         now = self._clock()
-        told: dict[int, list[Event]] = {}
+        told: dict[Job, list[Event]] = {}
         for event in events:
-            told.setdefault(event.sequence, []).append(event)
-        for identity, its_events in told.items():
-            job = self._jobs[identity]
-            job.take(its_events, now)
-            if job.ended:
-                del self._jobs[identity]
+            if isinstance(event, Forked):
+                self._jobs[event.sequence] = self._jobs[event.parent]
+            told.setdefault(self._jobs[event.sequence], []).append(event)
+        for job, its in told.items():
+            job.take(its, now)
+        for event in events:
+            if isinstance(event, Finished | Failed | Dropped):
+                del self._jobs[event.sequence]
 
     def _sweep(self) -> None:
         """Carry out what is to be aborted, unless the lock is held: then its holder will, on release."""
         while self._aborts and self._lock.acquire(blocking=False):
             try:
                 while self._aborts:
-                    self._route(self.engine.abort(self._aborts.popleft()))
+                    for identity in list(self._aborts.popleft().branches):
+                        self._route(self.engine.abort(identity))  # one that has ended is left as it is
             finally:
                 self._lock.release()
                 self._tell()
@@ -284,3 +445,8 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _mean(text: Text) -> float:
+    """The mean log-probability of a text's tokens, by which the best of several is found."""
+    return sum(piece.logprob for piece in text.written) / max(1, len(text.written))

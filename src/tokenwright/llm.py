@@ -2,20 +2,22 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 import torch
 
 from tokenwright.cache import TORCH_DTYPES, LayerSpec, layer_specs
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DTYPE_BYTES, DType, DynamicScaling, EngineConfig, KVFormat, Rope
-from tokenwright.decode import TextGuard, TorchSampler
+from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
 from tokenwright.driver import Driver, Job, Stream
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
+from tokenwright.engine.params import DRAWING
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
@@ -32,6 +34,7 @@ from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.cost import CostModel
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.trace.recorder import Recorder, device_clock
+from tokenwright.vocabulary import Vocabulary
 
 Prompt = str | Sequence[int]  # text, or token ids
 
@@ -97,6 +100,7 @@ class LLM:
         specs = self._specs_for(options)
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
         self.eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
+        self._vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
         refuse_weights(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
         counted = CountedKernels(ReferenceKernels()) if trace else None
@@ -120,7 +124,7 @@ class LLM:
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
         options = EngineConfig(page_size, pages, None, token_budget, kv=form, window=window, sinks=sinks)
         other: LLM = object.__new__(type(self))
-        for name in ("config", "generation", "device", "dtype", "tokenizer", "eos_ids", "_checkpoint"):
+        for name in ("config", "generation", "device", "dtype", "tokenizer", "eos_ids", "_vocabulary", "_checkpoint"):
             setattr(other, name, getattr(self, name))
         other._build(self._model.decoder, options, other._specs_for(options), None)
         return other
@@ -190,26 +194,39 @@ class LLM:
         return CostModel(self.config, self.specs)
 
     def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override."""
-        suggested = {name: getattr(self.generation, name) for name in ("temperature", "top_k", "top_p")}
+        """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override.
+
+        Beam search draws nothing: what is suggested for drawing is left out there.
+        """
+        names = {field.name for field in fields(SamplingParams)}
         given = {name: value for name, value in overrides.items() if value is not None}
-        chosen = {name: value for name, value in (suggested | given).items() if value is not None}
-        unknown = chosen.keys() - {field.name for field in fields(SamplingParams)}
-        if unknown:
+        if unknown := given.keys() - names:
             raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
-        return SamplingParams(**chosen)
+        beams = given.get("beams", 1) != 1
+        suggested = {field.name: getattr(self.generation, field.name) for field in fields(self.generation)}
+        chosen = {name: value for name, value in suggested.items() if name in names and value not in (None, ())}
+        kept = {name: value for name, value in chosen.items() if not (beams and name in DRAWING)}
+        return SamplingParams(**{**kept, **given})
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
     ) -> Stream:
         """Write one text, piece by piece. `cache=False` is the naive loop: everything anew for every token.
 
+        Of n texts the pieces come side by side, each with the number of its text; which are the best of several, and
+        what beam search finds, is known at the end alone, so these are for `generate`.
+
         What it shares with texts before it, from the start on, is not computed again; texts of another `salt` share
         nothing with it.
 
         Raises RequestError (ContextError, CapacityError) at once for what cannot be served.
         """
-        job = self._submit(prompt, params or self.sampling(), cache, salt=salt)
+        params = _params(params or self.sampling())
+        if params.beams > 1 or params.choices > params.n:
+            raise RequestError(
+                "best_of and beam search know their texts at the end alone; use generate instead of stream"
+            )
+        job = self._submit(prompt, params, cache, salt=salt)
         return Stream(self._open_driver(), job)
 
     async def astream(
@@ -274,6 +291,8 @@ class LLM:
         so that a run can go on where another was lost: with its seed, it goes on alike. first_step: the number of
         the first frame. Raises RequestError where this LLM was opened without trace=True, and as `stream` does.
         """
+        if params is not None and max(_params(params).choices, params.beams) > 1:
+            raise RequestError("a run follows one text; leave n, best_of and beams out")
         if self._recorder is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
         job = self._submit(prompt, params or self.sampling(), cache, written=written, held=True, share=False)
@@ -283,18 +302,52 @@ class LLM:
             self._open_driver().abort(job)
             raise
 
-    def score(self, prompt: Prompt) -> list[float]:
-        """The log-probability (natural) that the model gives each token of the prompt after the first."""
-        driver = self._open_driver()
+    @overload
+    def score(self, prompt: Prompt) -> list[float]: ...
+
+    @overload
+    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[list[float]]: ...
+
+    def score(self, prompt: Prompt, continuations: Sequence[Prompt] | None = None) -> list[float] | list[list[float]]:
+        """The log-probability (natural) that the model gives each token of the prompt after the first.
+
+        With continuations: for each of them that of its own tokens, after the prompt, whose pages they share. Raises
+        RequestError, EngineError.
+        """
+        if continuations is None:
+            return self._scores([self._ids(prompt)], 1)[0]
+        if isinstance(continuations, str) or not isinstance(continuations, Sequence):
+            raise RequestError("continuations are given as a list, also if it is only one")
+        ids = self._ids(prompt)
+        if not ids:
+            raise RequestError("a continuation is scored after a prompt, and this one has no tokens")
+        return self._scores([self._after(prompt, ids, one) for one in continuations], len(ids))
+
+    def _after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
+        """The ids of a prompt and what follows it, as one text where that leaves the prompt's own ids as they are."""
+        if isinstance(prompt, str) and isinstance(continuation, str):
+            whole = self.tokenizer.encode(prompt + continuation)
+            if whole[: len(ids)] == ids:
+                return whole
+        if isinstance(continuation, str):
+            return [*ids, *self.tokenizer.encode(continuation, add_special=False)]
+        return [*ids, *self._ids(continuation)]
+
+    def _scores(self, texts: Sequence[list[int]], start: int) -> list[list[float]]:
+        """The log-probabilities of the tokens of each text from a position on, all in one batch."""
+        driver, jobs = self._open_driver(), list[Job]()
         params = SamplingParams(temperature=0.0, max_tokens=0)
-        job = self._submit(prompt, params, cache=True, prompt_logprobs=True)
         try:
-            driver.finish(job)
+            jobs += [self._submit(text, params, cache=True, score_from=start) for text in texts]
+            for job in jobs:
+                driver.finish(job)
         finally:
-            driver.abort(job)
-        if job.error is not None:
-            raise EngineError(f"the prompt could not be scored: {job.error}") from job.error
-        return job.scores
+            for job in jobs:
+                driver.abort(job)
+        for job in jobs:
+            if job.error is not None:
+                raise EngineError(f"the text could not be scored: {job.error}") from job.error
+        return [job.scores for job in jobs]
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Write what the cache still has of a text to a file; how many tokens from its start the file spares.
@@ -338,26 +391,56 @@ class LLM:
         params: SamplingParams,
         cache: bool,
         *,
-        prompt_logprobs: bool = False,
+        score_from: int | None = None,
         written: Sequence[int] = (),
         held: bool = False,
         share: bool = True,
         salt: str = "",
     ) -> Job:
         ids, more = self._ids(prompt), self._ids(written)
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
-        if params.seed is None and not params.greedy:
+        params = _params(params)
+        if params.seed is None and not params.greedy and params.beams == 1:
             params = replace(params, seed=secrets.randbits(63))
-        stream = TextStream(self.tokenizer, params.stop, ids)
+        if params.prompt_logprobs is not None:
+            score_from = 1
+        guard = self._guard(params, ids)
         for token in more:
-            stream.push(token)
-        params = replace(params, max_tokens=max(0, params.max_tokens - len(more)))
-        guard = TextGuard(stream, () if params.ignore_eos else self.eos_ids)
+            guard.advance(token)
+        guard.take()
+        left = max(0, params.max_tokens - len(more))
+        params = replace(params, max_tokens=left, min_tokens=min(left, max(0, params.min_tokens - len(more))))
+        search = BeamSearch(params, guard) if params.beams > 1 else None
         driver = self._open_driver()
-        request = Request((*ids, *more), params, guard, cache, prompt_logprobs, share)
+        request = Request(
+            prompt=(*ids, *more),
+            params=params,
+            guard=guard if search is None else search,
+            cache=cache,
+            score_from=score_from,
+            share=share,
+            words=self._vocabulary.words(params, self.eos_ids),
+            width=params.beams,
+            search=search,
+        )
         request = replace(request, salt=self._salt(request.limit(driver.engine.context), salt))
-        return driver.submit(request, guard, held=held)
+        return driver.submit(request, held=held)
+
+    def _guard(self, params: SamplingParams, prompt: Sequence[int]) -> TextGuard:
+        """What watches a text of these params behind a prompt."""
+        self._vocabulary.check(params)
+        constraint = None
+        if params.grammar is not None:
+            opens = all(self.tokenizer.token_bytes(token) is None for token in prompt)
+            constraint = self._vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
+        return TextGuard(
+            TextStream(self.tokenizer, params.stop, prompt, include_stop=params.include_stop),
+            () if params.ignore_eos else self.eos_ids,
+            params.stop_ids,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
+            deadline=None if params.max_seconds is None else time.monotonic() + params.max_seconds,
+            constraint=constraint,
+        )
 
     def _salt(self, limit: int, salt: str = "") -> bytes:
         """What parts texts with equal tokens: their owner, and angles that depend on how long a text may become."""
@@ -381,6 +464,12 @@ class LLM:
         if self._driver is None:
             raise RequestError("this LLM is closed; open a new one")
         return self._driver
+
+
+def _params(params: object) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
+    return params
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -64,8 +64,7 @@ class Run:
     def fits_beside(self, others: Iterable["Run"]) -> bool:
         """Whether the KV cache holds all of them at their longest."""
         scheduler = self._driver.engine.scheduler
-        slots = [run._job.sequence.slots for run in (self, *others)]
-        return scheduler.pool.holds([(one, scheduler.token_budget) for one in slots])
+        return scheduler.pool.holds([scheduler.most_pages(run._job.sequence) for run in (self, *others)])
 
     @property
     def ended(self) -> bool:

@@ -1,5 +1,7 @@
 """The text guard with a sink that it is told everything about."""
 
+import copy
+
 from tokenwright.decode import TextGuard
 from tokenwright.engine import FinishReason
 
@@ -10,8 +12,8 @@ class Letters:
     def __init__(self, stop=None):
         self.stop, self.held, self.stopped = stop, "", None
 
-    def push(self, token):
-        if chr(token) == self.stop:
+    def push(self, token, armed=True):
+        if chr(token) == self.stop and armed:
             self.stopped = self.stop
             return ""
         shown, self.held = self.held, chr(token)
@@ -20,6 +22,26 @@ class Letters:
     def finish(self):
         return "" if self.stopped else self.held
 
+    def fork(self):
+        return copy.copy(self)
+
+
+class Counting:
+    """A grammar of so many tokens."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def mask(self):
+        return [self.left]
+
+    def advance(self, token):
+        self.left -= 1
+        return self.left == 0
+
+    def fork(self):
+        return Counting(self.left)
+
 
 def test_end_tokens_end_and_are_no_text():
     guard = TextGuard(Letters(), {9, 10})
@@ -27,13 +49,55 @@ def test_end_tokens_end_and_are_no_text():
     assert guard.advance(10) is FinishReason.EOS
     assert guard.take() == ""
     assert guard.finish() == "a"
-    assert not guard.stopped
+    assert guard.stopped is None
 
 
 def test_a_stop_string_ends_and_what_was_held_is_not_shown_twice():
     guard = TextGuard(Letters("!"), ())
     assert [guard.advance(ord(letter)) for letter in "ab!"] == [None, None, FinishReason.STOP]
-    assert guard.stopped
+    assert guard.stopped == "!"
     assert guard.take() == "a"
     assert guard.take() == ""
     assert guard.finish() == ""
+
+
+def test_a_stop_id_ends_and_is_text_only_where_it_is_included():
+    for include, text in (False, "a"), (True, "ab"):
+        guard = TextGuard(Letters(), (), {ord("b")}, include_stop=include)
+        assert [guard.advance(ord(letter)) for letter in "ab"] == [None, FinishReason.STOP_ID]
+        assert guard.stopped == ord("b")
+        assert guard.finish() == text
+
+
+def test_the_first_min_tokens_end_nothing():
+    guard = TextGuard(Letters("!"), {9}, {8}, min_tokens=3)
+    assert [guard.advance(token) for token in (ord("!"), 9, 8, ord("!"))] == [None, None, None, FinishReason.STOP]
+
+
+def test_a_grammar_ends_with_its_last_token_unless_a_stop_string_did():
+    guard = TextGuard(Letters("!"), (), constraint=Counting(2))
+    assert guard.mask() == [2]
+    assert [guard.advance(ord(letter)) for letter in "ab"] == [None, FinishReason.GRAMMAR]
+    guard = TextGuard(Letters("!"), (), constraint=Counting(2))
+    assert [guard.advance(ord(letter)) for letter in "a!"] == [None, FinishReason.STOP]
+
+
+def test_the_deadline_is_asked_of_the_clock():
+    now = 5.0
+    guard = TextGuard(Letters(), (), deadline=7.0, clock=lambda: now)
+    assert guard.finished() is None
+    now = 7.0
+    assert guard.finished() is guard.fork().finished() is FinishReason.TIME
+    assert TextGuard(Letters(), ()).finished() is None
+
+
+def test_forks_go_their_own_ways():
+    guard = TextGuard(Letters("!"), (), min_tokens=1, constraint=Counting(5))
+    guard.advance(ord("a"))
+    other = guard.fork()
+    assert other.advance(ord("!")) is FinishReason.STOP
+    assert guard.advance(ord("b")) is None
+    assert (guard.stopped, other.stopped) == (None, "!")
+    assert guard.mask() == other.mask() == [3]
+    assert guard.finish() == "ab"
+    assert other.finish() == ""

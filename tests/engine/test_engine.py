@@ -12,6 +12,7 @@ from tokenwright.engine import (
     Finished,
     FinishReason,
     Group,
+    NoGuard,
     Reach,
     SamplingParams,
     State,
@@ -139,7 +140,7 @@ def test_a_prompt_that_fills_the_context_ends_for_that_reason():
     ]
 
 
-class StopAt:
+class StopAt(NoGuard):
     def __init__(self, token):
         self.token = token
 
@@ -327,7 +328,7 @@ def test_the_cache_is_switched_between_steps():
 
 def test_prompt_logprobs_cover_every_token_once():
     engine, _ = scripted_engine(up, token_budget=2)
-    sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, prompt_logprobs=True))
+    sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, score_from=1))
     events = drain(engine)
     assert [(event.start, event.logprobs) for event in events[:-1]] == [(1, (0.0, -1.0)), (3, (0.0, -1.0))]
     assert events[-1] == Finished(sequence.id, FinishReason.LENGTH)
@@ -335,7 +336,7 @@ def test_prompt_logprobs_cover_every_token_once():
 
 def test_a_prompt_of_one_token_has_nothing_to_score():
     engine, _ = scripted_engine(up)
-    sequence = engine.submit(request(1, most=0, prompt_logprobs=True))
+    sequence = engine.submit(request(1, most=0, score_from=1))
     assert drain(engine) == [Finished(sequence.id, FinishReason.LENGTH)]
 
 

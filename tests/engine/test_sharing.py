@@ -243,10 +243,10 @@ def test_the_cache_switched_off_leaves_what_others_hold():
 def test_a_prompt_to_be_scored_is_computed_whole_and_left_to_others():
     engine, _ = build(40)
     run(engine, request(*text(12), 5, most=1))
-    (scored,) = run(engine, request(*text(16), 5, most=1, prompt_logprobs=True))
+    (scored,) = run(engine, request(*text(16), 5, most=1, score_from=1))
     assert (scored.reused, scored.forwarded) == (0, 17)
     assert run(engine, request(*text(16), 6, most=1))[0].reused == 16
-    engine.submit(request(*text(17), most=3, prompt_logprobs=True))
+    engine.submit(request(*text(17), most=3, score_from=1))
     assert len([event for event in drain(engine) if isinstance(event, Token)]) == 3
 
 
@@ -378,7 +378,7 @@ def test_a_fork_of_one_that_waits_is_queued(swap):
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": False}, {"prompt_logprobs": True}, {"salt": b"another"}],
+    [{"cache": False}, {"score_from": 1}, {"salt": b"another"}],
     ids=["naive", "scored", "salted"],
 )
 def test_a_fork_that_may_not_have_the_pages_is_queued(options):

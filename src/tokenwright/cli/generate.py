@@ -17,7 +17,7 @@ from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
-    from tokenwright.engine.sequence import SamplingParams
+    from tokenwright.engine.params import SamplingParams
     from tokenwright.llm import LLM
 
 CacheFile = Annotated[
@@ -58,7 +58,7 @@ def generate(
     Sampling options that are not given are the model's own (its generation_config.json).
     """
     from tokenwright.cache.snapshot import check_place
-    from tokenwright.engine.sequence import SamplingParams
+    from tokenwright.engine.params import SamplingParams
 
     text = opt.read_prompt(prompt, file)
     chosen = opt.given(

@@ -2,15 +2,20 @@
 
 from tokenwright.engine.engine import Engine, Runner, Sampler
 from tokenwright.engine.pages import Memory, PagePool
+from tokenwright.engine.params import Grammar, SamplingParams
 from tokenwright.engine.reach import Group, Reach
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, SamplingParams, Sequence, State
+from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, Sequence, State, Words
 from tokenwright.engine.step import (
     Chunk,
+    Dropped,
     Event,
     Failed,
     Fault,
+    Finish,
     Finished,
+    Forked,
+    Likely,
     Output,
     Pick,
     Result,
@@ -23,14 +28,19 @@ from tokenwright.engine.step import (
 
 __all__ = [
     "Chunk",
+    "Dropped",
     "Engine",
     "Event",
     "Failed",
     "Fault",
+    "Finish",
     "FinishReason",
     "Finished",
+    "Forked",
+    "Grammar",
     "Group",
     "Guard",
+    "Likely",
     "Memory",
     "NoGuard",
     "Output",
@@ -50,4 +60,5 @@ __all__ = [
     "Step",
     "Token",
     "Wants",
+    "Words",
 ]

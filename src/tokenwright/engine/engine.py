@@ -4,7 +4,6 @@ It takes a Runner and a Sampler as protocols, so it knows no model and imports n
 hand. It is not thread-safe: its owner calls it from one thread at a time.
 """
 
-from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.pages import PagePool
@@ -36,7 +35,6 @@ class Engine(Generic[T]):
         self.sampler = sampler
         self.scheduler = scheduler
         self.context = context
-        self._ids = count()
         self._ended: list[Event] = []  # of requests that ended without a step
 
     @property
@@ -80,9 +78,15 @@ class Engine(Generic[T]):
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
             raise ContextError(len(request.prompt), self.context)
-        sequence = self.scheduler.new(next(self._ids), request, request.limit(self.context))
+        most = min(self.scheduler.token_budget, self.scheduler.max_sequences)
+        if request.width > most:
+            raise CapacityError(
+                f"{request.width} beams advance in one step, and this engine computes {most} at once; search fewer, "
+                "or raise token_budget and max_sequences"
+            )
+        sequence = self.scheduler.new(request, request.limit(self.context))
         if not self.scheduler.holds(sequence):
-            needed = self.pool.most_pages(sequence.slots, self.scheduler.token_budget)
+            needed = self.scheduler.most_pages(sequence)
             has = [group.pages for group in self.pool.groups]
             pairs = zip(self.pool.groups, needed, strict=True)
             short = [group for group, pages in pairs if pages > group.pages]
@@ -96,7 +100,7 @@ class Engine(Generic[T]):
 
     def _queue(self, sequence: Sequence) -> None:
         reason = sequence.ended()
-        if reason is None or sequence.request.prompt_logprobs:
+        if reason is None or sequence.scores:
             self.scheduler.add(sequence)
         else:
             self._ended.append(Finished(sequence.id, reason))
@@ -106,7 +110,7 @@ class Engine(Generic[T]):
         step = self.scheduler.schedule()
         events = self._run(step) if step.chunks else []
         ended, self._ended = self._ended, []  # only now: an interrupted step tells of nothing
-        return ended + events
+        return [*ended, *events, *self.scheduler.expire()]
 
     def _run(self, step: Step) -> list[Event]:
         try:
@@ -135,7 +139,7 @@ class Engine(Generic[T]):
         """Forget every request and take all pages back, telling nobody: for when commit was interrupted half-way."""
         old, pool = self.scheduler, self.scheduler.pool
         fresh = PagePool(pool.groups, pool.page_size, pool.memory, pool.seed, pool.swap)
-        self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences)
+        self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences, old.ids)
         self._ended = []
 
 

@@ -186,9 +186,12 @@ class PagePool:
         """The most pages of each group that `tokens` tokens take at a time, computed `chunk` at once at most."""
         return [group.reach.most_pages(tokens, chunk, self.page_size) for group in self.groups]
 
-    def holds(self, texts: Iterable[tuple[int, int]]) -> bool:
-        """Whether the whole pool could hold texts of so many tokens, computed so many at once, side by side."""
-        needs = [self.most_pages(tokens, chunk) for tokens, chunk in texts]
+    def whole_pages(self, tokens: int) -> list[int]:
+        """The full pages of each group that texts with the first `tokens` tokens in common can share for good."""
+        return [0 if group.reach.window is not None else tokens // self.page_size for group in self.groups]
+
+    def holds(self, needs: Iterable[list[int]]) -> bool:
+        """Whether the whole pool could hold texts side by side that take so many pages of each group."""
         totals = [sum(column) for column in zip(*needs, strict=True)]
         return all(total <= group.pages for total, group in zip(totals, self.groups, strict=True))
 
@@ -321,12 +324,22 @@ class PagePool:
                     table[page] = shelf.index[chain.names[page]]
                     shelf.hold(table[page])
 
-    def lacking(self, chain: Chain, cut: int, tokens: int, chunk: int, spare: Sequence[Tables] = ()) -> bool:
+    def lacking(
+        self,
+        chain: Chain,
+        cut: int,
+        tokens: int,
+        chunk: int,
+        spare: Sequence[Tables] = (),
+        beside: Sequence[int] | None = None,
+    ) -> bool:
         """Whether too few pages are free for a text of `tokens` tokens whose first `cut` are found.
 
-        `spare` are tables that would be given up for it, counted as far as nobody else holds their pages.
+        `spare` are tables that would be given up for it, counted as far as nobody else holds their pages. `beside`:
+        pages of each group that must be free beside it.
         """
-        for number, (shelf, most) in enumerate(zip(self._shelves, self.most_pages(tokens, chunk), strict=True)):
+        needs = [a + b for a, b in zip(self.most_pages(tokens, chunk), beside or [0] * len(self.groups), strict=True)]
+        for number, (shelf, most) in enumerate(zip(self._shelves, needs, strict=True)):
             spans = shelf.group.reach.pages(cut, cut, self.page_size)
             found = {shelf.index[chain.names[page]] for span in spans for page in span}
             given = Counter(page for tables in spare for page in tables[number].values())

@@ -12,19 +12,28 @@ being computed in this very step, it waits for that.
 
 A held sequence (its viewer has paused it) computes nothing and keeps its pages, until somebody else needs them:
 held ones are put off before all others.
+
+Several picks with one parent fork it: the branches go on from the same pages, and who writes to one first copies it.
+The beams of a search are a team: they are admitted and put off together, and take their last token in the same step,
+so that the sampler sees all of them at once. One that nothing is picked from ends.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
+from itertools import count
 
 from tokenwright.engine.pages import PagePool
 from tokenwright.engine.sequence import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
     Chunk,
+    Dropped,
     Event,
     Failed,
     Fault,
+    Finish,
     Finished,
+    Forked,
     Pick,
     Result,
     Score,
@@ -44,23 +53,42 @@ class Scheduler:
     held ones aside.
     """
 
-    def __init__(self, pool: PagePool, token_budget: int, max_sequences: int) -> None:
+    def __init__(self, pool: PagePool, token_budget: int, max_sequences: int, ids: Iterator[int] | None = None) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
+        self.ids = ids or count()  # of sequences
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
 
-    def new(self, identity: int, request: Request, limit: int) -> Sequence:
+    def new(self, request: Request, limit: int) -> Sequence:
         """A sequence that is not queued yet. `limit`: the most tokens it can hold."""
-        pool, text = self.pool, list(request.prompt)
-        return Sequence(identity, request, limit, text, pool.tables(), pool.chain(request.salt), cache=request.cache)
+        pool, identity = self.pool, next(self.ids)
+        return Sequence(
+            id=identity,
+            root=identity,
+            request=request,
+            limit=limit,
+            tokens=list(request.prompt),
+            tables=pool.tables(),
+            chain=pool.chain(request.salt),
+            guard=request.guard,
+            choices=tuple(range(request.params.choices)),
+            cache=request.cache,
+        )
+
+    def most_pages(self, sequence: Sequence) -> list[int]:
+        """The most pages of each group that a sequence's team takes: its beams have their prompt's in common."""
+        own = self.pool.most_pages(sequence.slots, self.token_budget)
+        same = self.pool.whole_pages(len(sequence.request.prompt) if sequence.shares else 0)
+        width = sequence.request.width
+        return [width * pages - (width - 1) * common for pages, common in zip(own, same, strict=True)]
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the whole pool holds it, if it is alone."""
-        return self.pool.holds([(sequence.slots, self.token_budget)])
+        return self.pool.holds([self.most_pages(sequence)])
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which must fit the pool when alone."""
@@ -75,33 +103,92 @@ class Scheduler:
         """
         assert child.tokens == parent.tokens, "a fork goes on where its parent is"
         self.add(child)
-        may_share = child.chain.root == parent.chain.root  # of one salt
-        both_keep = parent.cache and child.cache and not child.scores
-        if may_share and both_keep and parent.state is State.RUNNING and len(self._active()) < self.max_sequences:
+        may_share = child.chain.root == parent.chain.root and not child.scores  # of one salt
+        both_keep = parent.cache and child.cache and parent.state is State.RUNNING
+        if may_share and both_keep and self._seats(child) <= self.max_sequences:
+            self._share(parent, child)
+            self._run(child)
+
+    def _branch(self, parent: Sequence, choice: int, after: Sequence, events: list[Event]) -> Sequence:
+        """One more way on from a sequence that has caught up: it runs `after`, or is queued where no seat is left."""
+        child = Sequence(
+            id=next(self.ids),
+            root=parent.root,
+            request=parent.request,
+            limit=parent.limit,
+            tokens=list(parent.tokens),
+            tables=self.pool.tables(),
+            chain=parent.chain.fork(),
+            guard=parent.guard.fork(),
+            choices=(choice,),
+            cache=parent.cache,
+            hold_at=parent.hold_at,
+            scored=parent.scored,
+        )
+        self.sequences[child.id] = child
+        events.append(Forked(child.id, parent.id, child))
+        if parent.request.width > 1:
+            child.team = parent.team
+            child.team.insert(child.team.index(after) + 1, child)
+        elif self._seats(child) > self.max_sequences:
+            self.waiting.append(child)
+            return child
+        self._share(parent, child)
+        self.running.insert(self.running.index(after) + 1, child)
+        child.state = State.RUNNING
+        return child
+
+    def _share(self, parent: Sequence, child: Sequence) -> None:
+        """Put a child on its parent's pages, if both keep theirs."""
+        if parent.cache and child.cache:
             child.tables, child.chain = self.pool.fork(parent.tables), parent.chain.fork()
             child.computed = child.reused = parent.computed
-            self._run(child)
 
     def schedule(self) -> Step:
         """Name the chunks of the next step, with pages reserved for them. Nothing else changes until commit."""
         chunks: list[Chunk] = []
         budget = self.token_budget
+        together: set[int] = set()  # teams that take their last tokens in this step
         for sequence in self._active():
             if not budget or sequence.state is not State.RUNNING:
                 break  # it gave its pages to an older one, and so did all after it
-            length = min(sequence.pending, budget)
+            length = self._length(sequence, budget, together)
+            if not length:
+                continue
             if not self._reserve(sequence, sequence.computed + length):
-                return Step(tuple(chunks))  # it gave its own pages back: the pool is tight, admit nobody
+                return Step(self._left(chunks))  # it gave its own pages back: the pool is tight, admit nobody
             chunks.append(self._chunk(sequence, length))
             budget -= length
-        while budget and self._admit(self._coming(chunks)):
-            sequence = self.running[-1]
-            length = min(sequence.pending, budget)
-            if not self._reserve(sequence, sequence.computed + length):
-                break
-            chunks.append(self._chunk(sequence, length))
-            budget -= length
+        while budget and (admitted := self._admit(self._coming(chunks))):
+            for sequence in admitted:
+                length = self._length(sequence, budget, together)
+                if length and not self._reserve(sequence, sequence.computed + length):
+                    return Step(self._left(chunks))
+                if length:
+                    chunks.append(self._chunk(sequence, length))
+                    budget -= length
         return Step(tuple(chunks))
+
+    def _length(self, sequence: Sequence, budget: int, together: set[int]) -> int:
+        """How many tokens of a sequence to compute now. Beams catch up one after another, but for their last token."""
+        team = sequence.team
+        if len(team) == 1:
+            return min(sequence.pending, budget)
+        fresh = [mate for mate in team if mate.shares and not mate.computed]
+        if sequence is team[0] and not fresh and sum(mate.pending for mate in team) <= budget:
+            together.add(sequence.root)
+        if sequence.root in together:
+            return sequence.pending
+        if sequence in fresh:  # what it shares with those before it is found, once they have it
+            if any(mate.pending > 1 for mate in team[: team.index(sequence)]):
+                return 0
+            if not sequence.pages:  # else a step that broke off has given it some
+                self._adopt(sequence, self._found(sequence) or 0)
+        return min(sequence.pending - 1, budget)
+
+    def _left(self, chunks: list[Chunk]) -> tuple[Chunk, ...]:
+        """The chunks of those that still run: a beam may have put its own team off."""
+        return tuple(chunk for chunk in chunks if self.sequences[chunk.sequence].state is State.RUNNING)
 
     def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
         """Advance what was computed, append what was chosen, end what has ended; tell it in order."""
@@ -114,12 +201,29 @@ class Scheduler:
                 self.pool.seal(sequence.tables, sequence.chain, sequence.tokens, chunk.start, chunk.stop)
             self.pool.trim(sequence.tables, chunk.stop)
         events: list[Event] = []
+        told: dict[int, list[Result]] = {}
         for result in results:
-            if result.parent in self.sequences:  # a fault may have ended it earlier in this very list
-                self._apply(self.sequences[result.parent], result, events)
+            told.setdefault(result.parent, []).append(result)
+        for parent, its in told.items():
+            if parent in self.sequences:  # a fault of its team may have ended it
+                self._apply(self.sequences[parent], its, events)
         for chunk in step.chunks:
             if chunk.sequence in self.sequences and self.sequences[chunk.sequence].pending == 0:
                 self._exhaust(self.sequences[chunk.sequence], events)
+        return events
+
+    def expire(self) -> list[Event]:
+        """End every sequence whose guard says that it shall not go on; who waits or is held as well."""
+        events: list[Event] = []
+        for sequence in list(self.sequences.values()):
+            if sequence.state is not State.FINISHED:
+                try:
+                    reason = sequence.guard.finished()
+                except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+                    self._end_team(sequence, error, events)
+                    continue
+                if reason is not None:
+                    self._end_team(sequence, reason, events)
         return events
 
     def fail(self, step: Step, error: Exception) -> list[Event]:
@@ -127,7 +231,7 @@ class Scheduler:
         events: list[Event] = []
         for chunk in step.chunks:
             if chunk.sequence in self.sequences:
-                self._end(self.sequences[chunk.sequence], Failed(chunk.sequence, error), events)
+                self._end_team(self.sequences[chunk.sequence], error, events)
         return events
 
     def hold(self, identity: int, at: int | None) -> None:
@@ -144,10 +248,10 @@ class Scheduler:
                 self._drop(sequence)
 
     def abort(self, identity: int) -> list[Event]:
-        """End a sequence in whatever state it is. Unknown or ended ones are left as they are."""
+        """End a sequence in whatever state it is, with its team. Unknown or ended ones are left as they are."""
         events: list[Event] = []
         if identity in self.sequences:
-            self._end(self.sequences[identity], Finished(identity, FinishReason.ABORTED), events)
+            self._end_team(self.sequences[identity], FinishReason.ABORTED, events)
         return events
 
     def check(self) -> None:
@@ -162,6 +266,8 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
             assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a place"
+            at = self.running.index(sequence.team[0])
+            assert self.running[at : at + len(sequence.team)] == sequence.team, "a team runs side by side"
 
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
         """Make place for computing up to `stop`, at the cost of those held, then of the youngest.
@@ -183,15 +289,20 @@ class Scheduler:
         return [sequence for sequence in self.running if sequence.held]
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence off: its pages are free, and what they held is parked where there is room."""
-        parked = self.pool.park(sequence.tables) if sequence.computed and sequence.cache else None  # may be interrupted
-        self.running.remove(sequence)
-        sequence.parked = parked
-        if parked is None:
-            self._drop(sequence)
-        sequence.preemptions += 1
-        sequence.state = State.WAITING
-        self.waiting.appendleft(sequence)
+        """Put a running sequence off with its team: its pages are free, and what they held is parked if there is room.
+
+        Teams are not parked: what their beams have in common would come back for each of them.
+        """
+        for mate in reversed(sequence.team):
+            alone = len(mate.team) == 1
+            parked = self.pool.park(mate.tables) if mate.computed and mate.cache and alone else None  # may break off
+            self.running.remove(mate)
+            mate.parked = parked
+            if parked is None:
+                self._drop(mate)
+            mate.preemptions += 1
+            mate.state = State.WAITING
+            self.waiting.appendleft(mate)
 
     def _drop(self, sequence: Sequence) -> None:
         """Give back all that is kept of a sequence but its tokens: it is to be computed again."""
@@ -214,47 +325,70 @@ class Scheduler:
                 found.update(names[chunk.start // size : chunk.stop // size])
         return found
 
-    def _admit(self, coming: set[bytes]) -> bool:
-        """Let the first in the queue run, if there is place for all it has and for a page to write on."""
+    def _seats(self, more: Sequence | None = None) -> int:
+        """How many run at once, as teams come to their full width; with one more."""
+        teams = {sequence.root: sequence.request.width for sequence in self._active() if sequence.request.width > 1}
+        alone = sum(sequence.request.width == 1 for sequence in self._active())
+        return alone + sum(teams.values()) + (more.request.width if more is not None else 0)
+
+    def _admit(self, coming: set[bytes]) -> list[Sequence]:
+        """Let the first in the queue run, with its team, if there is place for all it has and a page to write on."""
         sequence = next((sequence for sequence in self.waiting if not sequence.held), None)
-        if sequence is None or len(self._active()) >= self.max_sequences:
-            return False
+        if sequence is None or self._seats(sequence) > self.max_sequences:
+            return []
         cut, size = self._found(sequence), self.pool.page_size
         if cut is None:
             cut = 0
-        elif cut // size < (len(sequence.tokens) - 1) // size and sequence.chain.names[cut // size] in coming:
-            return False
+        elif cut // size < self._spared(sequence) // size and sequence.chain.names[cut // size] in coming:
+            return []
         tokens = min(len(sequence.tokens) + size, sequence.slots)
+        mates = self._mates(sequence, tokens)
         held = self._held()
         tables = [other.tables for other in held]
-        if self.pool.lacking(sequence.chain, cut, tokens, self.token_budget, tables):
-            return False
+        if self.pool.lacking(sequence.chain, cut, tokens, self.token_budget, tables, mates):
+            return []
         fragile = sequence.preemptions >= MOST_PREEMPTIONS
         if fragile and not self._safe(sequence):
-            return False
-        while held and (fragile or self.pool.lacking(sequence.chain, cut, tokens, self.token_budget)):
+            return []
+        while held and (fragile or self.pool.lacking(sequence.chain, cut, tokens, self.token_budget, (), mates)):
             self.preempt(held.pop())  # a held one that went on could put off a fragile one
-        self._start(sequence, cut)
-        return True
+            held = self._held()
+        for mate in sequence.team:
+            self._start(mate, cut if mate is sequence else 0)
+        return sequence.team
+
+    def _mates(self, sequence: Sequence, tokens: int) -> list[int]:
+        """Pages of each group that the rest of its team takes, beside what all have in common."""
+        own = self.pool.most_pages(tokens, self.token_budget)
+        same = self.pool.whole_pages(len(sequence.request.prompt) if sequence.shares else 0)
+        return [(len(sequence.team) - 1) * (pages - common) for pages, common in zip(own, same, strict=True)]
+
+    def _spared(self, sequence: Sequence) -> int:
+        """The most tokens that a sequence need not compute: the last one's row is needed, and those that are scored."""
+        last = len(sequence.tokens) - 1
+        return min(last, sequence.score_at - 1) if sequence.scores else last
 
     def _found(self, sequence: Sequence) -> int | None:
         """Tokens of a waiting sequence whose K and V lie in pages that others have left; None if it takes no such."""
-        if sequence.parked is not None or not sequence.shares or sequence.scores:
+        if sequence.parked is not None or not sequence.shares:
             return None
-        return self.pool.match(sequence.chain, sequence.tokens)
+        return self.pool.match(sequence.chain, sequence.tokens, self._spared(sequence))
+
+    def _adopt(self, sequence: Sequence, cut: int) -> None:
+        """Put a sequence that has nothing on the pages that were found."""
+        self.pool.adopt(sequence.tables, sequence.chain, cut)
+        sequence.computed = cut
+        sequence.reused += cut
 
     def _start(self, sequence: Sequence, cut: int) -> None:
         """Give a waiting sequence what was found or parked of it, and let it run."""
-        if sequence.parked is not None:
-            if self.pool.unpark(sequence.tables, sequence.parked):
-                sequence.parked = None
-                sequence.reused += sequence.computed
-            else:  # the memory has failed: it is computed again
-                self._drop(sequence)
-        else:
-            self.pool.adopt(sequence.tables, sequence.chain, cut)
-            sequence.computed = cut
-            sequence.reused += cut
+        if sequence.parked is None:
+            self._adopt(sequence, cut)
+        elif self.pool.unpark(sequence.tables, sequence.parked):
+            sequence.parked = None
+            sequence.reused += sequence.computed
+        else:  # the memory has failed: it is computed again
+            self._drop(sequence)
         self._run(sequence)
 
     def _run(self, sequence: Sequence) -> None:
@@ -264,12 +398,15 @@ class Scheduler:
 
     def _safe(self, sequence: Sequence) -> bool:
         """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
-        return self.pool.holds([(other.slots, self.token_budget) for other in (*self._active(), sequence)])
+        first = [other for other in self._active() if other is other.team[0]]
+        return self.pool.holds([self.most_pages(other) for other in (*first, sequence)])
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         request, start = sequence.request, sequence.computed
         stop = start + length
-        wants = Wants.ALL if sequence.scores else Wants.LAST if stop == len(sequence.tokens) else Wants.NONE
+        wants = Wants.LAST if stop == len(sequence.tokens) else Wants.NONE
+        if sequence.scores and stop >= sequence.score_at:
+            wants = Wants.ALL
         return Chunk(
             sequence=sequence.id,
             request=request,
@@ -279,27 +416,49 @@ class Scheduler:
             limit=sequence.limit,
             wants=wants,
             following=tuple(sequence.tokens[start + 1 : stop + 1]),
+            choices=sequence.choices,
+            text=sequence.tokens,
+            guard=sequence.guard,
         )
 
-    def _apply(self, sequence: Sequence, result: Result, events: list[Event]) -> None:
-        match result:
-            case Fault(error=error):
-                self._end(sequence, Failed(sequence.id, error), events)
-            case Score(start=start, logprobs=logprobs):
-                fresh = logprobs[max(0, sequence.scored + 1 - start) :]  # a preempted one is scored once
-                if fresh:
-                    events.append(Scored(sequence.id, sequence.scored + 1, fresh))
-                    sequence.scored += len(fresh)
-            case Pick(token=token, logprob=logprob):
-                self._write(sequence, token, logprob, events)
+    def _apply(self, sequence: Sequence, results: list[Result], events: list[Event]) -> None:
+        """Carry out what was answered of one sequence: scores before picks, and a fault instead of both."""
+        picks: list[Pick] = []
+        for result in results:
+            match result:
+                case Fault(error=error):
+                    self._end_team(sequence, error, events)
+                    return
+                case Finish(reason=reason):
+                    self._end(sequence, Finished(sequence.id, reason), events)
+                    return
+                case Score():
+                    self._score(sequence, result, events)
+                case Pick():
+                    picks.append(result)
+        branches, last = [sequence], sequence
+        for pick in picks[1:]:
+            branches.append(self._branch(sequence, pick.choice, last, events))
+            last = branches[-1] if branches[-1].state is State.RUNNING else last
+        for branch, pick in zip(branches, picks, strict=bool(picks)):
+            branch.choices = (pick.choice,)
+            self._write(branch, pick, events)
 
-    def _write(self, sequence: Sequence, token: int, logprob: float, events: list[Event]) -> None:
-        sequence.tokens.append(token)
-        events.append(Token(sequence.id, token, logprob))
+    def _score(self, sequence: Sequence, score: Score, events: list[Event]) -> None:
+        at = sequence.score_at
+        known = max(0, at - score.start)  # a preempted one is scored once
+        fresh = score.logprobs[known:]
+        if fresh:
+            events.append(Scored(sequence.id, at, fresh, score.tops[known:]))
+            sequence.scored += len(fresh)
+
+    def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
+        sequence.tokens.append(pick.token)
+        events.append(Token(sequence.id, pick.token, pick.logprob, pick.sampler_logprob, pick.top))
         try:
-            reason = sequence.request.guard.advance(token) or sequence.ended()
+            reason = sequence.guard.advance(pick.token) or sequence.ended()
         except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
-            self._end(sequence, Failed(sequence.id, error), events)
+            self._end_team(sequence, error, events)
             return
         if reason is not None:
             self._end(sequence, Finished(sequence.id, reason), events)
@@ -308,14 +467,23 @@ class Scheduler:
             self.pool.rewind(sequence.tables)
 
     def _exhaust(self, sequence: Sequence, events: list[Event]) -> None:
-        """All is computed and nothing was to be chosen: the request only wanted its prompt scored."""
+        """All is computed and nothing was picked: a beam that is left behind, or a prompt that was only scored."""
+        if sequence.request.width > 1:
+            self._end(sequence, Dropped(sequence.id), events)
+            return
         reason = sequence.ended()
         assert reason is not None, "the sampler must answer every chunk that picks"
         self._end(sequence, Finished(sequence.id, reason), events)
+
+    def _end_team(self, sequence: Sequence, why: FinishReason | Exception, events: list[Event]) -> None:
+        for mate in list(sequence.team):
+            event = Failed(mate.id, why) if isinstance(why, Exception) else Finished(mate.id, why)
+            self._end(mate, event, events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
         self._free(sequence)
         (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED
+        sequence.team.remove(sequence)
         del self.sequences[sequence.id]
         events.append(event)

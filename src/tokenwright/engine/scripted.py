@@ -12,9 +12,10 @@ from collections.abc import Sequence as ListLike
 
 from tokenwright.engine.engine import Engine
 from tokenwright.engine.pages import PagePool
+from tokenwright.engine.params import SamplingParams
 from tokenwright.engine.reach import Group
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.sequence import Request, SamplingParams
+from tokenwright.engine.sequence import Request
 from tokenwright.engine.step import Output, Pick, Result, Score, Step, Wants
 
 Script = Callable[[ListLike[int]], int]  # the text so far -> the next token

@@ -7,10 +7,10 @@ else the engine does follows from letting `computed` catch up with `tokens`.
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from tokenwright.engine.pages import Chain, Parked, Tables
-from tokenwright.errors import RequestError
+from tokenwright.engine.params import SamplingParams
 
 
 class FinishReason(StrEnum):
@@ -18,80 +18,28 @@ class FinishReason(StrEnum):
 
     EOS = "eos"  # the model wrote an end token
     STOP = "stop"  # a stop string was completed
+    STOP_ID = "stop_id"  # a token of stop_ids was written
+    GRAMMAR = "grammar"  # the grammar allows nothing more
     LENGTH = "length"  # max_tokens were written
+    TIME = "time"  # max_seconds have passed
     CONTEXT = "context"  # the model's context is full
     ABORTED = "aborted"  # the client went away
 
 
-def _shown(value: object) -> str:
-    """A value for a message: Python refuses to print an integer of many thousand digits."""
-    return "one of thousands of digits" if isinstance(value, int) and value.bit_length() > 10_000 else repr(value)[:80]
-
-
-def _whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {_shown(value)}")
-
-
-def _real(name: str, value: object, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}")
-
-
-def _texts(name: str, value: object) -> tuple[str, ...]:
-    texts = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"{name} must be a string, or a list of strings, that are not empty; not {value!r}")
-    return texts
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are chosen and when to stop.
-
-    temperature: 0 is greedy (the highest logit, the lowest id on ties); otherwise logits are divided by it.
-    top_k: keep the k highest logits (ties with the k-th stay); 0 keeps all.
-    top_p: then keep the smallest set of most probable ids whose mass reaches top_p; 1 keeps all.
-    seed: fixes the draws, in any batch and after any preemption; None takes a fresh one, told in the usage.
-    max_tokens: the most tokens to write; 0 writes none.
-    stop: strings (or one string) that end the text when they appear in it; they are not part of the text.
-    ignore_eos: go on after an end token, which is then a token like any other.
-    Raises RequestError for a value out of range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    max_tokens: int = 128
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        _real("temperature", self.temperature, 0.0, 1e6)
-        _whole("top_k", self.top_k, 0, 2**31)
-        _real("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise RequestError(
-                "top_p must be above 0 (it keeps that share of the probability); use temperature 0 for greedy"
-            )
-        if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**64 - 1)
-        _whole("max_tokens", self.max_tokens, 0, 2**31)
-        object.__setattr__(self, "stop", _texts("stop", self.stop))
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-
 class Guard(Protocol):
-    """Watches one sequence's new tokens, outside the engine: end tokens, stop strings, later grammars."""
+    """Watches one sequence's new tokens, outside the engine: end tokens, stop strings, grammars, time."""
 
     def advance(self, token: int) -> FinishReason | None:
         """Take the token just written; answer why the sequence ends here, or None to go on."""
+
+    def finished(self) -> FinishReason | None:
+        """Asked before every step, waiting and held sequences included: why it ends without another token."""
+
+    def fork(self) -> Self:
+        """One like it, for a sequence that goes on elsewhere from the same text."""
+
+    def mask(self) -> Any:
+        """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
 
 
 class NoGuard:
@@ -100,22 +48,49 @@ class NoGuard:
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (a guard is told every token)
         return None
 
+    def finished(self) -> FinishReason | None:
+        return None
+
+    def fork(self) -> Self:
+        return self
+
+    def mask(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the texts of SamplingParams are in one vocabulary: the sampler knows ids alone.
+
+    end_ids: what min_tokens keeps from being chosen. bad: the tokens of each bad word. breakers: ids whose text has a
+    DRY breaker in it.
+    """
+
+    end_ids: frozenset[int] = frozenset()
+    bad: tuple[tuple[int, ...], ...] = ()
+    breakers: frozenset[int] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One text to be continued. `cache=False` recomputes everything at every step: the naive loop.
 
-    `prompt_logprobs` asks for the log-probability of every prompt token after the first. `share=False` neither takes
-    pages that other texts have left nor leaves any; `salt` parts those who may share from all others.
+    score_from: the log-probabilities of the prompt's tokens from this position on are asked for; None: of none.
+    `share=False` neither takes pages that other texts have left nor leaves any; `salt` parts those who may share from
+    all others. width: the most sequences that it comes to beside each other, all of which advance in the same step
+    (the beams of a search); 1: each goes its own way. search: the sampler's own, for such a request.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     guard: Guard = field(default_factory=NoGuard)
     cache: bool = True
-    prompt_logprobs: bool = False
+    score_from: int | None = None
     share: bool = True
     salt: bytes = b""
+    words: Words = Words()
+    width: int = 1
+    search: Any = None
 
     def limit(self, context: int) -> int:
         """The most tokens that this sequence can come to hold, the last of which is never computed."""
@@ -140,14 +115,21 @@ class Sequence:
 
     A held sequence is passed over by the scheduler until its hold is moved. It keeps its pages as long as nobody
     needs them; when somebody does, they are taken, and it is recomputed once it goes on.
+
+    Sequences of one request have its first one's id as `root`. The beams of a search are a `team`: they wait, run and
+    take their next token together. All others are teams of one.
     """
 
     id: int
+    root: int
     request: Request
     limit: int  # most tokens it can hold: prompt + max_tokens, or the context
     tokens: list[int]
     tables: Tables
     chain: Chain
+    guard: Guard
+    choices: tuple[int, ...]  # numbers of the texts that go on from it
+    team: "list[Sequence]" = field(default_factory=list)
     computed: int = 0
     parked: Parked | None = None
     cache: bool = True  # as the request says, until it is switched
@@ -157,6 +139,9 @@ class Sequence:
     forwarded: int = 0  # tokens sent through the layers on its behalf, recomputation included
     reused: int = 0  # tokens that were not sent through them, because their K and V were found
     preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.team = self.team or [self]
 
     @property
     def pages(self) -> int:
@@ -179,9 +164,14 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def score_at(self) -> int:
+        """The position of the next prompt token whose log-probability is to be told."""
+        return max(1, self.request.score_from or 1) + self.scored
+
+    @property
     def scores(self) -> bool:
         """Whether prompt tokens are still to be scored: their rows must be computed."""
-        return self.request.prompt_logprobs and self.scored + 1 < len(self.request.prompt)
+        return self.request.score_from is not None and self.score_at < len(self.request.prompt)
 
     @property
     def held(self) -> bool:

@@ -5,11 +5,12 @@ them and answers with events.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from tokenwright.engine.sequence import FinishReason, Request
+from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, Sequence
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ class Chunk:
     `tokens` stand at positions [start, start + len(tokens)). `tables`, one for each group of layers, say which page
     holds which page of the text: {position // page_size: page}. Pages that no row of the chunk reads may be missing.
     `following` are the known tokens at [start + 1, ...), one for each row but perhaps the last: what is scored.
+    `choices` are the numbers of the texts that go on from here: several where a request for n texts, or for beams,
+    leaves its prompt. `text` is the whole text so far and `guard` what watches it: the sequence's own, to be read.
     """
 
     sequence: int
@@ -39,6 +42,9 @@ class Chunk:
     limit: int
     wants: Wants
     following: tuple[int, ...] = ()
+    choices: tuple[int, ...] = (0,)
+    text: ListLike[int] = ()
+    guard: Guard = field(default_factory=NoGuard)
 
     @property
     def stop(self) -> int:
@@ -69,21 +75,41 @@ class Output(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class Likely:
+    """A token with its log-probabilities, natural: the model's, over all ids at temperature 1, and the sampler's.
+
+    The sampler's is that of the distribution it drew from: -inf at what was cut, 0 where there was no choice.
+    """
+
+    token: int
+    logprob: float
+    sampler_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pick:
-    """The sampler's choice: `token` continues the sequence `parent`; `logprob` is the model's, over all ids."""
+    """The sampler's choice: `token` continues the sequence `parent`, as the text number `choice`.
+
+    Several picks with one parent fork it. A parent without a pick ends, if it is one of a search's beams.
+    `top` are the model's likeliest tokens at this place, as many as were asked for.
+    """
 
     parent: int
     token: int
     logprob: float
+    sampler_logprob: float = 0.0
+    top: tuple[Likely, ...] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-probabilities of known tokens of `parent`, the first of them at position `start`."""
+    """Log-probabilities of known tokens of `parent`, the first of them at position `start`; `tops` as in Pick."""
 
     parent: int
     start: int
     logprobs: tuple[float, ...]
+    tops: tuple[tuple[Likely, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +120,38 @@ class Fault:
     error: Exception
 
 
-Result = Pick | Score | Fault
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The sampler ends a sequence without another token: its search is over."""
+
+    parent: int
+    reason: FinishReason
+
+
+Result = Pick | Score | Fault | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """`sequence` goes on from the text of `parent`, which goes on as well.
+
+    `branch` is the sequence itself, as `Engine.submit` returns it: its counts may be read at any time.
+    """
+
+    sequence: int
+    parent: int
+    branch: Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token was written."""
+    """A token was written, as its Pick says."""
 
     sequence: int
     token: int
     logprob: float
+    sampler_logprob: float = 0.0
+    top: tuple[Likely, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +161,14 @@ class Scored:
     sequence: int
     start: int
     logprobs: tuple[float, ...]
+    tops: tuple[tuple[Likely, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The last event of a beam that nothing was picked from; its search goes on without it."""
+
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +187,4 @@ class Failed:
     error: Exception
 
 
-Event = Token | Scored | Finished | Failed
+Event = Forked | Token | Scored | Dropped | Finished | Failed

@@ -1,0 +1,283 @@
+"""Beam search: the beams of a request are sequences of the engine, which forks and drops them as this module picks.
+
+A step has a row of logits for every beam. Their log-probabilities, adjusted as for any other text (`adjusted`), are
+added to what each beam has scored so far, and the best of all of them go on. With the meaning of transformers:
+
+    candidates  the max(2, 1 + end ids) * width best of all beams; those ranked within the width that end a text (by an
+                end token, a stop id or string, a grammar, the length) become hypotheses, the best that do not go on
+    score       the sum of a text's log-probabilities, divided by (tokens, the end token included) ** length_penalty
+    the end     early_stopping=True: as many hypotheses as beams; False: and no beam's score, if it ended now, would
+                beat the worst of them; "never": nor if it went on to the length at which it would score best
+
+Groups search one after another, each with its share of the width, and a token that groups before it have chosen at
+this place costs diversity_penalty for each time. It steers what is chosen; scores are told without it.
+
+What was kept is a tree of nodes, which can be drawn.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenwright.decode.processors import adjusted
+from tokenwright.decode.sample import exhausted, likeliest
+from tokenwright.engine import (
+    Chunk,
+    Fault,
+    Finish,
+    FinishReason,
+    Guard,
+    Likely,
+    Pick,
+    Result,
+    SamplingParams,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One token of the tree. `score` sums log-probabilities from the prompt on; `reason`: why the text ended here."""
+
+    parent: "Node | None"
+    token: int
+    logprob: float
+    score: float
+    depth: int  # tokens from the prompt to here
+    sampler_logprob: float = 0.0
+    top: tuple[Likely, ...] = ()
+    reason: FinishReason | None = None
+    children: "list[Node]" = field(default_factory=list)
+
+    def path(self) -> "list[Node]":
+        """The nodes from the first token to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.depth:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A text that ended. `score` is length-normalised; higher is better."""
+
+    node: Node
+    score: float
+    reason: FinishReason
+
+
+@dataclass(slots=True)
+class Beam:
+    """A text that goes on. `steered` is its score with what diversity has cost it."""
+
+    node: Node
+    guard: Guard
+    steered: float = 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """Beams that compete: all of them, or one of the diverse groups. `best` are its hypotheses, the best first."""
+
+    width: int
+    beams: dict[int, Beam]  # by the choice that their sequences have
+    best: list[Hypothesis] = field(default_factory=list)
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to go on."""
+
+    choice: int  # of its beam
+    token: int
+    logprob: float  # the model's
+    adjusted: float
+    steered: float  # the beam's score and its own
+    score: float
+
+
+class BeamSearch:
+    """The search of one request. `guard` watches what a beam writes; every beam has a fork of it.
+
+    It is the request's own guard as well, which ends it at the deadline with what was found by then.
+    """
+
+    def __init__(self, params: SamplingParams, guard: Guard) -> None:
+        self.params = params
+        self.root = Node(None, -1, 0.0, 0.0, 0)
+        self.guard = guard
+        width = params.beams // params.beam_groups
+        self.groups = [Group(width, {0: Beam(self.root, guard.fork())}) for _ in range(params.beam_groups)]
+        self.over = False
+
+    @torch.inference_mode()
+    def pick(self, rows: ListLike[tuple[Chunk, torch.Tensor]]) -> list[Result]:
+        """The picks of a step, from each beam's chunk and its row of logits [V]; at the end a Finish for each."""
+        chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
+        table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
+        tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
+        picks: list[Pick] = []
+        taken: Counter[int] = Counter()  # tokens that groups have chosen at this place
+        slot = 0
+        for group in self.groups:
+            if group.done:
+                continue
+            chunk = chunks[next(iter(group.beams))][0]
+            limit = chunk.limit - len(chunk.request.prompt)
+            candidates = self._candidates(group, table, taken, len(chunk.request.words.end_ids))
+            survivors = self._part(group, candidates, limit, chunk, tops)
+            group.beams = {}
+            for candidate, beam in survivors:
+                node, parent = beam.node, chunks[candidate.choice][0].sequence
+                picks.append(Pick(parent, node.token, node.logprob, node.sampler_logprob, node.top, slot))
+                group.beams[slot] = beam
+                taken[candidate.token] += 1
+                slot += 1
+            group.done = self._ends(group, limit)
+        if all(group.done for group in self.groups):
+            return self._over([chunk.sequence for chunk, _ in rows])
+        kept = {choice for group in self.groups if not group.done for choice in group.beams}
+        return [pick for pick in picks if pick.choice in kept]
+
+    def _over(self, beams: list[int]) -> list[Result]:
+        self.over = True
+        best = self.best(1)
+        if not best:
+            return [Fault(sequence, exhausted()) for sequence in beams]
+        return [Finish(sequence, best[0].reason) for sequence in beams]
+
+    def best(self, n: int) -> list[Hypothesis]:
+        """The n best texts, the best first; fewer if fewer have ended."""
+        return sorted(self._found(), key=lambda found: -found.score)[:n]
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes of the tree but its root, parents before children."""
+        stack = list(reversed(self.root.children))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += reversed(node.children)
+
+    def give_up(self, reason: FinishReason) -> None:
+        """End here: what the beams have written so far competes with what has ended."""
+        for group in self.groups:
+            for beam in group.beams.values() if not group.done else ():
+                if beam.node.depth:
+                    self._keep(group, beam.node, reason)
+            group.done = True
+        self.over = True
+
+    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (what ends a beam was asked when it was picked)
+        return None
+
+    def finished(self) -> FinishReason | None:
+        reason = None if self.over else self.guard.finished()
+        if reason is not None:
+            self.give_up(reason)
+        return reason
+
+    def fork(self) -> "BeamSearch":
+        return self
+
+    def mask(self) -> None:
+        return None
+
+    def _row(self, choice: int, chunk: Chunk, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A beam's log-probabilities [V], the model's and adjusted, in fp64."""
+        logprobs = logits.double().log_softmax(-1)
+        beam = next(group.beams[choice] for group in self.groups if choice in group.beams)
+        request = chunk.request
+        row = adjusted(logprobs, chunk.text, len(request.prompt), self.params, request.words, beam.guard.mask())
+        return logprobs, row
+
+    def _candidates(
+        self, group: Group, table: dict[int, tuple[torch.Tensor, torch.Tensor]], taken: Counter[int], ends: int
+    ) -> list[Candidate]:
+        """The best ways to go on, the best first; on ties the earlier beam and the lower id."""
+        choices = list(group.beams)
+        rows = torch.stack([table[choice][1] for choice in choices])  # [beams, V]
+        cost = torch.zeros(rows.shape[1], dtype=rows.dtype)
+        if taken and self.params.diversity_penalty:
+            ids, times = zip(*taken.items(), strict=True)
+            cost[list(ids)] = torch.tensor(times, dtype=rows.dtype) * self.params.diversity_penalty
+        steered = rows - cost + torch.tensor([[group.beams[choice].steered] for choice in choices], dtype=rows.dtype)
+        flat = steered.flatten()
+        most = min(max(2, 1 + ends) * group.width, len(flat))
+        least = flat.topk(most).values[-1]
+        order = (flat >= least).nonzero()[:, 0]  # as topk, with the lower place first on ties
+        order = order[flat[order].sort(descending=True, stable=True).indices][:most]
+        candidates = []
+        for place in order[flat[order] > -math.inf].tolist():
+            choice, token = choices[place // rows.shape[1]], place % rows.shape[1]
+            logprobs, row = table[choice]
+            score = group.beams[choice].node.score + float(row[token])
+            candidates.append(
+                Candidate(choice, token, float(logprobs[token]), float(row[token]), float(flat[place]), score)
+            )
+        return candidates
+
+    def _part(
+        self, group: Group, candidates: list[Candidate], limit: int, chunk: Chunk, tops: dict[int, tuple[Likely, ...]]
+    ) -> list[tuple[Candidate, Beam]]:
+        """Note the hypotheses among candidates; the beams that go on. `tops`: the likeliest ids after each beam."""
+        survivors: list[tuple[Candidate, Beam]] = []
+        for rank, candidate in enumerate(candidates):
+            if rank >= group.width and len(survivors) >= group.width:
+                break
+            parent = group.beams[candidate.choice]
+            guard = parent.guard.fork()
+            node = Node(
+                parent=parent.node,
+                token=candidate.token,
+                logprob=candidate.logprob,
+                score=candidate.score,
+                depth=parent.node.depth + 1,
+                sampler_logprob=candidate.adjusted,
+                top=tops[candidate.choice],
+            )
+            reason = guard.advance(candidate.token)
+            if reason is None and node.depth >= limit:
+                full = node.depth >= chunk.request.params.max_tokens
+                reason = FinishReason.LENGTH if full else FinishReason.CONTEXT
+            if reason is None and len(survivors) < group.width:
+                parent.node.children.append(node)
+                survivors.append((candidate, Beam(node, guard, candidate.steered)))
+            elif reason is not None and rank < group.width:
+                parent.node.children.append(node)
+                self._keep(group, node, reason)
+        return survivors
+
+    def _keep(self, group: Group, node: Node, reason: FinishReason) -> None:
+        node.reason = reason
+        group.best.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
+        group.best.sort(key=lambda found: -found.score)  # stable: the earlier one of equals
+        del group.best[group.width :]
+
+    def _ends(self, group: Group, limit: int) -> bool:
+        """Whether a group's search is over, after its beams were chosen."""
+        if not group.beams:
+            return True
+        if len(group.best) < group.width:
+            return False
+        if self.params.early_stopping is True:
+            return True
+        beam = next(iter(group.beams.values())).node  # the best
+        longer = self.params.early_stopping == "never" and self.params.length_penalty > 0
+        return self._normalised(beam.score, limit if longer else beam.depth) <= group.best[-1].score
+
+    def _normalised(self, score: float, length: int) -> float:
+        return score / math.pow(length, self.params.length_penalty)
+
+    def _found(self) -> list[Hypothesis]:
+        return [found for group in self.groups for found in group.best]
+
+
+def _top(logprobs: torch.Tensor, row: torch.Tensor, n: int) -> tuple[Likely, ...]:
+    """The n likeliest ids of a beam's row, with the adjusted log-probability beside the model's."""
+    return tuple(Likely(token, float(logprobs[token]), float(row[token])) for token in likeliest(logprobs, n))

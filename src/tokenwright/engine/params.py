@@ -1,0 +1,290 @@
+"""How tokens are chosen and when a text ends: what a request may ask for, checked when it is asked."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tokenwright.errors import RequestError
+
+MOST_TOKENS = 2**31  # that anything can be counted in
+MOST_CHOICES = 256  # texts of one request, and beams
+MOST_LOGPROBS = 128  # alternatives of one token
+MOST_IDS = 65_536  # ids, or words, of one list
+MOST_GRAMMAR = 500_000  # characters
+
+
+def _shown(value: object) -> str:
+    """A value for a message: Python refuses to print an integer of many thousand digits."""
+    return "one of thousands of digits" if isinstance(value, int) and value.bit_length() > 10_000 else repr(value)[:80]
+
+
+def _whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {_shown(value)}")
+
+
+def _real(name: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}")
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    texts = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(f"{name} must be a string, or a list of strings, that are not empty; not {_shown(value)}")
+    if len(texts) > MOST_IDS:
+        raise RequestError(f"{name} has {len(texts):,} strings; {MOST_IDS:,} are allowed")
+    return texts
+
+
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple | set | frozenset | range):
+        raise RequestError(f"{name} must be a list of token ids, not {_shown(value)}")
+    if len(value) > MOST_TOKENS:
+        raise RequestError(f"{name} has {len(value):,} ids; {MOST_TOKENS:,} are allowed")
+    for token in value:
+        _whole(f"each id of {name}", token, 0, MOST_TOKENS)
+    return tuple(sorted(set(value)))
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    pairs: Any = list(value.items()) if isinstance(value, Mapping) else value
+    listed = isinstance(pairs, list | tuple)
+    if not listed or any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs):
+        raise RequestError(f"logit_bias must map token ids to numbers, not {_shown(value)}")
+    if len(pairs) > MOST_IDS:
+        raise RequestError(f"logit_bias has {len(pairs):,} ids; {MOST_IDS:,} are allowed")
+    for token, bias in pairs:
+        _whole("each id of logit_bias", token, 0, MOST_TOKENS)
+        _real(f"logit_bias of id {token}", bias, -100.0, 100.0)
+    if len(dict(pairs)) < len(pairs):
+        raise RequestError("logit_bias names an id twice")
+    return tuple(sorted((token, float(bias)) for token, bias in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole text must be: made by one of its constructors.
+
+    >>> Grammar.choice(["yes", "no"])
+    Grammar(kind='choice', text='["yes", "no"]')
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "choice"]
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("json_schema", "regex", "lark", "choice"):
+            raise RequestError(f"a grammar is json_schema, regex, lark or choice, not {_shown(self.kind)}")
+        text: object = self.text
+        if not isinstance(text, str) or not text:
+            raise RequestError(f"the {self.kind} must be text that is not empty, not {_shown(self.text)}")
+        if len(self.text) > MOST_GRAMMAR:
+            raise RequestError(f"the {self.kind} has {len(self.text):,} characters; {MOST_GRAMMAR:,} are allowed")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> "Grammar":
+        """JSON that follows a schema, given as an object or as its text. Raises RequestError."""
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Text that a regular expression matches from its first to its last character."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> "Grammar":
+        """Text of a context-free grammar in Lark's notation, as llguidance reads it."""
+        return cls("lark", grammar)
+
+    @classmethod
+    def choice(cls, texts: list[str] | tuple[str, ...]) -> "Grammar":
+        """One of several texts. Raises RequestError."""
+        return cls("choice", json.dumps(list(_texts("choice", texts)), ensure_ascii=False))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. The fields stand in the order in which they act on a row of logits.
+
+    logit_bias: {token id: number from -100 to 100} that is added to its logit.
+    allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not.
+    bad_words: texts that are not written: the token that would complete one is not chosen.
+    grammar: what the whole text must be (see Grammar).
+    min_tokens: none of the first so many tokens ends the text, whether by an end token, a stop id or a stop string.
+    repetition_penalty: logits of ids in the text, prompt included, are divided by it if positive and multiplied if
+        not (arXiv 1909.05858); above 1 avoids repetition. repetition_window: so many tokens are looked at; 0: all.
+    presence_penalty, frequency_penalty: subtracted from the logits of ids that were written (not the prompt's): once,
+        and once for each time.
+    dry_multiplier: the DRY penalty of a token that would go on with a repetition: the multiplier times dry_base to
+        the power of the repetition's length beyond dry_allowed_length; 0 is off. Repetitions do not reach across
+        dry_breakers, which are texts.
+    temperature: 0 is greedy (the highest logit, the lowest id on ties); otherwise logits are divided by it.
+    top_n_sigma: keep logits within so many standard deviations of the highest (arXiv 2411.07641); 0 is off.
+    top_k: keep the k highest logits (ties with the k-th stay); 0 keeps all.
+    top_p: keep the smallest set of most probable ids whose mass reaches top_p (arXiv 1904.09751); 1 keeps all.
+    min_p: keep ids at least min_p times as probable as the likeliest (arXiv 2407.01082); 0 keeps all.
+    typical_p: keep the ids whose surprise is nearest to the expected one until their mass reaches typical_p
+        (arXiv 2202.00666); 1 keeps all.
+    seed: fixes the draws, in any batch and after any preemption; None takes a fresh one, told in the usage.
+
+    max_tokens: the most tokens to write; 0 writes none. max_seconds: the most time from the request on.
+    stop: strings (or one string) that end the text when they appear in it. stop_ids: ids that do. include_stop: what
+        they found is part of the text. ignore_eos: go on after an end token, which is then a token like any other.
+    logprobs: log-probabilities of so many of the likeliest ids beside each token's own. prompt_logprobs: the same of
+        the prompt.
+
+    n: texts to write. best_of: texts to write of which the n with the highest mean log-probability are returned.
+    beams: beam search of this width, which returns the n best; it draws nothing. length_penalty: a beam's score is its
+        log-probability divided by its length to this power. early_stopping: True ends when `beams` texts have ended,
+        False when a better one is unlikely, "never" when a better one is impossible. beam_groups,
+        diversity_penalty: groups of beams that avoid each other's tokens (arXiv 1610.02424).
+
+    Raises RequestError for a value out of range, and for values that contradict each other.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    banned_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    repetition_window: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    temperature: float = 1.0
+    top_n_sigma: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 128
+    max_seconds: float | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    beam_groups: int = 1
+    diversity_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _WHOLE.items():
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                _whole(name, getattr(self, name), least, most)
+        for name, (lowest, highest) in _REAL.items():
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                _real(name, getattr(self, name), lowest, highest)
+        for name in ("include_stop", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, not {_shown(getattr(self, name))}")
+        for name in ("stop", "bad_words", "dry_breakers"):
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
+        for name in ("banned_ids", "stop_ids"):
+            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+        if self.allowed_ids is not None:
+            object.__setattr__(self, "allowed_ids", _ids("allowed_ids", self.allowed_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestError(
+                f"grammar must be a Grammar, such as Grammar.regex('[0-9]+'), not {_shown(self.grammar)}"
+            )
+        self._check_zeros()
+        self._check_together()
+
+    def _check_zeros(self) -> None:
+        for name, why in _NOT_ZERO.items():
+            if getattr(self, name) == 0:
+                raise RequestError(f"{name} must be above 0{why}")
+
+    def _check_together(self) -> None:
+        stopping: object = self.early_stopping
+        if stopping != "never" and not isinstance(stopping, bool):
+            raise RequestError(f'early_stopping must be True, False or "never", not {_shown(stopping)}')
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
+        if self.allowed_ids is not None and not set(self.allowed_ids) - set(self.banned_ids):
+            raise RequestError("no id is left to choose: banned_ids has all of allowed_ids")
+        if self.grammar is not None and self.ignore_eos:
+            raise RequestError("a grammar says where the text may end; leave ignore_eos out")
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(
+                f"best_of is {self.best_of}, less than n, which is {self.n}; n texts of these are returned"
+            )
+        if self.beams == 1:
+            self._check_samples()
+        else:
+            self._check_beams()
+
+    def _check_samples(self) -> None:
+        if self.choices > 1 and self.greedy:
+            raise RequestError("n and best_of above 1 need a temperature above 0: greedy texts are all the same")
+        for name, default in (
+            ("length_penalty", 1.0),
+            ("early_stopping", False),
+            ("beam_groups", 1),
+            ("diversity_penalty", 0.0),
+        ):
+            if getattr(self, name) != default:
+                raise RequestError(f"{name} belongs to beam search; set beams as well, or leave it out")
+
+    def _check_beams(self) -> None:
+        drawing = [name for name, default in DRAWING.items() if getattr(self, name) not in (default, 0.0)]
+        if drawing:
+            raise RequestError(f"beam search draws nothing; leave {' and '.join(drawing)} out")
+        if self.best_of is not None:
+            raise RequestError("beam search returns its n best beams; leave best_of out")
+        if self.n > self.beams:
+            raise RequestError(f"n is {self.n}, but only {self.beams} beams are searched; raise beams, or lower n")
+        if self.beams % self.beam_groups:
+            raise RequestError(f"{self.beams} beams cannot be parted into {self.beam_groups} groups of equal size")
+        if self.diversity_penalty and self.beam_groups == 1:
+            raise RequestError("diversity_penalty keeps groups of beams apart; set beam_groups as well")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def choices(self) -> int:
+        """Texts that are written side by side; beams aside."""
+        return 1 if self.beams > 1 else self.n if self.best_of is None else self.best_of
+
+
+_WHOLE = {
+    "min_tokens": (0, MOST_TOKENS), "repetition_window": (0, MOST_TOKENS), "dry_allowed_length": (1, MOST_TOKENS),
+    "top_k": (0, MOST_TOKENS), "seed": (0, 2**64 - 1), "max_tokens": (0, MOST_TOKENS),
+    "logprobs": (0, MOST_LOGPROBS), "prompt_logprobs": (0, MOST_LOGPROBS), "n": (1, MOST_CHOICES),
+    "best_of": (1, MOST_CHOICES), "beams": (1, MOST_CHOICES), "beam_groups": (1, MOST_CHOICES),
+}  # fmt: skip
+_REAL = {
+    "repetition_penalty": (0.0, 100.0), "presence_penalty": (-100.0, 100.0), "frequency_penalty": (-100.0, 100.0),
+    "dry_multiplier": (0.0, 100.0), "dry_base": (1.0, 100.0), "temperature": (0.0, 1e6), "top_n_sigma": (0.0, 1e6),
+    "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "typical_p": (0.0, 1.0), "max_seconds": (0.0, 1e9),
+    "length_penalty": (-100.0, 100.0), "diversity_penalty": (0.0, 100.0),
+}  # fmt: skip
+_OPTIONAL = ("seed", "max_seconds", "logprobs", "prompt_logprobs", "best_of")
+_NOT_ZERO = {
+    "top_p": " (it keeps that share of the probability); use temperature 0 for greedy",
+    "typical_p": " (it keeps that share of the probability)",
+    "repetition_penalty": " (logits are divided by it); 1 changes nothing",
+}
+DRAWING = {"temperature": 1.0, "top_n_sigma": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}

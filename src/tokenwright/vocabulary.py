@@ -1,0 +1,61 @@
+"""What the texts and ids of SamplingParams are in one model's vocabulary: checked, and looked up once."""
+
+from collections.abc import Collection
+from functools import lru_cache
+
+from tokenwright.decode.grammar import Grammars
+from tokenwright.engine import SamplingParams, Words
+from tokenwright.errors import RequestError
+from tokenwright.text import Tokenizer
+
+
+class Vocabulary:
+    """A tokenizer's tokens as requests name them. `size`: ids that the model has. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self.tokenizer = tokenizer
+        self.size = size
+        self._grammars: Grammars | None = None
+        self._breakers = lru_cache(maxsize=16)(self._ids_with)
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises RequestError for ids that the model does not have, and for what leaves none to choose."""
+        named = {
+            "logit_bias": [token for token, _ in params.logit_bias],
+            "allowed_ids": params.allowed_ids or (),
+            "banned_ids": params.banned_ids,
+            "stop_ids": params.stop_ids,
+        }
+        for name, ids in named.items():
+            if ids and max(ids) >= self.size:
+                raise RequestError(f"{name} has the id {max(ids)}; the model's ids are 0 to {self.size - 1}")
+        if len(params.banned_ids) == self.size:
+            raise RequestError("no id is left to choose: banned_ids has all of the model's")
+
+    def words(self, params: SamplingParams, eos_ids: Collection[int]) -> Words:
+        """The ids that the sampler needs beside the params."""
+        return Words(
+            end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
+            bad=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word))),
+            breakers=self._breakers(params.dry_breakers) if params.dry_multiplier else frozenset(),
+        )
+
+    def grammars(self, eos_ids: Collection[int]) -> Grammars:
+        """What compiles grammars for this model; made when the first one comes."""
+        if self._grammars is None:
+            self._grammars = Grammars(self._piece, self.size, eos_ids)
+        return self._grammars
+
+    def _piece(self, token: int, first: bool) -> bytes | None:
+        return self.tokenizer.token_bytes(token, first=first)
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """A word's tokens at the start of a text and after a space."""
+        texts = (word, " " + word)
+        return [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
+
+    def _ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The ids whose own text has one of `texts` in it."""
+        wanted = [text.encode() for text in texts]
+        pieces = ((token, self.tokenizer.token_bytes(token) or b"") for token in range(self.size))
+        return frozenset(token for token, piece in pieces if any(one in piece for one in wanted))
