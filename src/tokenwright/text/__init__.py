@@ -1,6 +1,7 @@
-"""Text to tokens and back: the tokenizer, and text that streams. Stands on `tokenwright.errors` alone."""
+"""Text to tokens and back: the tokenizer, text that streams, conversations. Stands on `tokenwright.errors` alone."""
 
+from tokenwright.text.chat import ChatTemplate, Message, Rendered
 from tokenwright.text.stream import TextStream
 from tokenwright.text.tokenizer import Tokenizer
 
-__all__ = ["TextStream", "Tokenizer"]
+__all__ = ["ChatTemplate", "Message", "Rendered", "TextStream", "Tokenizer"]

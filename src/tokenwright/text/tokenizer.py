@@ -8,7 +8,7 @@ flipped per call.
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
 from tokenwright.text.pieces import Pieces
 
@@ -33,6 +34,7 @@ class Tokenizer:
         self._added = files.library.get_added_tokens_decoder()
         self._add_bos = files.add_bos
         self._lock = Lock()
+        self._secret = secrets.token_hex(16)
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self._pieces = Pieces(files.library.decoder)
         top = max(files.library.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -43,6 +45,8 @@ class Tokenizer:
             )
         self.vocab_size = top + 1 if vocab_size is None else vocab_size
         self.special_ids = frozenset(at for at, token in self._added.items() if token.special)
+        steers = {t.content: at for at, t in self._added.items() if t.special or written_like_a_tag(t.content)}
+        self.control = ControlTokens(steers)
         self.bos_id = None if files.bos is None else files.library.token_to_id(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := files.library.token_to_id(name)) is not None)
         self.chat_template = files.chat_template
@@ -64,12 +68,28 @@ class Tokenizer:
         RequestError.
         """
         check_text(text)
-        library = self._library if parse_special else self._plain
+        library = self._library
+        if not parse_special:
+            library, text = self._plain, self._renamed(self._tags.split(text))
         with library_errors("the tokenizer failed on this text", RequestError):
             encoding = library.encode(text, add_special_tokens=False)
             if not add_special:
                 return encoding.ids
             return self._with_bos(encoding.ids, library.post_process(encoding).ids)
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """The ids of a text whose control tokens are given as ids; what is written like one in a string is text.
+
+        Strings beside control tokens are cut as `encode` would cut the whole; nothing is put around it. Raises
+        RequestError.
+        """
+        text = self._renamed(parts)
+        with library_errors("the tokenizer failed on this text", RequestError):
+            ids = self._plain.encode(text, add_special_tokens=False).ids
+        steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
+        wanted = [part for part in parts if part in steering]
+        assert [token for token in ids if token in steering] == wanted, "a text brought in, or lost, a control token"
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. Raises RequestError."""
@@ -121,18 +141,35 @@ class Tokenizer:
             return processed[1:]
         return [self.bos_id, *processed] if wanted and not added else processed
 
+    def _renamed(self, parts: Sequence[str | int]) -> str:
+        """The parts as one text for the plain tokenizer, with the secret names of the control tokens."""
+        secret = self._secret
+        return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
+
+    @cached_property
+    def _tags(self) -> ControlTokens:
+        """The control tokens that are not special."""
+        return ControlTokens({name: at for name, at in self.control.ids.items() if at not in self.special_ids})
+
     @property
     def _plain(self) -> tokenizers.Tokenizer:
-        """The tokenizer that knows no special tokens; made when first needed, since it doubles the memory."""
+        """The tokenizer that knows no control tokens; made when first needed, since it doubles the memory."""
         with self._lock:
             return self._made_plain
 
     @cached_property
+    def _unknown(self) -> int | None:
+        """The id that characters outside the vocabulary get."""
+        model = json.loads(self._library.to_str())["model"]
+        return model["unk_id"] if "unk_id" in model else self._library.token_to_id(model.get("unk_token") or "")
+
+    @cached_property
     def _made_plain(self) -> tokenizers.Tokenizer:
-        with library_errors("a tokenizer without special tokens cannot be made", CheckpointError):
-            plain = _without_specials(json.loads(self._library.to_str()))
-        others = {at: token.content for at, token in self._added.items() if not token.special}
-        assert all(plain.token_to_id(text) == at for at, text in others.items()), "renaming moved an id"
+        names = {name: f"<{self._secret}:{at}>" for name, at in self.control.ids.items()}
+        with library_errors("a tokenizer without control tokens cannot be made", CheckpointError):
+            plain = _with_names(json.loads(self._library.to_str()), names)
+        added = {names.get(token.content, token.content): at for at, token in self._added.items()}
+        assert all(plain.token_to_id(text) == at for text, at in added.items()), "renaming moved an id"
         return plain
 
     def _check_id(self, token: int) -> None:
@@ -140,17 +177,15 @@ class Tokenizer:
             raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
 
 
-def _without_specials(state: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The same tokenizer with its special tokens renamed to what no text contains, so that ids stay as they
-    are.
+def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """The same tokenizer with its control tokens renamed to what no text contains, so that ids stay as they are.
 
     The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model
     finds a special token in its vocabulary all the same.
     """
-    secret = secrets.token_hex(16)
-    names = {t["content"]: f"<{secret}:{t['id']}>" for t in state["added_tokens"] if t["special"]}
     for token in state["added_tokens"]:
-        token["content"] = names.get(token["content"], token["content"])
+        if token["content"] in names:  # found wherever it stands, whatever a normalizer would make of the text
+            token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
     model = state["model"]
     vocab = model["vocab"]
     if isinstance(vocab, dict):

@@ -1,0 +1,103 @@
+"""Control tokens: those that steer a model and that no text should bring in by being written like them.
+
+They are the special tokens, and added tokens written like tags (`<think>`, `[INST]`), which many checkpoints forget to
+flag as special. Other added tokens (runs of spaces, words) are text. Here they are found in a text, and broken in one:
+a *marker*, a private-use character that stands nowhere else, is put between their first two characters.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+from tokenwright.errors import RequestError
+
+_TAG = re.compile(r"<\S+>|\[\S+\]")
+_ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})")
+_PRIVATE = range(0xE000, 0xF900)
+
+
+def written_like_a_tag(text: str) -> bool:
+    """Whether an added token steers, though it may not be flagged special."""
+    return _TAG.fullmatch(text) is not None
+
+
+def unused_characters(texts: Iterable[str], count: int) -> list[str]:
+    """Private-use characters that occur in none of the texts, neither as they are nor as JSON escapes them."""
+    used: set[str] = set()
+    for text in texts:
+        used |= set(text) | {chr(int(digits, 16)) for digits in _ESCAPE.findall(text)}
+    free = [char for char in map(chr, _PRIVATE) if char not in used][:count]
+    if len(free) < count:
+        raise RequestError("the messages use every private-use character of Unicode (U+E000 to U+F8FF); remove some")
+    return free
+
+
+class ControlTokens:
+    """The control tokens of a vocabulary: their ids by name, and where they stand in a text.
+
+    >>> tokens = ControlTokens({"<s>": 1, "</s>": 2})
+    >>> tokens.split("<s>a<b></s>")
+    [1, 'a<b>', 2]
+    >>> tokens.broken("a</s>b<", "|")
+    'a<|/s>b<|'
+    """
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = dict(ids)
+        self._lengths = sorted({len(name) for name in ids}, reverse=True)
+        firsts = "".join(sorted(re.escape(char) for char in {name[0] for name in ids if name}))
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+
+    def split(self, text: str, marker: str = "") -> list[str | int]:
+        """The text in parts, control tokens as their ids: the leftmost first, the longest of those.
+
+        A token that the marker was put into is none, and stays as it is, marker and all.
+        """
+        parts: list[str | int] = []
+        done = 0
+        for at, name in self._found(text):
+            broken = len(name) == 1 and marker != "" and text[at + 1 : at + 2] == marker
+            if at < done or broken:
+                continue
+            parts += [text[done:at], self.ids[name]]
+            done = at + len(name)
+        return [part for part in (*parts, text[done:]) if part != ""]
+
+    def broken(self, text: str, marker: str) -> str:
+        """The text, in which no control token stands, and none comes about whatever it is put between.
+
+        So broken is also an end that opens one, a beginning that ends one, the inside of one, and "<|", which tokens
+        are written with that a template may believe in and the vocabulary does not have.
+        """
+        places = {at + 1 for at, _ in self._found(text)} | {match.end() - 1 for match in re.finditer(r"<\|", text)}
+        core, longest = text.rstrip(), max(self._lengths, default=0)
+        for match in self._first.finditer(core, max(0, len(core) - longest)):
+            if core[match.start() :] in self._heads:
+                places.add(match.start() + 1)
+        core = core.lstrip()
+        if any(core[:length] in self._tails for length in range(1, min(len(core), longest) + 1)) or self._inside(core):
+            places.add(text.index(core))
+        cuts = sorted(places)
+        return marker.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
+
+    def _found(self, text: str) -> Iterator[tuple[int, str]]:
+        """Where a control token begins, with the longest one that does; they may overlap."""
+        for match in self._first.finditer(text):
+            at = match.start()
+            name = next((name for length in self._lengths if (name := text[at : at + length]) in self.ids), None)
+            if name is not None:
+                yield at, name
+
+    def _inside(self, text: str) -> bool:
+        """Whether a text stands inside of a token, so that what it is put between could make one of it."""
+        return 0 < len(text) < max(self._lengths, default=0) and any(text in name for name in self.ids)
+
+    @cached_property
+    def _heads(self) -> frozenset[str]:
+        """What a token may open with, short of all of it."""
+        return frozenset(name[:at] for name in self.ids for at in range(1, len(name)))
+
+    @cached_property
+    def _tails(self) -> frozenset[str]:
+        """What a token may end with, short of all of it."""
+        return frozenset(name[at:] for name in self.ids for at in range(1, len(name)))

@@ -1,0 +1,142 @@
+"""The process in which one chat template runs: questions come in and answers go out as lines of JSON.
+
+A program that `chat` starts and nobody imports; it knows jinja2 and the standard library alone. Templates come with
+checkpoints, from strangers. jinja2's sandbox keeps them from Python's insides; it does not bound their work. So there
+are limits on memory, on each question's CPU time and on the length of an answer; files cannot be opened any more and
+the environment is empty. The clock on the wall is watched by `chat`, which kills this process when it takes too long.
+
+First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
+"add_generation_prompt", "most"}, where `most` is in characters: {"text"}, or {"error"} with the end of a sentence that
+begins with "the model's chat template".
+"""
+
+import json
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2.debug  # noqa: F401 - jinja2 would import it when no file can be opened any more
+from jinja2 import BaseLoader, Environment, Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class Refusal(TemplateError):
+    """The template's own `raise_exception`."""
+
+
+class TooLong(Exception):
+    """More characters than may be written."""
+
+
+class Alone(BaseLoader):
+    """Finds no template: include, import and extends have nothing to bring in."""
+
+    def get_source(self, environment: Environment, template: str) -> NoReturn:  # noqa: ARG002
+        raise SecurityError(f"it asks for another file ({template!r})")
+
+
+class Generation(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`: marks answers for training; here its body is what counts."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def refuse(message: object) -> NoReturn:
+    raise Refusal(str(message))
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is; jinja2's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def compiled(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation], loader=Alone()
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": refuse, "strftime_now": strftime_now}
+    return environment.from_string(source)
+
+
+def written(template: Template, values: Mapping[str, Any], most: int) -> str:
+    pieces: list[str] = []
+    for piece in template.generate(values):
+        pieces.append(piece)
+        most -= len(piece)
+        if most < 0:
+            raise TooLong
+    return "".join(pieces)
+
+
+def complaint(error: Exception) -> str:
+    """What is wrong, for the one who chose the model."""
+    shown = str(error)[:500].rstrip(".")
+    if isinstance(error, Refusal):
+        return f"refuses these messages: {shown}"
+    if isinstance(error, TemplateSyntaxError):
+        return f"is no template that jinja2 understands (line {error.lineno}): {shown}"
+    if isinstance(error, SecurityError):
+        return f"does what no template may: {shown}"
+    if isinstance(error, MemoryError):
+        return "takes more memory than it may have"
+    if isinstance(error, RecursionError):
+        return "calls itself without end"
+    if isinstance(error, TooLong):
+        return "writes without end: its text is far longer than the messages"
+    return f"fails on these messages: {type(error).__name__}: {shown}"
+
+
+def limit(what: int, value: int) -> None:
+    """Lower a soft limit of this process."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def main() -> None:
+    start = json.loads(sys.stdin.readline())
+    time.tzset()
+    warm = compiled(r"{{ [strftime_now('%c'), '\u0020'] | tojson | pprint }}{% if raise_exception %}{% endif %}")
+    written(warm, {}, 1_000)  # what Python reads late, the zone's file and some modules, it reads now
+    os.environ.clear()
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_NOFILE, 0)
+    limit(resource.RLIMIT_AS, start["memory"])
+    answer: dict[str, str] = {}
+    template: Template | None = None
+    while True:
+        print(json.dumps(answer), flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        ask = json.loads(line)
+        limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + start["seconds"]) + 1)
+        try:
+            template = template or compiled(start["template"])
+            known = {name: ask[name] for name in ("messages", "add_generation_prompt")}
+            values = start["values"] | known | {"tools": None, "documents": None}
+            answer = {"text": written(template, values, ask["most"])}
+        except Exception as error:
+            answer = {"error": complaint(error)}
+
+
+if __name__ == "__main__":
+    main()
