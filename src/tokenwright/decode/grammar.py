@@ -1,0 +1,346 @@
+"""Grammars: which tokens may come next, so that the whole text is JSON of a schema, matches a regex and so on.
+
+llguidance (an Earley parser over a lexer of derivatives) walks the trie of all tokens and answers with a mask. What
+is here: the tokens as the bytes that our own text is made of, four kinds of grammar brought into one notation, budgets,
+and errors that say what to do. Nothing is kept between requests; a constraint belongs to one sequence.
+
+    Grammars   one for a model: its tokens' bytes as a trie, and the workers that try grammars
+    Matched    one for a sequence: mask(), advance(token), fork()
+"""
+
+import json
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import copy
+from queue import Empty, LifoQueue
+from threading import BoundedSemaphore, Lock, Timer
+from typing import Any, Self
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from tokenwright.decode import trial
+from tokenwright.engine import Grammar
+from tokenwright.errors import EngineError, RequestError
+
+Mask = NDArray[np.uint32]
+
+# Speeds as llguidance measured them. A large schema of the field (FHIR) takes 500,000 of the fuel.
+LIMITS = {
+    "initial_lexer_fuel": 600_000,  # nodes of the regular expressions, 50,000 a ms
+    "step_lexer_fuel": 100_000,  # to compute one mask, 14,000 a ms
+    "step_max_items": 20_000,  # of the parser, to compute one mask, 20,000 a ms
+    "max_items_in_row": 2_000,  # ways in which one place of the text can be read
+    "max_lexer_states": 20_000,  # of 1 to 2 KB, over a text's life
+    "max_grammar_size": 200_000,  # symbols
+    "verbose_errors": False,
+}
+STEP_SECONDS = 1.0  # processor time of one step; the limits above hold it to some 50 ms
+WORKERS = 2  # grammars that are tried at the same time; others wait
+WORKER_SECONDS = 10.0  # on the clock: only a worker that hangs without computing takes so long
+LONGEST_TOKEN = 1024  # bytes; llguidance's trie is no deeper. Longer tokens are not allowed.
+_WHITESPACE = r"\x20|\n\x20{0,16}"  # between the parts of JSON: a space, or a new line with its indentation
+_UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # any tokens that spell the text, not one way of cutting it
+MOST_MESSAGE = 300  # characters
+_WORD = 32
+
+
+class Grammars:
+    """Compiles the grammars of requests for one model. May be used from many threads.
+
+    `token_bytes(token, first)` are the bytes that a token adds to a text, `first` where it opens the text; None where
+    it is no text (special tokens, and ids that the tokenizer lacks). `vocab_size`: ids that the model has, V.
+    `end_ids`: what ends a text. The trie is built when the first grammar comes (0.5 s at 150,000 tokens).
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int, bool], bytes | None], vocab_size: int, end_ids: Iterable[int]
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._ids = _Ids(vocab_size, frozenset(end_ids))
+        self._lock = Lock()
+        self._tokenizer: Any = None
+        self._workers: _Workers | None = None
+
+    def compile(self, grammar: Grammar, *, opens: bool = False) -> "Matched":
+        """The constraint at the start of a text; `opens`: no token with text stands before it.
+
+        Raises RequestError for a grammar that is wrong, allows no text, is not supported, or takes more than its
+        budget, after at most some seconds.
+        """
+        what = f"the {_NAMES[grammar.kind]}"
+        try:
+            grammar.text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"character {error.start} of {what} is half of a surrogate pair; remove it") from None
+        source = _SOURCES[grammar.kind](grammar.text)
+        tokenizer, workers = self._ready()
+        complaint = workers.complaint(source)
+        if complaint:
+            raise RequestError(f"{what} cannot be used: {complaint}")
+        constraint = Matched(trial.matcher(tokenizer, source, LIMITS), self._ids, opens=opens)
+        try:
+            constraint.mask()
+        except EngineError as error:
+            raise RequestError(f"{what} cannot be used: {error}") from None
+        return constraint
+
+    def _ready(self) -> "tuple[Any, _Workers]":
+        with self._lock:
+            if self._workers is None:
+                tokens = self._ids.entries(self._token_bytes)
+                self._tokenizer = trial.byte_tokenizer(tokens)
+                self._workers = _Workers(tokens)
+            return self._tokenizer, self._workers
+
+
+class _Ids:
+    """The model's ids and llguidance's.
+
+    [ 0 ... V ) the model's    [ V ... N ) forms that some tokens have at the start of a text    N: the end
+    """
+
+    def __init__(self, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self.vocab_size = vocab_size
+        self.end_ids = end_ids
+        self.ends = _words(end_ids, vocab_size)
+        self.first: dict[int, int] = {}  # id to its form at the start
+        self._forms = np.zeros(0, dtype=np.int64)  # of each such form, its id
+        self._text = self._same = self.ends  # ids with text, and those of them without such a form; see entries()
+
+    def entries(self, token_bytes: Callable[[int, bool], bytes | None]) -> list[bytes]:
+        """The bytes of each of llguidance's ids but the last; what is no text, or ends it, has none."""
+        middle = [self._piece(token_bytes, token, first=False) for token in range(self.vocab_size)]
+        opening = [self._piece(token_bytes, token, first=True) for token in range(self.vocab_size)]
+        other = [token for token in range(self.vocab_size) if middle[token] != opening[token]]
+        self.first = {token: self.vocab_size + i for i, token in enumerate(other)}
+        self._forms = np.array(other, dtype=np.int64)
+        self._text = _words((token for token in range(self.vocab_size) if middle[token]), self.vocab_size)
+        self._same = self._text & ~_words(other, self.vocab_size)
+        return middle + [opening[token] for token in other]
+
+    def _piece(self, token_bytes: Callable[[int, bool], bytes | None], token: int, *, first: bool) -> bytes:
+        piece = b"" if token in self.end_ids else token_bytes(token, first) or b""
+        return b"" if len(piece) > LONGEST_TOKEN or piece[:1] == b"\xff" else piece  # 0xFF is in no text
+
+    def mask(self, bits: bytes, *, opens: bool) -> Mask:
+        """llguidance's bits as a mask of the model's ids; ends aside."""
+        words = np.frombuffer(bits, dtype="<u4")
+        mask: Mask = words[: len(self.ends)] & (self._same if opens else self._text)
+        if opens:
+            places = self.vocab_size + np.arange(len(self._forms))
+            allowed = words[places // _WORD] >> (places % _WORD).astype(np.uint32) & 1
+            mask |= _words(self._forms[allowed.astype(bool)].tolist(), self.vocab_size)
+        return mask
+
+
+class Matched:
+    """A guard's Constraint that asks a matcher of llguidance. Belongs to one sequence, and to one thread at a time."""
+
+    def __init__(self, matcher: Any, ids: _Ids, *, opens: bool) -> None:
+        self._matcher = matcher
+        self._ids = ids
+        self._opens = opens
+        self._mask: Mask | None = None
+
+    def mask(self) -> Mask:
+        """The ids that may come next, as words [ceil(V / 32)], the lowest bit first; at least one. Not to be changed.
+
+        End tokens are among them exactly where the text may end. Raises EngineError.
+        """
+        if self._mask is None:
+            self._mask = self._compute()
+        return self._mask
+
+    def advance(self, token: int) -> bool:
+        """Take a token that the mask allows. True: nothing more may follow. Raises EngineError."""
+        if token in self._ids.end_ids:
+            if not self._matcher.is_accepting():
+                raise EngineError(f"the end token {token} was written where the grammar lets no text end")
+            return True
+        self._step(self._matcher.consume_token, self._ids.first.get(token, token) if self._opens else token)
+        self._mask, self._opens = None, False
+        return bool(self._matcher.is_stopped())
+
+    def fork(self) -> Self:
+        """One at the same place that goes its own way."""
+        other = copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
+
+    def _compute(self) -> Mask:
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            mask = self._ids.ends.copy()
+        else:
+            mask = self._ids.mask(self._step(self._matcher.compute_bitmask), opens=self._opens)
+            if self._matcher.is_accepting():
+                mask |= self._ids.ends
+        if not mask.any():
+            raise EngineError("the grammar lets this text neither end nor go on with any token of the model")
+        return mask
+
+    def _step(self, do: Callable[..., Any], *args: Any) -> Any:
+        """Call the matcher, hold it to its budget, and raise what it would keep to itself."""
+        start = time.thread_time()
+        result = do(*args)
+        seconds = time.thread_time() - start
+        error = _shortened(self._matcher.get_error())
+        if error:
+            raise EngineError(f"the grammar cannot be followed: {error}")
+        if seconds > STEP_SECONDS:
+            raise EngineError(f"one step of the grammar took {seconds:.1f} s of {STEP_SECONDS:g} allowed; {_SIMPLER}")
+        return result
+
+
+class _Workers:
+    """Processes that run `trial`, at most WORKERS, started when needed and kept."""
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self._setting = pickle.dumps((sys.path, tokens, LIMITS))
+        self._turns = BoundedSemaphore(WORKERS)
+        self._idle: LifoQueue[subprocess.Popen[bytes]] = LifoQueue()
+        weakref.finalize(self, _end_all, self._idle)
+
+    def complaint(self, source: str) -> str:
+        """What is wrong with a grammar; "" for nothing. Raises EngineError where no worker can be started."""
+        with self._turns:
+            worker = self._take()
+            answer = _ask(worker, pickle.dumps(source))
+            if answer is None:
+                return _died(worker)
+            self._idle.put(worker)
+            return _shortened(answer)
+
+    def _take(self) -> "subprocess.Popen[bytes]":
+        try:
+            while (worker := self._idle.get_nowait()).poll() is not None:
+                _end(worker)  # somebody has killed it
+        except Empty:
+            worker = subprocess.Popen(
+                [sys.executable, "-I", trial.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+            if _ask(worker, self._setting) is None:
+                raise EngineError(
+                    f"the process that tries grammars does not start ({_died(worker)}); check that llguidance is "
+                    "installed and that the machine has memory left"
+                ) from None
+        return worker
+
+
+def _ask(worker: "subprocess.Popen[bytes]", question: bytes) -> str | None:
+    """A worker's answer; None: it is dead."""
+    assert worker.stdin is not None and worker.stdout is not None, "a worker has pipes"
+    timer = Timer(WORKER_SECONDS, worker.kill)
+    timer.start()
+    try:
+        worker.stdin.write(question)
+        worker.stdin.flush()
+        return str(pickle.load(worker.stdout))
+    except (OSError, EOFError, pickle.UnpicklingError):
+        _end(worker)
+        return None
+    finally:
+        timer.cancel()
+
+
+def _end(worker: "subprocess.Popen[bytes]") -> None:
+    worker.kill()
+    with suppress(OSError), worker:  # closes the pipes and waits for it
+        pass
+
+
+def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]") -> None:
+    with suppress(Empty):
+        while True:
+            _end(workers.get_nowait())
+
+
+def _died(worker: "subprocess.Popen[bytes]") -> str:
+    if worker.returncode in (-signal.SIGPROF, -signal.SIGKILL):
+        return f"to compile it takes more than {trial.CPU_SECONDS} s; {_SIMPLER}"
+    return f"to compile it takes more than {trial.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {_SIMPLER}"
+
+
+def _words(ids: Iterable[int], vocab_size: int) -> Mask:
+    """These ids as a mask [ceil(V / 32)]."""
+    bits = np.zeros(-(-vocab_size // _WORD) * _WORD, dtype=np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _lark(text: str) -> str:
+    """A Lark grammar as llguidance takes it: wrapped, since it reads what opens with { as a notation of its own."""
+    return json.dumps({"grammars": [{"lark_grammar": text + _UNFORCED}]})
+
+
+def _schema(text: str) -> str:
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the JSON schema is not JSON: {error}") from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise RequestError('a JSON schema is an object, such as {"type": "object"}; false allows no text')
+    if "x-guidance" in schema:
+        raise RequestError("x-guidance in a JSON schema is not supported; leave it out")
+    return _lark("start: %json " + json.dumps(schema | {"x-guidance": {"whitespace_pattern": _WHITESPACE}}))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _regex(text: str) -> str:
+    [made] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+    return _lark(made["lark_grammar"])
+
+
+def _choice(text: str) -> str:
+    try:
+        texts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the choice is not a JSON list of texts: {error}") from None
+    if not isinstance(texts, list) or not texts or not all(isinstance(item, str) and item for item in texts):
+        raise RequestError("the choice must be a JSON list of texts that are not empty")
+    return _lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(item) for item in texts))
+
+
+_NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar", "choice": "choice"}
+_SOURCES: dict[str, Callable[[str], str]] = {"json_schema": _schema, "regex": _regex, "lark": _lark, "choice": _choice}
+
+_SIMPLER = "make it simpler: fewer alternatives, smaller bounds"
+_MEANINGS = (  # what llguidance says, and what it is to a user
+    ("NoExtensionBias", "no text that the model's tokens can spell follows it"),
+    ("oneOf constraints", "oneOf is only supported where its schemas exclude each other by their types; use anyOf"),
+    ("is not present in a registry", "$ref to another document is not followed; put the schema under $defs"),
+    ("too big", f"it is too large; {_SIMPLER}"),
+    ("too large", f"it is too large; {_SIMPLER}"),
+    ("too many expressions", f"its regular expressions are too large; {_SIMPLER}"),
+    ("Current row has", f"too many of its alternatives are open at one place; {_SIMPLER}"),
+    ("Too many items", f"too many of its alternatives are open at one place; {_SIMPLER}"),
+    ("panic", f"llguidance fails on it; {_SIMPLER}"),
+)
+_EXCERPT = re.compile(r"\n *\d+ \|.*|\n *\^+|^at \d+\(\d+\): ", re.MULTILINE)  # of a source, with a pointer below
+_REST = re.compile(r"\n?<(non-verbose|backtrace|state).*", re.DOTALL)
+
+
+def _shortened(error: str) -> str:
+    """llguidance's error in a line."""
+    for sign, meaning in _MEANINGS:
+        if sign in error:
+            return meaning
+    line = " ".join(_EXCERPT.sub("", _REST.sub("", error)).split())
+    return line if len(line) <= MOST_MESSAGE else line[:MOST_MESSAGE] + " ..."

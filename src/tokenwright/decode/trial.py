@@ -1,0 +1,92 @@
+"""Tries a grammar before the engine's process compiles it: a small program of its own, that may be killed.
+
+llguidance's fuel bounds most grammars, but not all: the automaton of a `multipleOf` of six digits takes ten seconds
+and 400 MB, and a chain of 20,000 rules overflows the stack, which ends the process. So each grammar is first compiled
+in here, and its first mask computed, with so much processor time, memory and stack and no more. A grammar that ends
+this program ends nothing else.
+
+The program imports nothing of the package (torch would take seconds) and is run by its path. On stdin and stdout it
+exchanges pickles: first comes what the tokenizer is, then one grammar at a time; each is answered by llguidance's
+complaint, "" where it has none.
+"""
+
+import pickle
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+CPU_SECONDS = 0.8  # for one grammar
+MEMORY_BYTES = 256 * 2**20  # beyond what the program takes by itself
+STACK_BYTES = 2 * 2**20  # a quarter of a thread's usual one: what passes here does not overflow the engine's
+
+
+class _ByteTokens:
+    """What llguidance asks of a tokenizer. It has no end token but the one past the last id, which is no token."""
+
+    bos_token_id = None
+    special_token_ids = ()
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self.tokens = [*tokens, b""]
+        self.eos_token_id = len(tokens)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        raise NotImplementedError("grammars are compiled so that no text need be cut into tokens")
+
+
+def byte_tokenizer(tokens: list[bytes]) -> Any:
+    """llguidance's tokenizer of these tokens; those that are b"" are never allowed. The end is id len(tokens)."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_ByteTokens(tokens)))
+
+
+def matcher(tokenizer: Any, grammar: str, limits: Mapping[str, Any]) -> Any:
+    """llguidance's matcher of a grammar, at its start; perhaps in its error state."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
+
+
+def complaint(made: Any) -> str:
+    """What llguidance has against a new matcher's grammar, its first mask computed; "" for nothing."""
+    if not made.is_error():
+        made.compute_bitmask()
+    return str(made.get_error())
+
+
+def _limit_memory() -> None:
+    statm = Path("/proc/self/statm")
+    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
+
+
+def _serve(grammars: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer grammars until the other side closes."""
+    path, tokens, limits = pickle.load(grammars)
+    sys.path[:] = path
+    tokenizer = byte_tokenizer(tokens)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory()
+    answer = ""
+    while True:
+        pickle.dump(answer, answers)
+        answers.flush()
+        try:
+            grammar = pickle.load(grammars)
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the program
+        answer = complaint(matcher(tokenizer, grammar, limits))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
