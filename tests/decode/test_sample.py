@@ -1,4 +1,4 @@
-"""Sampling against transformers' own warpers, the definitions in numpy, and the statistics of the draws."""
+"""The sampler: the argmax, the inverse CDF, and what it answers to the chunks of a step."""
 
 import math
 
@@ -7,56 +7,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tokenwright.decode import sample
-from tokenwright.decode.sample import TorchSampler, filtered, logprobs, probabilities, top_k, top_p, uniform
-from tokenwright.engine import Chunk, Fault, Output, Pick, Request, SamplingParams, Score, Step, Wants
+from tokenwright.decode.processors import filtered
+from tokenwright.decode.sample import TorchSampler, likeliest, log_totals, probabilities, uniform
+from tokenwright.engine import Chunk, Fault, NoGuard, Output, Pick, Request, SamplingParams, Score, Step, Wants, Words
+from tokenwright.errors import EngineError
 
 # Values on a coarse grid make ties, which is where rules differ.
 rows = st.lists(st.integers(-12, 12).map(lambda n: n / 2), min_size=1, max_size=40).map(torch.tensor)
-distinct = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=40, unique=True).map(torch.tensor)
 
 
 def choose(logits, params, position):
-    return sample.choose(logits, probabilities(logits, params), params.seed, position)
-
-
-@given(rows, st.integers(1, 45))
-def test_top_k_is_transformers(logits, k):
-    theirs = TopKLogitsWarper(k)(torch.empty(1, 0), logits[None].clone())[0]
-    assert torch.equal(top_k(logits, k), theirs)
-
-
-@given(distinct, st.floats(0.01, 0.99))
-def test_top_p_is_transformers_away_from_the_border(logits, p):
-    mass = logits.double().softmax(-1).sort(descending=True).values.cumsum(-1)
-    if (mass - p).abs().min() < 1e-5:  # fp32 and fp64 may see the border on different sides
-        return
-    theirs = TopPLogitsWarper(p)(torch.empty(1, 0), logits[None].clone())[0]
-    assert torch.equal(top_p(logits, p), theirs)
-
-
-@given(rows, st.floats(0.01, 0.999))
-def test_top_p_keeps_the_smallest_set_and_the_lower_id_on_ties(logits, p):
-    kept = top_p(logits, p).isfinite()
-    order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
-    chances = logits.double().softmax(-1)
-    mass, needed = 0.0, 0
-    while needed < len(order) and mass < p - 1e-12:
-        mass += float(chances[order[needed]])
-        needed += 1
-    assert kept.nonzero().flatten().tolist() in (
-        sorted(order[:needed]),
-        sorted(order[: needed + 1]) if math.isclose(mass, p, abs_tol=1e-9) else None,
-    )
-
-
-@given(distinct, st.floats(0.05, 10))
-def test_temperature_is_transformers_up_to_a_shift(logits, temperature):
-    theirs = TemperatureLogitsWarper(temperature)(torch.empty(1, 0), logits[None].double())[0]
-    ours = filtered(logits, SamplingParams(temperature=temperature))
-    assert torch.allclose(ours.softmax(-1), theirs.softmax(-1), atol=1e-12)
+    [token] = sample.choose(logits, probabilities(logits, params), params.seed, position)
+    return token
 
 
 @given(rows)
@@ -101,34 +65,44 @@ def test_uniform_numbers_never_change():
 PINNED = [0.011546754286, 0.442052129471, 0.273522558015]
 
 
-def test_frequencies_follow_the_probabilities():
-    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
-    params = SamplingParams(seed=11)
-    counts = np.bincount([choose(logits, params, position) for position in range(4000)], minlength=4)
-    expected = logits.softmax(-1).numpy() * 4000
-    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees, 1 in 1,000
+class Masked(NoGuard):
+    def __init__(self, *words):
+        self.words = words
+
+    def mask(self):
+        return np.array(self.words, np.uint32)
 
 
-def chunk(identity, wants, following=(), **params):
-    request = Request((1, 2, 3), SamplingParams(**params))
-    return Chunk(identity, request, 0, (1, 2, 3), (0,), 9, wants, following)
+def chunk(identity, wants, following=(), *, guard=None, words=None, search=None, choices=(0,), **params):
+    request = Request((1, 2, 3), SamplingParams(**params), words=words or Words(), search=search)
+    guard, text = guard or NoGuard(), (1, 2, 3)
+    return Chunk(identity, request, 0, text, (), 9, wants, following, choices=choices, text=text, guard=guard)
+
+
+def pick(chunks, logits, look=sample.unseen):
+    """One row for each chunk, but n for one that scores n tokens."""
+    rows, first = [], 0
+    for one in chunks:
+        count = {Wants.NONE: 0, Wants.LAST: 1, Wants.ALL: len(one.tokens)}[one.wants]
+        rows.append(range(first, first + count))
+        first += count
+    return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), look)
 
 
 def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
     logits = torch.arange(40.0).reshape(8, 5).sin()
     logits[1, 2] = math.nan
     logits[7, 0] = math.inf
-    step = Step(
-        (
+    results = pick(
+        [
             chunk(0, Wants.LAST, temperature=0.0),
             chunk(1, Wants.LAST, temperature=0.0),
             chunk(2, Wants.NONE),
             chunk(3, Wants.ALL, (4, 0), temperature=0.0),
             chunk(4, Wants.ALL, (4, 0, 1)),
-        )
+        ],
+        logits,
     )
-    output = Output((range(1), range(1, 2), range(2, 2), range(2, 5), range(5, 8)), logits)
-    results = TorchSampler().pick(output, step)
     assert [type(result) for result in results] == [Pick, Fault, Score, Pick, Fault]
     assert [result.parent for result in results] == [0, 1, 3, 3, 4]
     right = logits.log_softmax(-1)
@@ -136,13 +110,135 @@ def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
     assert results[0].logprob == pytest.approx(float(right[0].max()), abs=1e-6)
     assert results[2].start == 1
     assert results[2].logprobs == pytest.approx([float(right[2, 4]), float(right[3, 0])], abs=1e-6)
+    assert results[2].tops == ()
+
+
+def test_where_nothing_is_left_the_sequence_fails_alone():
+    closed = Masked(0b00010)  # id 1 alone
+    logits = torch.arange(15.0).reshape(3, 5)
+    results = pick(
+        [
+            chunk(0, Wants.LAST, guard=closed, temperature=0.0),
+            chunk(1, Wants.LAST, guard=closed, words=Words(end_ids=frozenset({1})), min_tokens=1, seed=1),
+            chunk(2, Wants.LAST, guard=closed, banned_ids=(1,), temperature=0.0),
+        ],
+        logits,
+    )
+    assert [type(result) for result in results] == [Pick, Fault, Fault]
+    assert results[0].token == 1
+    for fault in results[1:]:
+        assert isinstance(fault.error, EngineError)
+        assert "nothing is left to choose" in str(fault.error) and "loosen one" in str(fault.error)
+
+
+def test_the_prompt_is_no_written_text():
+    """Its tokens are repeated, but neither present nor frequent; and min_tokens are counted after it."""
+    logits = torch.tensor([[0.0, 1.0, 1.1, 1.2]])
+    common = {"temperature": 0.0}
+    assert pick([chunk(0, Wants.LAST, presence_penalty=5.0, frequency_penalty=5.0, **common)], logits)[0].token == 3
+    assert pick([chunk(0, Wants.LAST, repetition_penalty=1e2, **common)], logits)[0].token == 3  # 0.012, above 0
+    assert pick([chunk(0, Wants.LAST, repetition_penalty=1e2, logit_bias={0: 0.1}, **common)], logits)[0].token == 0
+    ends = Words(end_ids=frozenset({3}))
+    assert pick([chunk(0, Wants.LAST, words=ends, min_tokens=1, **common)], logits)[0].token == 2
+    assert pick([chunk(0, Wants.LAST, words=ends, min_tokens=0, **common)], logits)[0].token == 3
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(-6, 6).map(float), min_size=4, max_size=40),
+    st.integers(0, 50),
+    st.integers(0, 2**32),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_log_probabilities_of_the_model_and_of_the_sampler(row, n, seed, k, greedy):
+    """`top` is the model's own, whatever the processors do; beside it stands what the sampler made of it."""
+    logits = torch.tensor([row])
+    params = {"temperature": 0.0} if greedy else {"temperature": 0.7, "top_k": k, "seed": seed}
+    [found] = pick([chunk(0, Wants.LAST, logprobs=n, logit_bias={0: 2.0}, **params)], logits)
+    of_model = logits[0].double().log_softmax(-1)
+    row_of_sampler = logits[0].clone()
+    row_of_sampler[0] += 2
+    if greedy:
+        of_sampler = torch.full((len(row),), -math.inf)
+        of_sampler[int(row_of_sampler.argmax())] = 0.0
+    else:
+        of_sampler = filtered(row_of_sampler, SamplingParams(temperature=0.7, top_k=k)).log_softmax(-1)
+    assert found.logprob == pytest.approx(float(of_model[found.token]), abs=1e-5)
+    assert found.sampler_logprob == pytest.approx(float(of_sampler[found.token]), abs=1e-9)
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:n]
+    assert [one.token for one in found.top] == order
+    assert [one.logprob for one in found.top] == pytest.approx(of_model[order].tolist(), abs=1e-5)
+    assert [one.sampler_logprob for one in found.top] == pytest.approx(of_sampler[order].tolist(), abs=1e-9)
+
+
+def test_scores_come_with_the_likeliest():
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).round()
+    [score] = pick([chunk(0, Wants.ALL, (4, 0, 1), prompt_logprobs=2)], logits)
+    right = logits.double().log_softmax(-1)
+    assert score.logprobs == pytest.approx([float(right[i, token]) for i, token in enumerate((4, 0, 1))], abs=1e-6)
+    assert len(score.tops) == 3
+    for row, top in zip(right.tolist(), score.tops, strict=True):
+        order = sorted(range(6), key=lambda i: (-row[i], i))[:2]
+        assert [one.token for one in top] == order
+        assert [one.logprob for one in top] == pytest.approx([row[i] for i in order], abs=1e-6)
+        assert {one.sampler_logprob for one in top} == {0.0}
+
+
+@given(rows, st.integers(0, 50))
+def test_the_likeliest_are_in_order_and_the_lower_id_first_on_ties(row, n):
+    assert likeliest(row, n) == sorted(range(len(row)), key=lambda i: (-float(row[i]), i))[:n]
+
+
+class Search:
+    """Takes note of what it is handed, and answers with the lowest logit's id."""
+
+    def __init__(self):
+        self.asked = []
+
+    def pick(self, pairs):
+        self.asked.append([(one.sequence, row.tolist()) for one, row in pairs])
+        return [Pick(one.sequence, int(row.argmin()), 0.0) for one, row in pairs]
+
+
+def test_the_beams_of_a_search_choose_together():
+    mine, other = Search(), Search()
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(4))
+    seen = []
+    results = pick(
+        [
+            chunk(0, Wants.LAST, search=mine, beams=2),
+            chunk(1, Wants.LAST, temperature=0.0),
+            chunk(2, Wants.LAST, search=other, beams=2),
+            chunk(3, Wants.NONE, search=other, beams=2),
+            chunk(4, Wants.ALL, (4, 0), search=mine, beams=2),
+        ],
+        logits,
+        lambda one, row, chances: seen.append((one.sequence, chances)),
+    )
+    assert mine.asked == [[(0, logits[0].tolist()), (4, logits[5].tolist())]]
+    assert other.asked == [[(2, logits[2].tolist())]]
+    assert [(type(result), result.parent) for result in results] == [
+        (Pick, 1), (Score, 4), (Pick, 0), (Pick, 4), (Pick, 2),
+    ]  # fmt: skip
+    assert seen == [(1, None), (0, None), (4, None), (2, None)]
+
+
+def test_a_bad_row_fails_its_whole_search_and_no_other():
+    mine, other = Search(), Search()
+    logits = torch.zeros(4, 5)
+    logits[1, 3] = math.nan
+    searches = (mine, mine, other, None)
+    results = pick([chunk(i, Wants.LAST, search=search, seed=1) for i, search in enumerate(searches)], logits)
+    assert [(type(result), result.parent) for result in results] == [(Pick, 3), (Fault, 0), (Fault, 1), (Pick, 2)]
+    assert mine.asked == []
 
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 6))
-def test_logprobs_are_the_log_softmax(seed, n):
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(n, 50, generator=generator) * 8
-    tokens = torch.randint(0, 50, (n,), generator=generator)
-    right = logits.double().log_softmax(-1)[range(n), tokens]
-    assert torch.allclose(logprobs(logits, tokens).double(), right, atol=1e-5)
+def test_log_totals_are_the_logsumexp_in_blocks_of_any_size(seed, n):
+    logits = torch.randn(n, 50, generator=torch.Generator().manual_seed(seed)) * 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "BLOCK", seed % 200)
+        assert torch.allclose(log_totals(logits).double(), logits.double().logsumexp(-1), atol=1e-5)
+    assert len(log_totals(logits[:0])) == 0

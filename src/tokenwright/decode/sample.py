@@ -1,72 +1,99 @@
-"""Choosing a token from logits: pure functions, applied in this order.
+"""Choosing a token from logits: the processors' row, then the argmax or the inverse CDF of one uniform number.
 
-    logits / temperature  ->  top-k  ->  top-p  ->  inverse CDF of one uniform number
+    logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
+                          ->  filtered  ->  softmax  ->  inverse CDF, in id order
 
-Greedy (temperature 0) is the exact argmax, the lowest id on ties. A draw depends on the row of logits, the seed
-and the position alone: never on the batch, the step or what was drawn before.
+What stands between is in processors.py. A draw depends on the row of logits, the text, the seed, the position and the
+number of the choice alone: never on the batch, the step or what was drawn before.
 """
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 
 import numpy as np
 import torch
 
-from tokenwright.engine import Chunk, Fault, Output, Pick, Result, SamplingParams, Score, Step, Wants
+from tokenwright.decode.processors import adjusted, filtered
+from tokenwright.engine import Chunk, Fault, Likely, Output, Pick, Result, SamplingParams, Score, Step, Wants
 from tokenwright.errors import EngineError
 
+BLOCK = 1 << 22  # logits that are exponentiated at a time
 
-def uniform(seed: int, position: int) -> float:
-    """The uniform number in [0, 1) of a seed (64 bits) and a position: Philox 4x64, counter-based (Salmon 2011)."""
-    bits = np.random.Philox(key=seed, counter=position).random_raw()
+
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """The uniform number in [0, 1) of a seed (64 bits), a position and a choice: Philox 4x64, counter-based.
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64.
+    """
+    bits = np.random.Philox(key=seed, counter=position + (choice << 64)).random_raw()
     return (int(bits) >> 11) * 2.0**-53
 
 
-def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k highest of logits [V] and those tied with the k-th; the others become -inf. 0 keeps all."""
-    if not 0 < k < len(logits):
-        return logits
-    return logits.masked_fill(logits < logits.topk(k).values[-1], -math.inf)
-
-
-def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep the smallest set of most probable ids whose mass reaches p, at least one (arXiv 1904.09751).
-
-    On ties the lower id comes first. The others become -inf.
-    """
-    if p >= 1.0:
-        return logits
-    ordered, ids = logits.sort(descending=True, stable=True)
-    mass = ordered.double().softmax(-1).cumsum(-1)
-    kept = int((mass < p).sum()) + 1
-    return logits.index_fill(0, ids[kept:], -math.inf)
-
-
-def filtered(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The sampler's logits [V]: tempered, with -inf at every id that cannot be drawn."""
-    # Shifted by the highest first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
-    tempered = (logits.double() - logits.max()) / params.temperature
-    return top_p(top_k(tempered, params.top_k), params.top_p)
-
-
 def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
-    """The distribution [V], fp64, that a token is drawn from; 0 at what is cut. None: greedy draws nothing."""
+    """The distribution [V], fp64, that a token is drawn from; 0 at what is cut. None: greedy draws nothing.
+
+    logits: an `adjusted` row in which something is left.
+    """
     return None if params.greedy else filtered(logits, params).softmax(-1)
 
 
-def choose(logits: torch.Tensor, chances: torch.Tensor | None, seed: int | None, position: int) -> int:
-    """The token at `position`: the inverse CDF of its uniform number over `chances` [V]; without them, the argmax."""
+def choose(
+    logits: torch.Tensor,
+    chances: torch.Tensor | None,
+    seed: int | None,
+    position: int,
+    choices: ListLike[int] = (0,),
+) -> list[int]:
+    """The token at `position` of each choice: the inverse CDF of its uniform number over `chances` [V].
+
+    Without chances all are the argmax of `logits` [V], the lowest id on ties.
+    """
     if chances is None:
-        return int(logits.argmax())
+        return [int(logits.numpy().argmax())] * len(choices)
     assert seed is not None, "the seed is resolved before a request reaches the engine"
-    mass = chances.cumsum(-1)  # in id order
-    drawn = int(torch.searchsorted(mass, uniform(seed, position) * float(mass[-1]), right=True))
-    return min(drawn, int(torch.searchsorted(mass, mass[-1])))  # rounding must not step past the last kept id
+    mass = chances.cumsum(-1).numpy()  # in id order
+    numbers = np.array([uniform(seed, position, choice) for choice in choices])
+    drawn = np.searchsorted(mass, numbers * mass[-1], side="right")
+    tokens: list[int] = np.minimum(drawn, np.searchsorted(mass, mass[-1])).tolist()  # rounding must not step past
+    return tokens  # the last kept id
 
 
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The model's log-probability [n] of one token in each row of logits [n, V], over all ids at temperature 1."""
-    return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+def likeliest(logits: torch.Tensor, n: int) -> list[int]:
+    """The ids of the n highest of logits [V], or of all if V is less, the highest first and the lower id on ties."""
+    row = logits.numpy()
+    if (n := min(n, len(row))) == 0:
+        return []
+    ids = np.flatnonzero(row >= np.partition(row, -n)[-n])
+    first: list[int] = ids[np.argsort(-row[ids], kind="stable")][:n].tolist()
+    return first
+
+
+def log_totals(logits: torch.Tensor) -> torch.Tensor:
+    """The log of the summed exponentials [n] of each row of logits [n, V]: what a logit exceeds its logprob by."""
+    rows = max(1, BLOCK // logits.shape[1])
+    totals = logits.new_empty(len(logits))
+    for start in range(0, len(logits), rows):
+        totals[start : start + rows] = logits[start : start + rows].logsumexp(-1)
+    return totals
+
+
+def score(chunk: Chunk, logits: torch.Tensor) -> Score:
+    """The model's log-probabilities, over all ids at temperature 1, of the tokens that are known to follow.
+
+    logits: [n, V], one row for each token of the chunk. Nothing was drawn there: the sampler's are 0.
+    """
+    tokens = torch.tensor(chunk.following, dtype=torch.int64)
+    logits = logits[: len(tokens)]
+    totals = log_totals(logits)
+    told = logits.gather(1, tokens[:, None])[:, 0] - totals
+    tops: tuple[tuple[Likely, ...], ...] = ()
+    if n := chunk.request.params.prompt_logprobs:
+        tops = tuple(
+            tuple(Likely(i, float(row[i] - total), 0.0) for i in likeliest(row, n))
+            for row, total in zip(logits, totals, strict=True)
+        )
+    return Score(chunk.sequence, chunk.start + 1, tuple(told.tolist()), tops)
 
 
 Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
@@ -79,31 +106,82 @@ def unseen(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> 
 class TorchSampler:
     """Answers the chunks of a step, each row on its own. A row with a NaN fails its sequence, not its neighbours.
 
-    It works on the CPU, in fp64 where sums decide, whatever device the model runs on: the draws are the same.
+    It works on the CPU, in fp64 where sums decide, whatever device the model runs on: the draws are the same. The
+    beams of a search choose together: their rows are handed to the search, and one bad row fails them all.
     """
 
     @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]:
-        """`look` is shown each chunk that picks, with its logits [V] and what `probabilities` made of them."""
+        """`look` is shown each chunk that picks, with its logits [V] and what `probabilities` made of them.
+
+        A search's results come after all others, and its chunks are shown without probabilities.
+        """
         results: list[Result] = []
+        searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by the identity of the search
         everything = output.logits.cpu()
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
             logits = everything[rows.start : rows.stop]
-            if not bool(logits.isfinite().all()):
-                fault = EngineError(
-                    "the model's logits are not finite; its weights or its dtype cannot carry this text"
-                )
-                results.append(Fault(chunk.sequence, fault))
-                continue
-            if chunk.wants is Wants.ALL:
-                known = torch.tensor(chunk.following, dtype=torch.int64)
-                scores = logprobs(logits[: len(known)], known)
-                results.append(Score(chunk.sequence, chunk.start + 1, tuple(scores.tolist())))
-            if chunk.picks:
-                params = chunk.request.params
-                chances = probabilities(logits[-1], params)
-                token = choose(logits[-1], chances, params.seed, chunk.stop)
-                look(chunk, logits[-1], chances)
-                score = logprobs(logits[-1:], torch.tensor([token]))
-                results.append(Pick(chunk.sequence, token, float(score)))
+            if chunk.picks and chunk.request.search is not None:
+                searches.setdefault(id(chunk.request.search), []).append((chunk, logits))
+            elif not _sound(logits):
+                results.append(Fault(chunk.sequence, _unsound()))
+            else:
+                if chunk.wants is Wants.ALL:
+                    results.append(score(chunk, logits))
+                if chunk.picks:
+                    results += _picked(chunk, logits[-1], look)
+        for beams in searches.values():
+            results += _searched(beams, look)
         return results
+
+
+def _sound(logits: torch.Tensor) -> bool:
+    return bool(np.isfinite(logits.numpy()).all())
+
+
+def _unsound() -> EngineError:
+    return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
+
+
+def _picked(chunk: Chunk, logits: torch.Tensor, look: Look) -> list[Result]:
+    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from its logits [V]."""
+    request, params = chunk.request, chunk.request.params
+    row = adjusted(logits, chunk.text, len(request.prompt), params, request.words, chunk.guard.mask())
+    if row is not logits and row.numpy().max() == -math.inf:
+        return [Fault(chunk.sequence, exhausted())]
+    chances = probabilities(row, params)
+    tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
+    look(chunk, logits, chances)
+    total = logits.logsumexp(-1)
+    first = likeliest(logits, params.logprobs or 0)
+    picks: list[Result] = []
+    for choice, token in zip(chunk.choices, tokens, strict=True):
+        top = tuple(Likely(i, float(logits[i] - total), _drawn(chances, token, i)) for i in first)
+        of_model, of_sampler = float(logits[token] - total), _drawn(chances, token, token)
+        picks.append(Pick(chunk.sequence, token, of_model, of_sampler, top, choice))
+    return picks
+
+
+def _drawn(chances: torch.Tensor | None, chosen: int, token: int) -> float:
+    """The log-probability with which the sampler draws a token; greedy cuts all but the one that is chosen."""
+    chance = float(token == chosen) if chances is None else float(chances[token])
+    return math.log(chance) if chance else -math.inf
+
+
+def exhausted() -> EngineError:
+    """What fails a sequence all of whose ids are cut."""
+    return EngineError(
+        "nothing is left to choose: together, the grammar, min_tokens, bad_words, allowed_ids and banned_ids forbid "
+        "every token here; loosen one of them"
+    )
+
+
+def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Result]:
+    """What a search answers to the chunks of all its beams, each with its logits [n, V]."""
+    if not all(_sound(logits) for _, logits in beams):
+        return [Fault(chunk.sequence, _unsound()) for chunk, _ in beams]
+    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.wants is Wants.ALL]
+    results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
+    for chunk, logits in beams:
+        look(chunk, logits[-1], None)
+    return results

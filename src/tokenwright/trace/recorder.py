@@ -179,13 +179,13 @@ class Recorder:
         choices: dict[int, _Choice] = {}
         results = self.sampler.pick(output, step, lambda chunk, *seen: choices.update({chunk.sequence: _Choice(*seen)}))
         sampled = self.clock()
-        picks = {result.parent: result for result in results if isinstance(result, Pick)}
+        picks = {result.parent: result for result in reversed(results) if isinstance(result, Pick)}  # the first of each
         frames = []
         for draft in self._drafts:
             frame = self._frame(draft, len(output.rows[draft.span]))
             identity = draft.chunk.sequence
             if identity in picks:
-                frame = _chosen(frame, picks[identity].token, choices[identity], draft.chunk)
+                frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
             frames.append((draft.watch, frame))
         self._look_s = self.clock() - sampled
         self._sampling_s = sampled - began
@@ -271,9 +271,9 @@ class Recorder:
             return None
 
 
-def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> StepFrame:
-    """`frame` with what is to be told of the choice of `token` after a chunk."""
-    logits, params = choice.logits, chunk.request.params
+def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk) -> StepFrame:
+    """`frame` with what is to be told of a pick after a chunk."""
+    logits, seed, token = choice.logits, chunk.request.params.seed, pick.token
     total = logits.logsumexp(-1)
     likeliest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
     ids = likeliest if token in likeliest else [*likeliest[:-1], token]
@@ -288,7 +288,7 @@ def _chosen(frame: StepFrame, token: int, choice: _Choice, chunk: Chunk) -> Step
         logprob=models[place],
         sampled=samplers[place],
         entropy=float(total - (logits - total).exp_() @ logits) / math.log(2),  # -sum p log p, in bits
-        uniform=None if params.seed is None or choice.chances is None else uniform(params.seed, chunk.stop),
+        uniform=None if seed is None or choice.chances is None else uniform(seed, chunk.stop, pick.choice),
         candidates=tuple(Candidate(*one) for one in zip(ids, models, samplers, strict=True)),
     )
 
