@@ -262,11 +262,19 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a checkpoint's generation_config.json suggests; the sampler's fields are None where it is silent."""
+    """What a checkpoint's generation_config.json suggests.
+
+    The sampler's fields are named as in SamplingParams, and None where the file is silent.
+    """
 
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    banned_ids: tuple[int, ...] | None = None
+    min_tokens: int | None = None
     unsupported: tuple[str, ...] = field(default=())  # sampler keys it names that we do not have

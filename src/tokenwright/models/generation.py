@@ -11,15 +11,24 @@ from typing import Any
 from tokenwright.config import GenerationDefaults
 from tokenwright.models.keys import Keys
 
+_BELOW_ZERO = -5e-324  # the nearest number: a range that has 0 in it
+
 # Sampler keys that we lack, each with the value at which it does nothing.
 _NEUTRAL: Mapping[str, object] = {
     "begin_suppress_tokens": [], "bad_words_ids": [], "diversity_penalty": 0.0, "early_stopping": False,
     "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0, "guidance_scale": 1.0, "length_penalty": 1.0, "min_length": 0, "min_new_tokens": 0,
-    "min_p": 0.0, "no_repeat_ngram_size": 0, "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1,
-    "remove_invalid_values": False, "renormalize_logits": False, "repetition_penalty": 1.0,
-    "sequence_bias": {}, "suppress_tokens": [], "token_healing": False, "typical_p": 1.0,
+    "eta_cutoff": 0.0, "guidance_scale": 1.0, "length_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1, "remove_invalid_values": False,
+    "renormalize_logits": False, "sequence_bias": {}, "token_healing": False,
 }  # fmt: skip
+
+# Sampler keys that we have.
+_READ = frozenset(
+    (
+        "eos_token_id", "bos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
+        "repetition_penalty", "suppress_tokens", "min_new_tokens",
+    )
+)  # fmt: skip
 
 # Keys that say nothing about which token comes next.
 _INERT = frozenset(
@@ -43,8 +52,13 @@ def parse_generation(
         bos_id=bos[0] if bos else None,
         eos_ids=tuple(eos),
         temperature=_temperature(keys),
-        top_k=keys.whole("top_k", least=0) if keys.raw("top_k") is not None else None,
-        top_p=_top_p(keys),
+        top_k=_whole(keys, "top_k"),
+        top_p=_number(keys, "top_p", above=0.0, most=1.0),
+        min_p=_number(keys, "min_p", above=_BELOW_ZERO, most=1.0),
+        typical_p=_number(keys, "typical_p", above=0.0, most=1.0),
+        repetition_penalty=_number(keys, "repetition_penalty", above=0.0, most=100.0),
+        banned_ids=tuple(sorted(set(_ids(keys, "suppress_tokens")))) or None,
+        min_tokens=_whole(keys, "min_new_tokens"),
         unsupported=_unsupported(suggested),
     )
 
@@ -62,28 +76,30 @@ def _temperature(keys: Keys) -> float | None:
     """do_sample: false is greedy, whatever stands beside it."""
     if not keys.flag("do_sample", True):
         return 0.0
-    if keys.raw("temperature") is None:
-        return None
-    return keys.number("temperature", above=-5e-324) + 0.0  # + 0.0: no negative zero
+    return _number(keys, "temperature", above=_BELOW_ZERO, most=1e6)
 
 
-def _top_p(keys: Keys) -> float | None:
-    if keys.raw("top_p") is None:
+def _whole(keys: Keys, key: str) -> int | None:
+    return None if keys.raw(key) is None else keys.whole(key, least=0)
+
+
+def _number(keys: Keys, key: str, *, above: float, most: float) -> float | None:
+    """The range is that of the field of SamplingParams."""
+    if keys.raw(key) is None:
         return None
-    value = keys.number("top_p")
-    if value > 1:
-        raise keys.error(f"top_p must be at most 1, not {value:g}")
-    return value
+    value = keys.number(key, above=above)
+    if value > most:
+        raise keys.error(f"{key} must be at most {most:g}, not {value:g}")
+    return value + 0.0  # + 0.0: no negative zero
 
 
 def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys with an effect that we do not have, and those we do not know."""
-    read = ("eos_token_id", "bos_token_id", "do_sample", "temperature", "top_k", "top_p")
     return tuple(
         key
         for key, value in sorted(suggested.items())
         if value is not None
-        and key not in read
+        and key not in _READ
         and key not in _INERT
         and not key.startswith("_")
         and (key not in _NEUTRAL or value != _NEUTRAL[key])
