@@ -268,8 +268,12 @@ def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]") -> None:
 
 
 def _died(worker: "subprocess.Popen[bytes]") -> str:
-    if worker.returncode in (-signal.SIGPROF, -signal.SIGKILL):
+    if worker.returncode == -signal.SIGPROF:
         return f"to compile it takes more than {trial.CPU_SECONDS} s; {_SIMPLER}"
+    if worker.returncode == -signal.SIGKILL:
+        return (
+            f"the process that tries it was killed, after {WORKER_SECONDS:g} s or for the machine's memory; try again"
+        )
     return f"to compile it takes more than {trial.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {_SIMPLER}"
 
 
