@@ -28,3 +28,20 @@ def test_the_articles_slips_are_mended(loop):
     assert run(model, [5, 6], 3, set()) == [5, 6, 2, 3, 4]
     assert run(model, [5, 6], 3, {2}) == [5, 6, 2], "the first token is tested for the end"
     assert run(model, [5, 6], 0, set()) == [5, 6], "no new tokens give none"
+
+
+def test_bounded_answers_cost_less_and_the_gain_adds_up(capsys):
+    runpy.run_path(str(EXAMPLES / "bounded.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    rows = {way.strip(): cells for way, *cells in (line.split("|") for line in out.splitlines() if "|" in line)}
+    tokens = {way: float(rows[way][0]) for way in ("free", "few tokens", "one of a list")}
+    assert 8 < tokens["free"] <= 100
+    assert tokens["one of a list"] < tokens["few tokens"] <= 8
+    bounded = runpy.run_path(str(EXAMPLES / "bounded.py"))
+    listed = [line.split(": ")[1] for line in out.splitlines() if line.startswith("  one of a list: ")]
+    assert all(answer in answers for answer, (_, answers) in zip(listed, bounded["QUESTIONS"], strict=True))
+    free, few = (("", ""), (100, 50), (2.0, 1.0), (9.0, 5.0)), (("", ""), (8, 1), (1.0, 1.5), (1.0, 0.0))
+    to_first, by_fewer, by_time = bounded["gain"](free, few)
+    assert to_first == 0.5
+    assert to_first + by_fewer + by_time == pytest.approx(17 - 3.5)
+    assert by_fewer == pytest.approx((148 - 7) * 14 / 148)

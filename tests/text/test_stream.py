@@ -202,6 +202,7 @@ stoppable = st.one_of(
 @example("abc", ["abcd", "bc"], [1, 2], True, 0)
 @example("xabc", ["abcd", "bc"], [], False, 0)
 @example("xabce", ["abcd", "bc"], [4], True, 0)
+@example("abcd", ["abcd", "bc"], [1, 2, 3], False, 0)
 @example("abcd", ["abcd", "bc"], [1, 2, 3], True, 3)
 @example("aab", ["ab", "aab", "a"], [1], False, 0)
 @example("abab", ["ab"], [1, 2, 3], False, 2)
