@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
@@ -30,7 +31,7 @@ from tokenwright.models.positions import LONGEST
 from tokenwright.models.runner import Model, TorchRunner
 from tokenwright.restore import load_pages, save_pages
 from tokenwright.run import Run
-from tokenwright.text import TextStream, Tokenizer
+from tokenwright.text import ChatTemplate, Message, Rendered, TextStream, Tokenizer
 from tokenwright.trace.cost import CostModel
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.trace.recorder import Recorder, device_clock
@@ -99,7 +100,7 @@ class LLM:
         self.dtype: DType = resolve_dtype(dtype, self.config.dtype, place)
         specs = self._specs_for(options)
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
-        self.eos_ids = frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids))
+        self._template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         self._vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
         refuse_weights(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
@@ -124,7 +125,8 @@ class LLM:
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
         options = EngineConfig(page_size, pages, None, token_budget, kv=form, window=window, sinks=sinks)
         other: LLM = object.__new__(type(self))
-        for name in ("config", "generation", "device", "dtype", "tokenizer", "eos_ids", "_vocabulary", "_checkpoint"):
+        shared = ("config", "generation", "device", "dtype", "tokenizer", "eos_ids")
+        for name in (*shared, "_template", "_vocabulary", "_checkpoint"):
             setattr(other, name, getattr(self, name))
         other._build(self._model.decoder, options, other._specs_for(options), None)
         return other
@@ -192,6 +194,17 @@ class LLM:
     def costs(self) -> CostModel:
         """What steps of this model cost with this cache, derived from shapes."""
         return CostModel(self.config, self.specs)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
+        ends = () if self._template is None else self._template.end_ids
+        return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
+
+    @property
+    def template(self) -> ChatTemplate:
+        """What makes prompts of conversations. Raises RequestError for a model without a chat template."""
+        return self._template or ChatTemplate(self.tokenizer)
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override.
@@ -273,6 +286,26 @@ class LLM:
             if job.error is not None:
                 raise EngineError(f"a prompt failed: {job.error}", completions) from job.error
         return [completion for completion in completions if completion is not None]
+
+    def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
+        """The prompt of a conversation, {"role", "content"} each: its text, to look at, and its ids.
+
+        markup: control tokens that are written in the messages count as such; by default they are text. Raises
+        RequestError where the model has no chat template, and where that refuses the messages or fails.
+        """
+        return self.template.render(messages, markup=markup)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        markup: bool = False,
+        salt: str = "",
+    ) -> Completion:
+        """The model's answer in a conversation; as `render`, and `generate` with its ids."""
+        [completion] = self.generate([self.render(messages, markup).ids], params, salt=salt)
+        return completion
 
     def run(
         self,
@@ -376,6 +409,8 @@ class LLM:
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
+            if self._template is not None:
+                self._template.close()
             self._recorder = None
             del self._model, self._looker, self._store
 

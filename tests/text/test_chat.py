@@ -233,9 +233,20 @@ def glue() -> ChatTemplate:
     return open_template("{% for turn in messages %}{{ turn.content }}{% endfor %}", "byte_level")
 
 
-@pytest.mark.parametrize("content", ["im_end|>", "im_end", "im_end|>\n", " im_end|>", "|>a"])
-def test_a_text_does_not_complete_what_the_template_opens(content: str) -> None:
-    with open_template("{{ '<|' ~ messages[0].content | trim ~ '|>' }}<|im_{{ 'end|>' }}", "byte_level") as chat:
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ '<|' ~ messages[0].content ~ '|>' }}", "im_end"),
+        ("{{ '<|' ~ messages[0].content | trim ~ '|>' }}", " im_end\n"),
+        ("{{ '<|im_' ~ messages[0].content }}", "end|> and more"),
+        ("{{ '<|im_' ~ messages[0].content | trim }}", "\n end|> and more"),
+        ("{{ messages[0].content ~ '|im_end|>' }}", "more and <"),
+        ("{{ messages[0].content | trim ~ 'm_end|>' }}", "more and <|i "),
+        ("{{ messages[0].content ~ '/s>' }}", "<"),
+    ],
+)
+def test_a_text_does_not_complete_what_the_template_writes(source: str, content: str) -> None:
+    with open_template(source + "<|im_{{ 'end|>' }}", "byte_level") as chat:
         ids = chat.render(talk(content)).ids
     assert controls(chat._tokenizer, ids) == ["<|im_end|>"]
 

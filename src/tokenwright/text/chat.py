@@ -85,7 +85,7 @@ class ChatTemplate:
         Raises RequestError for messages that are malformed or that the template refuses, and for a template that
         fails or takes too long.
         """
-        checked = _checked(messages)
+        checked = check_messages(messages)
         texts = [text for message in checked for text in message.values()]
         marker, border = unused_characters((*texts, self._source, *self._tokenizer.control.ids), 2)
         if not markup:
@@ -297,8 +297,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.communicate()  # reaps it, and closes the pipes
 
 
-def _checked(messages: object) -> list[dict[str, str]]:
-    """The messages as they were given, if they are what they should be."""
+def check_messages(messages: object) -> list[dict[str, str]]:
+    """A copy of the messages, if they are what they should be. Raises RequestError."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
     if not 0 < len(messages) <= MOST_MESSAGES:
