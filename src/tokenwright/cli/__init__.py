@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
@@ -67,6 +68,7 @@ def _options(
 
 
 app.command()(generate)
+app.command()(chat)
 app.command()(explore)
 app.command()(inspect)
 app.command()(plan)
