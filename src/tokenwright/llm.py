@@ -412,6 +412,7 @@ class LLM:
             if self._template is not None:
                 self._template.close()
             self._recorder = None
+            self._vocabulary.close()
             del self._model, self._looker, self._store
 
     def __enter__(self) -> Self:

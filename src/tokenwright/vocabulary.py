@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from functools import lru_cache
+from threading import Lock
 
 from tokenwright.decode.grammar import Grammars
 from tokenwright.engine import SamplingParams, Words
@@ -15,6 +16,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self.tokenizer = tokenizer
         self.size = size
+        self._lock = Lock()
         self._grammars: Grammars | None = None
         self._breakers = lru_cache(maxsize=16)(self._ids_with)
 
@@ -42,9 +44,16 @@ class Vocabulary:
 
     def grammars(self, eos_ids: Collection[int]) -> Grammars:
         """What compiles grammars for this model; made when the first one comes."""
-        if self._grammars is None:
-            self._grammars = Grammars(self._piece, self.size, eos_ids)
-        return self._grammars
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self._piece, self.size, eos_ids)
+            return self._grammars
+
+    def close(self) -> None:
+        """End what grammars have started."""
+        with self._lock:
+            if self._grammars is not None:
+                self._grammars.close()
 
     def _piece(self, token: int, first: bool) -> bytes | None:
         return self.tokenizer.token_bytes(token, first=first)

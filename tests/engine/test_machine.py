@@ -99,12 +99,19 @@ class RecordedPool(PagePool):
             text = (chain.root, tuple(tokens[: page * self.page_size]))
             assert self.texts.setdefault(name, text) == text, "a name for two texts"
 
+    def seal_tail(self, tables, chain, tokens, stop):
+        super().seal_tail(tables, chain, tokens, stop)
+        if stop % self.page_size:
+            text = (chain.root, tuple(tokens[:stop]))
+            name = chain.name(tokens, stop // self.page_size, stop, self.page_size)
+            assert self.texts.setdefault(name, text) == text, "a name for two texts"
+
     def check_contents(self, slots):
         """What is named holds the text that it is named for, where any row behind the page reads it."""
         for group, shelf, memory in zip(self.groups, self._shelves, slots, strict=True):
             for name, page in shelf.index.items():
                 _, text = self.texts[name]
-                for position in range(len(text) - self.page_size, len(text)):
+                for position in range((len(text) - 1) // self.page_size * self.page_size, len(text)):
                     if self.is_kept(group.reach, position):
                         assert memory[page * self.page_size + position % self.page_size] == text[position]
 
@@ -215,8 +222,9 @@ class Machine(RuleBasedStateMachine):
             if more and parked is not None:
                 assert more == computed
             elif more:
-                assert more % self.pool.page_size == 0 and sequence.cache and request.share
-                texts = {tuple(sequence.tokens[: (page + 1) * self.pool.page_size]) for page in self.needed(more)}
+                assert sequence.cache and request.share
+                ends = [min((page + 1) * self.pool.page_size, more) for page in self.needed(more)]
+                texts = {tuple(sequence.tokens[:end]) for end in ends}
                 assert texts <= self.computed[request.salt], "found, but nobody computed it"
 
     def needed(self, cut):
@@ -324,6 +332,9 @@ class Machine(RuleBasedStateMachine):
                         self.scores[identity][place] = value
                 case Finished() | Failed():
                     self.terminal[identity] = event
+                    sequence = self.live[identity]
+                    if isinstance(event, Finished) and sequence.shares:  # its tail is left as well
+                        self.computed[sequence.request.salt].add(tuple(sequence.tokens[: sequence.computed]))
                     self.end(identity)
 
     @property

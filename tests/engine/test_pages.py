@@ -124,27 +124,29 @@ class PoolMachine(RuleBasedStateMachine):
     def find(self, text):
         """The longest beginning of which all that a later row reads has a name, and no more."""
         cut = self.pool.match(text.chain, text.tokens)
-        assert cut == self.longest(text, len(text.tokens) - 1)
+        assert cut == self.longest(text, len(text.tokens) - 1, tails=True)
         held = [self.held(number) for number in range(len(self.groups))]
-        self.pool.adopt(text.tables, text.chain, cut)
+        self.pool.adopt(text.tables, text.chain, text.tokens, cut)
         for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
             assert table.keys() == kept_pages(group.reach, cut, self.size)
             assert all(page in held[number] or page in self.let_go[number] for page in table.values())
         text.computed = cut
 
-    def longest(self, text, most):
+    def longest(self, text, most, *, tails):
         """The longest beginning of which all is there that a row behind it reads, by trying."""
-        return next(at for at in range(most // self.size * self.size, -1, -self.size) if self.is_there(text, at))
+        lengths = {len(tokens) for named in self.named for _, tokens in named} if tails else set()
+        cuts = [at for at in range(most + 1) if at % self.size == 0 or at in lengths]
+        return next(at for at in reversed(cuts) if self.is_there(text, at))
 
     def is_there(self, text, at):
         return all(
-            self.name(text, page) in named
+            self.name(text, page, at) in named
             for group, named in zip(self.groups, self.named, strict=True)
             for page in kept_pages(group.reach, at, self.size)
         )
 
-    def name(self, text, page):
-        return text.salt, tuple(text.tokens[: (page + 1) * self.size])
+    def name(self, text, page, at=1000):
+        return text.salt, tuple(text.tokens[: min((page + 1) * self.size, at)])
 
     def held(self, number):
         """Pages of a group that stand in a table."""
@@ -164,6 +166,10 @@ class PoolMachine(RuleBasedStateMachine):
             assert text.tables == before, "all or nothing"
             return
         self.check_need()
+        for number, (old, table) in enumerate(zip(before, text.tables, strict=True)):
+            for place in [place for place in old if table[place] != old[place]]:  # a tail that was copied
+                if old[place] not in self.held(number):
+                    self.let_go[number][old[place]] = (self.clock, -1)
         self.write(text, stop)
         if way is not None:
             self.seal(text, stop)
@@ -201,6 +207,7 @@ class PoolMachine(RuleBasedStateMachine):
                     page = table[position // self.size]
                     users = [one for one in self.texts if page in one.tables[number].values()]
                     assert users == [text], "others hold what is written to"
+                    assert page not in self.pool._shelves[number].names, "others may find what is written to"
                     self.memory.pages[number][page][position % self.size] = text.tokens[position]
 
     def gone(self, before, after, order):
@@ -250,6 +257,9 @@ class PoolMachine(RuleBasedStateMachine):
         if text.parked is not None:
             self.pool.forget(text.parked)
             text.parked = None
+        elif way != 0:
+            self.seal_tail(text)
+            before = [dict(table) for table in text.tables]
         self.pool.release(text.tables)
         assert not any(text.tables)
         self.gone(before, text.tables, -1)
@@ -257,6 +267,18 @@ class PoolMachine(RuleBasedStateMachine):
             self.texts.remove(text)
         else:
             self.find(text)
+
+    def seal_tail(self, text):
+        page, length = divmod(text.computed, self.size)
+        self.pool.seal_tail(text.tables, text.chain, text.tokens, text.computed)
+        if length:
+            name = text.chain.name(text.tokens, page, text.computed, self.size)
+            meaning = self.name(text, page, text.computed)
+            assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
+            for shelf, table, named in zip(self.pool._shelves, text.tables, self.named, strict=True):
+                if page in table:
+                    assert table[page] == shelf.index[name], "there is one page of a name"
+                    named[meaning] = table[page]
 
     def rewind(self, text, tokens, way):
         if text.parked is not None:
@@ -271,7 +293,7 @@ class PoolMachine(RuleBasedStateMachine):
     def save(self, text, tokens, way):
         """Take out what is named of a text, held or not, and leave it where it is."""
         cut, tables = self.pool.find(text.chain, text.tokens)
-        assert cut == self.longest(text, len(text.tokens))
+        assert cut == self.longest(text, len(text.tokens), tails=False)
         for named, table in zip(self.named, tables, strict=True):
             there = {page: named.get(self.name(text, page)) for page in range(cut // self.size)}
             assert table == {place: page for place, page in there.items() if page is not None}
@@ -316,10 +338,10 @@ class PoolMachine(RuleBasedStateMachine):
         lacking = False
         for number, group in enumerate(self.groups):
             held = {page for one in others for page in one.tables[number].values()}
-            found = {self.named[number][self.name(text, page)] for page in kept_pages(group.reach, cut, self.size)}
+            found = {self.named[number][self.name(text, page, cut)] for page in kept_pages(group.reach, cut, self.size)}
             most = group.reach.most_pages(length, chunk, self.size)
             lacking |= most - len(found & held) > group.pages - len(held)
-        assert self.pool.lacking(text.chain, cut, length, chunk, [one.tables for one in spare]) is lacking
+        assert self.pool.lacking(text.chain, text.tokens, cut, length, chunk, [one.tables for one in spare]) is lacking
 
     def check_need(self):
         """A page keeps its name as long as there are blank ones to take instead."""
@@ -348,8 +370,8 @@ class PoolMachine(RuleBasedStateMachine):
             for text in (one for one in self.texts if one.parked is None):
                 self.check_text(number, group, text)
             for (_, tokens), page in self.named[number].items():
-                start = len(tokens) - self.size
-                slots = enumerate(self.memory.pages[number][page], start)
+                start = (len(tokens) - 1) // self.size * self.size
+                slots = enumerate(self.memory.pages[number][page][: len(tokens) - start], start)
                 there = range(max(start, group.reach.start), min(len(tokens), group.reach.stop or len(tokens)))
                 assert all(token == tokens[place] for place, token in slots if place in there)
 

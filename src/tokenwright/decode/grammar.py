@@ -9,7 +9,6 @@ and errors that say what to do. Nothing is kept between requests; a constraint b
 """
 
 import json
-import pickle
 import re
 import signal
 import subprocess
@@ -92,6 +91,12 @@ class Grammars:
         except EngineError as error:
             raise RequestError(f"{what} cannot be used: {error}") from None
         return constraint
+
+    def close(self) -> None:
+        """End the processes that wait for grammars; one that comes later starts another."""
+        with self._lock:
+            if self._workers is not None:
+                self._workers.close()
 
     def _ready(self) -> "tuple[Any, _Workers]":
         with self._lock:
@@ -204,7 +209,8 @@ class _Workers:
     """Processes that run `trial`, at most WORKERS, started when needed and kept."""
 
     def __init__(self, tokens: list[bytes]) -> None:
-        self._setting = pickle.dumps((sys.path, tokens, LIMITS))
+        texts = [token.decode("latin-1") for token in tokens]
+        self._setting = {"path": sys.path, "tokens": texts, "limits": LIMITS}
         self._turns = BoundedSemaphore(WORKERS)
         self._idle: LifoQueue[subprocess.Popen[bytes]] = LifoQueue()
         weakref.finalize(self, _end_all, self._idle)
@@ -213,11 +219,14 @@ class _Workers:
         """What is wrong with a grammar; "" for nothing. Raises EngineError where no worker can be started."""
         with self._turns:
             worker = self._take()
-            answer = _ask(worker, pickle.dumps(source))
+            answer = _ask(worker, source)
             if answer is None:
                 return _died(worker)
             self._idle.put(worker)
             return _shortened(answer)
+
+    def close(self) -> None:
+        _end_all(self._idle)
 
     def _take(self) -> "subprocess.Popen[bytes]":
         try:
@@ -239,16 +248,16 @@ class _Workers:
         return worker
 
 
-def _ask(worker: "subprocess.Popen[bytes]", question: bytes) -> str | None:
+def _ask(worker: "subprocess.Popen[bytes]", question: object) -> str | None:
     """A worker's answer; None: it is dead."""
     assert worker.stdin is not None and worker.stdout is not None, "a worker has pipes"
     timer = Timer(WORKER_SECONDS, worker.kill)
     timer.start()
     try:
-        worker.stdin.write(question)
+        worker.stdin.write(json.dumps(question).encode() + b"\n")
         worker.stdin.flush()
-        return str(pickle.load(worker.stdout))
-    except (OSError, EOFError, pickle.UnpicklingError):
+        return str(json.loads(worker.stdout.readline()))
+    except (OSError, ValueError):  # an answer that breaks off is no JSON
         _end(worker)
         return None
     finally:

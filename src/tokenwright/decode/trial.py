@@ -6,11 +6,11 @@ in here, and its first mask computed, with so much processor time, memory and st
 this program ends nothing else.
 
 The program imports nothing of the package (torch would take seconds) and is run by its path. On stdin and stdout it
-exchanges pickles: first comes what the tokenizer is, then one grammar at a time; each is answered by llguidance's
-complaint, "" where it has none.
+exchanges lines of JSON: first comes what the tokenizer is, its bytes as Latin-1, then one grammar at a time; each is
+answered by llguidance's complaint, "" where it has none.
 """
 
-import pickle
+import json
 import resource
 import signal
 import sys
@@ -34,8 +34,8 @@ class _ByteTokens:
         self.tokens = [*tokens, b""]
         self.eos_token_id = len(tokens)
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        raise NotImplementedError("grammars are compiled so that no text need be cut into tokens")
+    def __call__(self, text: str | bytes) -> list[int]:  # noqa: ARG002  (as llguidance would call it)
+        raise AssertionError("grammars are compiled so that no text need be cut into tokens")
 
 
 def byte_tokenizer(tokens: list[bytes]) -> Any:
@@ -67,21 +67,20 @@ def _limit_memory() -> None:
 
 def _serve(grammars: IO[bytes], answers: IO[bytes]) -> None:
     """Answer grammars until the other side closes."""
-    path, tokens, limits = pickle.load(grammars)
-    sys.path[:] = path
-    tokenizer = byte_tokenizer(tokens)
+    setting = json.loads(grammars.readline())
+    sys.path[:] = setting["path"]
+    tokenizer = byte_tokenizer([token.encode("latin-1") for token in setting["tokens"]])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory()
     answer = ""
     while True:
-        pickle.dump(answer, answers)
+        answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
-        try:
-            grammar = pickle.load(grammars)
-        except EOFError:
+        line = grammars.readline()
+        if not line:
             return
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the program
-        answer = complaint(matcher(tokenizer, grammar, limits))
+        answer = complaint(matcher(tokenizer, json.loads(line), setting["limits"]))
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 

@@ -9,8 +9,9 @@ changes; the pages behind a window are no longer in them:
     blank  [9, 8, 6, 5]          a stack: the page freed last is used first, while it is warm
     kept   {2, 4}                sealed and held by nobody, the one let go longest ago first: found again, or used up
 
-A page is sealed once all its slots are computed. Its name is a sha256 over the tokens of the whole text up to its end,
-so that equal names mean equal K and V: another text that begins the same way takes the page instead of computing it.
+A page is sealed once all its slots are computed, and the last one of a text, its tail, when the text ends. Its name is
+a sha256 over the tokens of the whole text up to there, so that equal names mean equal K and V: another that begins
+the same way takes the page instead of computing it. Who goes on behind a tail writes to a copy of it.
 """
 
 from collections import Counter, OrderedDict
@@ -64,6 +65,17 @@ class Chain:
             self.names.append(sha256(before + pack(f"<{page_size}I", *own)).digest())
         return self.names
 
+    def name(self, tokens: Sequence[int], page: int, stop: int, page_size: int) -> bytes:
+        """The name of a page of a text that holds it up to `stop`: the whole page, or the tail that ends there."""
+        if (page + 1) * page_size <= stop:
+            return self.names[page]
+        own = tokens[page * page_size : stop]
+        return sha256(self.before(page) + pack(f"<{len(own)}I", *own)).digest()
+
+    def before(self, page: int) -> bytes:
+        """The name that a page's own name is hashed over."""
+        return self.names[page - 1] if page else self.root
+
     def fork(self) -> "Chain":
         return Chain(self.root, list(self.names))
 
@@ -87,6 +99,10 @@ class Shelf:
         self.holders: Counter[int] = Counter()
         self.names: dict[int, bytes] = {}  # of sealed pages
         self.index: dict[bytes, int] = {}  # the other way round
+        self.tails: dict[
+            bytes, Counter[int]
+        ] = {}  # how long the tails are that follow a name, and how many are so long
+        self.tail_of: dict[bytes, tuple[bytes, int]] = {}  # of a tail's name: what it follows, and its length
 
     @property
     def free(self) -> int:
@@ -99,7 +115,7 @@ class Shelf:
             page = self.blank.pop()
         else:
             page, _ = self.kept.popitem(last=False)
-            del self.index[self.names.pop(page)]
+            self.forget(page)
         self.holders[page] = 1
         return page
 
@@ -129,6 +145,24 @@ class Shelf:
             self.drop(page)
         return known
 
+    def seal_tail(self, page: int, name: bytes, before: bytes, length: int) -> int:
+        """`seal` for a page that is not full."""
+        if name not in self.index:
+            self.tail_of[name] = before, length
+            self.tails.setdefault(before, Counter())[length] += 1
+        return self.seal(page, name)
+
+    def forget(self, page: int) -> None:
+        """What a sealed page holds is not to be found any more."""
+        name = self.names.pop(page)
+        del self.index[name]
+        if name in self.tail_of:
+            before, length = self.tail_of.pop(name)
+            self.tails[before][length] -= 1
+            self.tails[before] += Counter()  # keep what is above 0
+            if not self.tails[before]:
+                del self.tails[before]
+
     def check(self, tables: Iterable[Table]) -> None:
         """Prove that every page is blank, kept, or held exactly as often as it stands in `tables`."""
         held = Counter(page for table in tables for page in table.values())
@@ -138,6 +172,9 @@ class Shelf:
         assert {name: page for page, name in self.names.items()} == self.index, "an index that names other pages"
         assert not self.names.keys() & set(self.blank), "a blank page has no name"
         assert self.kept.keys() <= self.names.keys(), "what is kept has a name"
+        assert self.tail_of.keys() <= self.index.keys(), "a tail has a name"
+        lengths = {before: Counter(n for b, n in self.tail_of.values() if b == before) for before in self.tails}
+        assert lengths == self.tails, "tails are counted otherwise than they are named"
 
 
 class PagePool:
@@ -198,20 +235,26 @@ class PagePool:
     def extend(self, tables: Tables, start: int, stop: int, ahead: int) -> bool:
         """Hold what computing [start, stop) reads and writes; where there is no window, up to `ahead` >= stop.
 
-        Pages that others hold as well are copied before they are written to. All or nothing: False means that too few
-        pages are free.
+        Pages that others hold as well, or may find, are copied before they are written to. All or nothing: False means
+        that too few pages are free.
         """
-        jobs: list[tuple[Shelf, Table, int, list[int], list[int]]] = []
+        jobs: list[tuple[Shelf, Table, int, list[int], list[int], list[int]]] = []
         for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
             reach = shelf.group.reach
             end = stop if reach.window is not None else ahead
             missing = [page for span in reach.pages(start, end, self.page_size) for page in span if page not in table]
-            written = range(start // self.page_size, -(-stop // self.page_size))
-            shared = [page for page in written if page in table and shelf.holders[table[page]] > 1]
+            written = [page for page in range(start // self.page_size, -(-stop // self.page_size)) if page in table]
+            shared = [page for page in written if shelf.holders[table[page]] > 1]
+            sealed = [page for page in written if page not in shared and table[page] in shelf.names]
             if len(missing) + len(shared) > shelf.free:
                 return False
-            jobs.append((shelf, table, number, missing, shared))
-        for shelf, table, number, missing, shared in jobs:
+            if len(missing) + len(shared) + len(sealed) <= shelf.free:
+                shared += sealed  # a tail is kept for others
+                sealed = []
+            jobs.append((shelf, table, number, missing, shared, sealed))
+        for shelf, table, number, missing, shared, sealed in jobs:
+            for page in sealed:  # unless there is no room for a copy
+                shelf.forget(table[page])
             table.update((page, shelf.take()) for page in missing)
             for page in shared:
                 target = shelf.take()
@@ -261,27 +304,52 @@ class PagePool:
                 if page in table:
                     table[page] = shelf.seal(table[page], names[page])
 
-    def match(self, chain: Chain, tokens: Sequence[int], most: int | None = None) -> int:
+    def seal_tail(self, tables: Tables, chain: Chain, tokens: Sequence[int], stop: int) -> None:
+        """Name the page that a text of which [0, stop) is computed has not filled."""
+        page, length = divmod(stop, self.page_size)
+        if length:
+            chain.upto(tokens, self.page_size)
+            name = chain.name(tokens, page, stop, self.page_size)
+            for shelf, table in zip(self._shelves, tables, strict=True):
+                if page in table:
+                    table[page] = shelf.seal_tail(table[page], name, chain.before(page), length)
+
+    def match(self, chain: Chain, tokens: Sequence[int], most: int | None = None, *, tails: bool = True) -> int:
         """How many tokens from the start need not be computed: what a row behind them reads is there in every group.
 
-        At most `most`; by default all but the last token, whose row is what the next one is chosen from.
+        At most `most`; by default all but the last token, whose row is what the next one is chosen from. Without
+        `tails` it is a number of full pages.
         """
-        names = chain.upto(tokens, self.page_size)
-        pages = (len(tokens) - 1 if most is None else most) // self.page_size
+        names, most = chain.upto(tokens, self.page_size), len(tokens) - 1 if most is None else most
+        pages = most // self.page_size
         runs = [_runs([name in shelf.index for name in names[:pages]]) for shelf in self._shelves]
-        for cut in range(pages, 0, -1):
-            at = cut * self.page_size
-            if all(
-                run[span.stop - 1] >= len(span)
-                for shelf, run in zip(self._shelves, runs, strict=True)
-                for span in shelf.group.reach.pages(at, at, self.page_size)
-            ):
+        for page in range(pages, -1, -1):
+            at, before = page * self.page_size, chain.before(page)
+            lengths = {n for shelf in self._shelves for n in shelf.tails.get(before, ())} if tails else set[int]()
+            for length in sorted(lengths, reverse=True):
+                if at + length <= most and self._there(chain, tokens, at + length, runs):
+                    return at + length
+            if page and self._there(chain, tokens, at, runs):
                 return at
         return 0
 
+    def _there(self, chain: Chain, tokens: Sequence[int], at: int, runs: Sequence[Sequence[int]]) -> bool:
+        """Whether all is sealed that a row at `at` reads; `runs`: how many full pages side by side, in each group."""
+        tail, size = at // self.page_size, self.page_size
+        for run, shelf in zip(runs, self._shelves, strict=True):
+            for span in shelf.group.reach.pages(at, at, size):
+                full = len(span)
+                if span and span.stop > tail:
+                    if chain.name(tokens, tail, at, size) not in shelf.index:
+                        return False
+                    full -= 1
+                if full and run[span.start + full - 1] < full:
+                    return False
+        return True
+
     def find(self, chain: Chain, tokens: Sequence[int]) -> tuple[int, Tables]:
-        """How many tokens of a text can be spared, and all pages up to there that are sealed, held or not."""
-        cut = self.match(chain, tokens, len(tokens))
+        """How many tokens of a text can be spared, in full pages, and all these pages that are sealed, held or not."""
+        cut = self.match(chain, tokens, len(tokens), tails=False)
         names = chain.names[: cut // self.page_size]
         return cut, [
             {page: shelf.index[name] for page, name in enumerate(names) if name in shelf.index}
@@ -316,35 +384,37 @@ class PagePool:
             finally:
                 _empty(shelf, table)
 
-    def adopt(self, tables: Tables, chain: Chain, cut: int) -> None:
+    def adopt(self, tables: Tables, chain: Chain, tokens: Sequence[int], cut: int) -> None:
         """Hold the pages that a row at `cut` reads, as `match` has found them."""
         for shelf, table in zip(self._shelves, tables, strict=True):
             for span in shelf.group.reach.pages(cut, cut, self.page_size):
                 for page in span:
-                    table[page] = shelf.index[chain.names[page]]
+                    table[page] = shelf.index[chain.name(tokens, page, cut, self.page_size)]
                     shelf.hold(table[page])
 
     def lacking(
         self,
         chain: Chain,
+        tokens: Sequence[int],
         cut: int,
-        tokens: int,
+        most: int,
         chunk: int,
         spare: Sequence[Tables] = (),
         beside: Sequence[int] | None = None,
     ) -> bool:
-        """Whether too few pages are free for a text of `tokens` tokens whose first `cut` are found.
+        """Whether too few pages are free for a text that comes to `most` tokens, whose first `cut` are found.
 
         `spare` are tables that would be given up for it, counted as far as nobody else holds their pages. `beside`:
         pages of each group that must be free beside it.
         """
-        needs = [a + b for a, b in zip(self.most_pages(tokens, chunk), beside or [0] * len(self.groups), strict=True)]
-        for number, (shelf, most) in enumerate(zip(self._shelves, needs, strict=True)):
+        needs = [a + b for a, b in zip(self.most_pages(most, chunk), beside or [0] * len(self.groups), strict=True)]
+        for number, (shelf, need) in enumerate(zip(self._shelves, needs, strict=True)):
             spans = shelf.group.reach.pages(cut, cut, self.page_size)
-            found = {shelf.index[chain.names[page]] for span in spans for page in span}
+            names = [chain.name(tokens, page, cut, self.page_size) for span in spans for page in span]
+            found = {shelf.index[name] for name in names}
             given = Counter(page for tables in spare for page in tables[number].values())
             more = {page for page, times in given.items() if shelf.holders[page] == times}
-            if most - sum(page in shelf.holders for page in found - more) > shelf.free + len(more):
+            if need - sum(page in shelf.holders for page in found - more) > shelf.free + len(more):
                 return True
         return False
 

@@ -272,12 +272,12 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
         """Make place for computing up to `stop`, at the cost of those held, then of the youngest.
 
-        False: the youngest was itself.
+        False: the youngest was itself, or of its team.
         """
         while not self.pool.extend(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
             victim = next(reversed(self._held()), self.running[-1])
             self.preempt(victim)
-            if victim is sequence:
+            if sequence.state is not State.RUNNING:
                 return False
         return True
 
@@ -345,12 +345,13 @@ class Scheduler:
         mates = self._mates(sequence, tokens)
         held = self._held()
         tables = [other.tables for other in held]
-        if self.pool.lacking(sequence.chain, cut, tokens, self.token_budget, tables, mates):
+        text = sequence.chain, sequence.tokens, cut, tokens, self.token_budget
+        if self.pool.lacking(*text, tables, mates):
             return []
         fragile = sequence.preemptions >= MOST_PREEMPTIONS
         if fragile and not self._safe(sequence):
             return []
-        while held and (fragile or self.pool.lacking(sequence.chain, cut, tokens, self.token_budget, (), mates)):
+        while held and (fragile or self.pool.lacking(*text, (), mates)):
             self.preempt(held.pop())  # a held one that went on could put off a fragile one
             held = self._held()
         for mate in sequence.team:
@@ -376,7 +377,7 @@ class Scheduler:
 
     def _adopt(self, sequence: Sequence, cut: int) -> None:
         """Put a sequence that has nothing on the pages that were found."""
-        self.pool.adopt(sequence.tables, sequence.chain, cut)
+        self.pool.adopt(sequence.tables, sequence.chain, sequence.tokens, cut)
         sequence.computed = cut
         sequence.reused += cut
 
@@ -481,6 +482,8 @@ class Scheduler:
             self._end(mate, event, events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
+        if sequence.shares and sequence.pages and isinstance(event, Finished):
+            self.pool.seal_tail(sequence.tables, sequence.chain, sequence.tokens, sequence.computed)
         self._free(sequence)
         (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED

@@ -1,0 +1,348 @@
+"""Forks by picks, on a scripted model: n texts, and beams that advance together. The oracle is recursion over texts.
+
+Which ways a text goes on is a function of the text alone, so the set of texts that a request comes to is known without
+an engine: whatever pages, budgets, neighbours and preemptions it meets, it must come to these.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.hand import Planted, seen
+from tokenwright.engine import (
+    Dropped,
+    Engine,
+    Failed,
+    Fault,
+    Finish,
+    Finished,
+    FinishReason,
+    Forked,
+    Group,
+    NoGuard,
+    PagePool,
+    Pick,
+    Reach,
+    Request,
+    SamplingParams,
+    Scheduler,
+    State,
+    Token,
+    Wants,
+)
+from tokenwright.engine.scripted import ScriptedModel
+from tokenwright.errors import CapacityError
+
+
+def number(*parts: object) -> int:
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:4], "little")
+
+
+def choice_of(text, choice):
+    """The token of one of n texts."""
+    return number("choice", tuple(text), choice) % 50
+
+
+@dataclass(eq=False)
+class Search:
+    """A beam search without probabilities: the beams' texts, ranked by a hash, go on in hashed ways."""
+
+    width: int
+    length: int
+    beams: dict[int, list[int]] = field(default_factory=dict)  # by choice
+    found: list[list[int]] = field(default_factory=list)
+
+    def next(self, texts):
+        """The texts after one more token each, with the place of their parents; some parents have no child."""
+        ways = [(number("rank", text, k), place, k) for place, text in enumerate(texts) for k in range(3)]
+        return [(place, number("token", texts[place], k) % 50) for _, place, k in sorted(ways)[: self.width]]
+
+    def run(self, prompt):
+        """By the definition alone: the texts at the end."""
+        texts = [list(prompt)]
+        for _ in range(self.length):
+            texts = [[*texts[place], token] for place, token in self.next(texts)]
+        return texts
+
+    def pick(self, rows):
+        texts = [list(chunk.text) for chunk, _ in rows]
+        places = {chunk.choices[0]: place for place, (chunk, _) in enumerate(rows)}
+        if self.beams:
+            assert {choice: texts[place] for choice, place in places.items()} == self.beams, "beams stay in lockstep"
+        order = [texts[places[choice]] for choice in sorted(places)]
+        by_choice = [rows[places[choice]][0].sequence for choice in sorted(places)]
+        if len(order[0]) == self.end:
+            self.found = order
+            return [Finish(chunk.sequence, FinishReason.EOS) for chunk, _ in rows]
+        ways = self.next(order)
+        self.beams = {slot: [*order[place], token] for slot, (place, token) in enumerate(ways)}
+        return [Pick(by_choice[place], token, 0.0, choice=slot) for slot, (place, token) in enumerate(ways)]
+
+    end = 0
+
+
+class Branching(ScriptedModel):
+    """Picks for every choice, and hands the chunks of a search to it; reads every row's text back, as its base does."""
+
+    def pick(self, output, step):
+        results, searches = [], {}
+        for chunk, rows in zip(step.chunks, output.rows, strict=True):
+            if chunk.wants is Wants.ALL:
+                raise AssertionError("nothing is scored here")
+            if chunk.picks:
+                read = output.logits[rows[-1]]
+                assert read == seen(self.groups[0].reach, list(chunk.text)), "the pages hold the text"
+                search = chunk.request.search
+                if search is not None:
+                    searches.setdefault(id(search), (search, []))[1].append((chunk, read))
+                else:
+                    results += [
+                        Pick(chunk.sequence, choice_of(chunk.text, choice), 0.0, choice=choice)
+                        for choice in chunk.choices
+                    ]
+        for search, rows in searches.values():
+            assert len(rows) == max(1, len(search.beams)), "all beams are there"
+            results += search.pick(rows)
+        return results
+
+
+def build(reaches, pages, page_size, budget, sequences, swap=0) -> Engine[Any]:
+    groups = [Group(pages, reach, page_bytes=1) for reach in reaches]
+    model = Branching(lambda text: 0, groups, page_size)
+    pool = PagePool(groups, page_size, model, swap=swap)
+    return Engine(model, model, Scheduler(pool, budget, sequences), 60)
+
+
+def texts_of(prompt, choices, most):
+    """The n texts, by the definition alone."""
+    found = []
+    for choice in range(choices):
+        text = list(prompt)
+        for _ in range(most):
+            text.append(choice_of(text, choice))
+        found.append(text)
+    return found
+
+
+def drain(engine):
+    """All events, with every invariant proven after each step."""
+    events = []
+    for _ in range(3000):
+        if not engine.busy:
+            return events
+        events += engine.step()
+        engine.scheduler.check()
+    raise AssertionError("it does not end")
+
+
+def written(events, prompts):
+    """The text of each sequence, told by events alone: a fork begins as its parent is at that moment."""
+    texts = {identity: list(prompt) for identity, prompt in prompts.items()}
+    ended = {}
+    for event in events:
+        assert event.sequence not in ended, "nothing is told after the end"
+        match event:
+            case Forked(sequence=child, parent=parent, branch=branch):
+                texts[child] = list(texts[parent])
+                assert branch.id == child
+            case Token(sequence=one, token=token):
+                texts[one].append(token)
+            case Finished() | Failed() | Dropped():
+                ended[event.sequence] = event
+    assert texts.keys() == ended.keys(), "every sequence ends"
+    return texts, ended
+
+
+requests = st.lists(
+    st.tuples(
+        st.sampled_from(["choices", "beams", "plain"]),
+        st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        st.integers(1, 5),  # choices, or width
+        st.integers(1, 8),  # tokens
+        st.booleans(),  # with the cache
+        st.booleans(),  # sharing
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    requests,
+    st.sampled_from([(Reach(),), (Reach(window=4),), (Reach(window=5, sinks=2), Reach()), (Reach(), Reach(window=3))]),
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from([6, 9, 16, 64]),
+    st.sampled_from([5, 6, 12]),
+    st.sampled_from([0, 1, 8]),
+    st.sampled_from([0, 12]),
+)
+def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
+    asked, reaches, page_size, budget, sequences, spare, swap
+):
+    def pages_for(kind, prompt, width, most, share):
+        engine = build(reaches, 1000, page_size, budget, sequences)
+        request = Request(tuple(prompt), SamplingParams(max_tokens=most + 1), width=width, share=share)
+        return max(engine.scheduler.most_pages(engine.scheduler.new(request, request.limit(60))))
+
+    needs = [
+        pages_for(kind, prompt, width if kind == "beams" else 1, most, share and cache)
+        for kind, prompt, width, most, cache, share in asked
+    ]
+    engine = build(reaches, max(needs) + spare, page_size, budget, sequences, swap)
+    searches, prompts, expected = {}, {}, {}
+    for kind, prompt, width, most, cache, share in asked:
+        if kind == "beams":
+            search = Search(width, most)
+            search.end = len(prompt) + most
+            params = SamplingParams(max_tokens=most + 1)
+            request = Request(tuple(prompt), params, cache=cache, share=share and cache, width=width, search=search)
+        else:
+            search = None
+            params = SamplingParams(max_tokens=most, n=width if kind == "choices" else 1, seed=1)
+            request = Request(tuple(prompt), params, cache=cache, share=share)
+        sequence = engine.submit(request)
+        prompts[sequence.id] = prompt
+        if search is not None:
+            searches[sequence.id] = search
+        else:
+            expected[sequence.id] = texts_of(prompt, width if kind == "choices" else 1, most)
+    events = drain(engine)
+    texts, ended = written(events, prompts)
+    parents = {event.sequence: event.parent for event in events if isinstance(event, Forked)}
+    of_root = {}
+    for identity, text in texts.items():
+        root = identity
+        while root in parents:
+            root = parents[root]
+        of_root.setdefault(root, []).append(text)
+    for root, wanted in expected.items():
+        assert sorted(of_root[root]) == sorted(wanted)
+    for root, search in searches.items():
+        assert search.found == search.run(prompts[root])
+    assert engine.pool.free == engine.pool.pages
+    assert all(isinstance(event, Finished | Dropped) for event in ended.values())
+
+
+def beams(width=3, most=5, prompt=(1, 2, 3), **options):
+    search = Search(width, most)
+    search.end = len(prompt) + most
+    return Request(tuple(prompt), SamplingParams(max_tokens=most + 1), width=width, search=search, **options)
+
+
+def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
+    engine = build([Reach()], 64, 4, 64, 16)
+    sequence = engine.submit(Request(tuple(range(20)), SamplingParams(max_tokens=4, n=6, seed=1)))
+    events = engine.step()
+    forks = [event.branch for event in events if isinstance(event, Forked)]
+    assert [one.choices for one in (sequence, *forks)] == [(choice,) for choice in range(6)]
+    assert {tuple(one.tables[0].items()) for one in forks} == {tuple(sequence.tables[0].items())}
+    drain(engine)
+    assert engine.runner.forwarded == 20 + 6 * 3
+    assert [one.forwarded + one.reused for one in (sequence, *forks)] == [23] * 6
+
+
+def test_texts_that_find_no_seat_wait_for_one():
+    engine = build([Reach()], 64, 4, 64, 2)
+    sequence = engine.submit(Request((1, 2, 3, 4, 5), SamplingParams(max_tokens=3, n=5, seed=1)))
+    engine.step()
+    assert len(engine.scheduler.running) == 2
+    assert len(engine.scheduler.waiting) == 3
+    texts, _ = written([*forked(engine, sequence), *drain(engine)], {sequence.id: []})
+    assert len(texts) == 5
+
+
+def forked(engine, sequence):
+    """The events of the first step, told again from what it has left."""
+    others = [one for one in engine.scheduler.sequences.values() if one is not sequence]
+    return [Forked(one.id, sequence.id, one) for one in others]
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_an_abort_of_one_beam_ends_the_team_in_every_state(steps):
+    engine = build([Reach()], 64, 4, 5, 8)
+    sequence = engine.submit(beams(prompt=range(12)))
+    other = engine.submit(Request((7,), SamplingParams(max_tokens=2)))
+    events = [event for _ in range(steps) for event in engine.step()]
+    live = [one for one in engine.scheduler.sequences.values() if one.root == sequence.id]
+    ends = engine.abort(live[-1].id) if live else []
+    assert [event.reason for event in ends] == [FinishReason.ABORTED] * len(live)
+    engine.scheduler.check()
+    rest = drain(engine)
+    assert any(event == Finished(other.id, FinishReason.LENGTH) for event in [*events, *rest])
+    assert engine.pool.free == engine.pool.pages
+
+
+def test_a_fault_in_one_beam_fails_the_team_alone():
+    engine = build([Reach()], 64, 4, 64, 8)
+    pick = engine.sampler.pick
+
+    def with_fault(output, step):
+        results = pick(output, step)
+        team = [one for one in results if isinstance(one, Pick) and one.parent != other.id]
+        if len(team) > 1:
+            return [Fault(team[-1].parent, Planted()), *[one for one in results if one.parent == other.id]]
+        return results
+
+    engine.sampler.pick = with_fault
+    sequence, other = engine.submit(beams()), engine.submit(Request((7,), SamplingParams(max_tokens=4)))
+    events = drain(engine)
+    _, ended = written(events, {sequence.id: (), other.id: ()})
+    assert {type(event) for identity, event in ended.items() if identity != other.id} == {Failed}
+    assert ended[other.id] == Finished(other.id, FinishReason.LENGTH)
+
+
+def test_beams_that_could_never_advance_in_one_step_are_refused():
+    for budget, sequences in (4, 16), (16, 4):
+        with pytest.raises(CapacityError, match="5 beams advance in one step, and this engine computes 4"):
+            build([Reach()], 64, 4, budget, sequences).submit(beams(width=5))
+
+
+def test_a_team_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_not():
+    prompt = range(16)
+    with pytest.raises(CapacityError, match="pages"):
+        build([Reach()], 10, 4, 64, 8).submit(beams(width=4, prompt=prompt, share=False))
+    engine = build([Reach()], 4 + 4 * 2, 4, 64, 8)
+    engine.submit(beams(width=4, prompt=prompt))
+    drain(engine)
+
+
+class Timed(NoGuard):
+    def __init__(self):
+        self.reason = None
+
+    def finished(self):
+        return self.reason
+
+
+@pytest.mark.parametrize("state", ["waiting", "held", "running"])
+def test_a_guard_may_end_a_sequence_without_a_token(state):
+    engine = build([Reach()], 64, 4, 64, 1)
+    guard = Timed()
+    first = engine.submit(Request((1,), SamplingParams(max_tokens=3), guard=NoGuard() if state == "waiting" else guard))
+    late = first
+    if state == "waiting":
+        late = engine.submit(Request((2,), SamplingParams(max_tokens=3), guard=guard))
+    if state == "held":
+        engine.hold(first.id, 0)
+    guard.reason = FinishReason.TIME
+    events = engine.step()
+    assert Finished(late.id, FinishReason.TIME) in events
+    assert late.state is State.FINISHED
+
+
+def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
+    class Broken(NoGuard):
+        def finished(self):
+            raise Planted
+
+    engine = build([Reach()], 64, 4, 64, 4)
+    bad = engine.submit(Request((1,), SamplingParams(max_tokens=3), guard=Broken()))
+    good = engine.submit(Request((2,), SamplingParams(max_tokens=3)))
+    events = drain(engine)
+    assert [type(event) for event in events if event.sequence == bad.id] == [Token, Failed]
+    assert Finished(good.id, FinishReason.LENGTH) in events

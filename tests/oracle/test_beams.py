@@ -1,0 +1,204 @@
+"""Beam search against transformers' own: the same texts and the same scores.
+
+A case counts where no two candidates that could change places are nearer than MARGIN; the others are shown as a share.
+An end token is made likely by a bias, which both sides add to its log-probabilities.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from tests.oracle.harness import Subject, make_subject, prompt_of
+from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
+from tokenwright.decode.beam import Hypothesis
+from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, Words
+from tokenwright.kernels import ReferenceKernels
+from tokenwright.models.checkpoint import STORIES, Checkpoint
+
+MARGIN = 2e-5
+NEW = 14
+BEAMS, PENALTIES, STOPPING = (2, 4, 8), (-1.0, 0.0, 1.0, 2.0), (True, False, "never")
+
+
+class Silent:
+    """A sink that makes no text."""
+
+    stopped = None
+
+    def push(self, token, armed=True):
+        return ""
+
+    def finish(self):
+        return ""
+
+    def fork(self):
+        return self
+
+
+class Watched(BeamSearch):
+    """Notes how near to each other the candidates were that could have changed places."""
+
+    nearest = float("inf")
+
+    def _candidates(self, group, table, taken, ends):
+        found = super()._candidates(group, table, taken, ends)
+        scores = [candidate.steered for candidate in found]
+        gaps = [above - below for above, below in pairwise(scores)]
+        self.nearest = min([self.nearest, *gaps])
+        return found
+
+
+@dataclass
+class Tally:
+    """What the tests of one model compared."""
+
+    cases: int = 0
+    qualified: int = 0
+    hypotheses: int = 0
+    early: int = 0
+    worst: float = 0.0
+    lengths: set[int] = field(default_factory=set)
+
+
+TALLIES: dict[str, Tally] = {}
+
+
+def search(engine: Engine, prompt, ends, *, cache: bool = True, salt: bytes = b"", **options) -> Watched:
+    params = SamplingParams(**{"max_tokens": NEW, "n": options["beams"]} | options)
+    found = Watched(params, TextGuard(Silent(), ends))
+    words = Words(end_ids=frozenset(ends))
+    request = Request(
+        tuple(prompt), params, found, cache=cache, salt=salt, words=words, width=params.beams, search=found
+    )
+    engine.submit(request)
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise event.error
+    engine.scheduler.check()
+    assert engine.pool.free == engine.pool.pages
+    return found
+
+
+def written(found: Hypothesis) -> list[int]:
+    return [node.token for node in found.node.path()]
+
+
+def theirs(model, prompt, ends, bias: float, beams: int, penalty: float, stopping):
+    config = GenerationConfig(
+        max_new_tokens=NEW,
+        num_beams=beams,
+        num_return_sequences=beams,
+        length_penalty=penalty,
+        early_stopping=stopping,
+        eos_token_id=list(ends),
+        pad_token_id=model.config.vocab_size - 1,
+        sequence_bias={(end,): bias for end in ends} if bias else None,
+        do_sample=False,
+        temperature=1.0,
+        top_p=1.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    with torch.no_grad():
+        out = model.generate(torch.tensor([list(prompt)]), generation_config=config)
+    rows = out.sequences[:, len(prompt) :].tolist()
+    return [cut(row, ends) for row in rows], out.sequences_scores.tolist()
+
+
+def cut(row, ends):
+    """A text up to its first end token: what follows is padding."""
+    return next((row[: place + 1] for place, token in enumerate(row) if token in ends), row)
+
+
+def compare(name: str, engine: Engine, model, prompts, ends, bias: float, beams: int, penalty: float, stopping) -> None:
+    tally = TALLIES.setdefault(name, Tally())
+    for prompt in prompts:
+        options = {"length_penalty": penalty, "early_stopping": stopping, "beams": beams}
+        found = search(engine, prompt, ends, logit_bias=dict.fromkeys(ends, bias), **options)
+        best = found.best(beams)
+        tally.cases += 1
+        tally.hypotheses += len(best)
+        tally.early += sum(one.reason is FinishReason.EOS and one.node.depth < NEW for one in best)
+        scores = [one.score for one in best]
+        nearest = min([found.nearest, *(a - b for a, b in pairwise(scores))])
+        if nearest < MARGIN:
+            continue
+        tally.qualified += 1
+        texts, values = theirs(model, prompt, ends, bias, beams, penalty, stopping)
+        assert [written(one) for one in best] == texts
+        assert scores == pytest.approx(
+            values, abs=1e-4 * max(1.0, NEW**-penalty)
+        )  # of the sums, which theirs has in fp32
+        tally.worst = max(tally.worst, *(abs(a - b) for a, b in zip(scores, values, strict=True)))
+
+
+# The bias makes an end token likely enough to end a good part of the beams early, and not all at once.
+@pytest.mark.parametrize("stopping", STOPPING)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("beams", BEAMS)
+@pytest.mark.parametrize(("kind", "bias"), [("llama3", 4.0), ("gpt2", 4.0), ("qwen2-window", 4.0)])
+def test_beam_search_is_transformers(kind, bias, beams, penalty, stopping):
+    subject = make_subject(kind)
+    prompts = [prompt_of(5 + 6 * seed, seed) for seed in range(2)]
+    compare(kind, subject.engine(TorchSampler()), subject.oracle, prompts, (2, 4), bias, beams, penalty, stopping)
+
+
+@pytest.fixture(scope="module")
+def stories():
+    checkpoint = Checkpoint.open("stories")
+    oracle = AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval()
+    return Subject("stories", checkpoint.config, checkpoint.tensors(torch.float32), "float32", oracle)
+
+
+@pytest.mark.parametrize("stopping", STOPPING)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("beams", BEAMS)
+def test_beam_search_of_the_inside_model_is_transformers(stories, beams, penalty, stopping):
+    prompts = [[0, 300, 301, 302]]
+    compare("stories", stories.engine(TorchSampler()), stories.oracle, prompts, (1, 4), 4.0, beams, penalty, stopping)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "gpt2", "stories"])
+def test_one_beam_is_the_greedy_text(kind, stories):
+    subject = stories if kind == "stories" else make_subject(kind)
+    prompt, ends = prompt_of(7), (2, 4)
+    found = search(subject.engine(TorchSampler()), prompt, ends, beams=2, n=1, max_tokens=1)
+    with torch.no_grad():
+        row = subject.oracle(torch.tensor([list(prompt)])).logits[0, -1]
+    assert written(found.best(1)[0]) == [int(row.argmax())]
+
+
+def test_enough_of_the_cases_could_be_compared(request):
+    if len(TALLIES) < 4:
+        pytest.fail("run the whole file: this test judges what the others have compared")
+    for name, tally in TALLIES.items():
+        assert tally.qualified >= 0.9 * tally.cases, name
+        assert tally.early >= 0.3 * tally.hypotheses, name
+
+
+WIDE = ReferenceKernels(wide=torch.float64)  # no rounding of sums turns a code of the cache over
+
+
+@pytest.mark.parametrize(
+    ("kv", "window", "sinks"), [("int8", None, 0), ("native", 6, 0), ("int4", 7, 2), ("fp8", 5, 1)]
+)
+@pytest.mark.parametrize("kind", ["llama3", "qwen2-window"])
+def test_with_any_cache_it_is_its_own_uncached_search(kind, kv, window, sinks):
+    subject = make_subject(kind)
+    specs = subject.specs(kv, window, sinks)
+    for beams, groups in ((4, 1), (6, 3)):
+        options = {"beams": beams, "beam_groups": groups, "diversity_penalty": 1.0 if groups > 1 else 0.0}
+        ways = []
+        for cache, more in ((True, {}), (False, {}), (True, {"token_budget": beams})):
+            engine = subject.engine(TorchSampler(), specs=specs, kernels=WIDE, page_size=4, **more)
+            ways.append(search(engine, prompt_of(9), (2, 4), cache=cache, logit_bias={2: 3.0}, **options))
+        texts = [[written(one) for one in way.best(beams)] for way in ways]
+        assert texts[0] == texts[1] == texts[2]
+        for way in ways[1:]:
+            assert [one.score for one in way.best(beams)] == pytest.approx(
+                [one.score for one in ways[0].best(beams)], abs=1e-9
+            )
