@@ -32,8 +32,9 @@ def rows_of(values):
 
 
 rows = rows_of(coarse | fine)
-distinct = st.lists(fine, min_size=SIZE, max_size=SIZE, unique=True).map(
-    lambda row: torch.tensor(row, dtype=torch.float64)
+# Further apart than the shift of `tempered` rounds: else it makes ties.
+distinct = st.lists(st.integers(-20_000, 20_000), min_size=SIZE, max_size=SIZE, unique=True).map(
+    lambda row: torch.tensor(row, dtype=torch.float64) / 1000
 )
 
 

@@ -41,6 +41,14 @@ def test_a_draw_is_the_inverse_cdf_over_the_kept_ids(logits, seed, position, k, 
     assert below - 1e-9 <= u <= below + chances[token] + 1e-9, (u, mass)
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (0.25, 2), (0.75, 4), (1 - 2**-53, 4), (1.0, 4)])
+def test_a_number_at_a_border_draws_a_token_that_has_a_chance(number, token, monkeypatch):
+    """Each token has its lower border, not its upper one; 1, which no number is, stands for what rounding may do."""
+    monkeypatch.setattr(sample, "uniform", lambda seed, position, choice: number)
+    chances = torch.tensor([0, 0.25, 0.5, 0, 0.25, 0], dtype=torch.float64)
+    assert sample.choose(chances, chances, 1, 0) == [token]
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e6])
 def test_extreme_temperatures_are_the_limits(temperature):
     logits = torch.tensor([3.0, 9.0, -2.0, 9.0 - 1e-3])
