@@ -72,6 +72,20 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeToken:
+    """A token that a beam search has kept for a while. `parent`: the place in the tree of the one before it, or None.
+
+    score: the sum of log-probabilities from the prompt on, as the search adds them up. reason: why a text ended here.
+    """
+
+    parent: int | None
+    token_id: int
+    logprob: float
+    score: float
+    reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A text that was continued: `text` and `token_ids` are what was added, an end token included in the ids.
 
@@ -79,6 +93,7 @@ class Completion:
     that ended it. score: of beam search, the sum of log-probabilities divided by length ** length_penalty.
     prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, where they were asked for. others:
     the request's other texts, each of which has its own; of best_of and beam search in the order of their quality.
+    tree: all that a beam search has kept, parents before children; ends: where the texts of `choices` end in it.
     """
 
     text: str
@@ -93,6 +108,8 @@ class Completion:
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: tuple[tuple[Likely, ...], ...] = ()
     others: "tuple[Completion, ...]" = ()
+    tree: tuple[TreeToken, ...] = ()
+    ends: tuple[int, ...] = ()
 
     @property
     def choices(self) -> "tuple[Completion, ...]":

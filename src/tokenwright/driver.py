@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
-from tokenwright.completion import Completion, Piece, Usage
+from tokenwright.completion import Completion, Piece, TreeToken, Usage
 from tokenwright.decode import BeamSearch, TextGuard
 from tokenwright.engine import (
     Dropped,
@@ -290,7 +290,16 @@ class Driver:
         if request.params.best_of is not None:
             texts = sorted(texts, key=lambda text: -_mean(text))[: request.params.n]
         first, *others = [self._told(job, text, ended) for text in texts]
-        return replace(first, others=tuple(others))
+        first = replace(first, others=tuple(others))
+        if job.search is not None and ended:
+            places = {node: place for place, node in enumerate(job.search.nodes())}
+            tree = tuple(
+                TreeToken(places.get(node.parent), node.token, node.logprob, node.score, node.reason)  # type: ignore[arg-type]
+                for node in places
+            )
+            best = job.search.best(request.params.n)
+            first = replace(first, tree=tree, ends=tuple(places[found.node] for found in best))
+        return first
 
     def _told(self, job: Job, text: Text, ended: bool) -> Completion:
         sequence, written = text.branch.sequence, tuple(text.written)

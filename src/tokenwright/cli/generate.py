@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +15,17 @@ import typer
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import facts, facts_line, memory_line
 from tokenwright.cli.output import remark, show_anything, write, write_json
+from tokenwright.cli.sampling import SEVERAL, sampled
+from tokenwright.cli.tree import picture
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.engine.params import SamplingParams
+    from tokenwright.engine.step import Likely
     from tokenwright.llm import LLM
 
+Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
 CacheFile = Annotated[
     Path | None,
     typer.Option(
@@ -29,16 +35,12 @@ CacheFile = Annotated[
 ]
 
 
+@sampled(several=True)
 def generate(
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
-    new_tokens: opt.NewTokens = 128,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
+    chosen: dict[str, Any] = {"max_tokens": 128},  # noqa: B006  (the options of SamplingParams, see `sampled`)
+    tree: Tree = False,
     model: opt.Model = "stories",
     revision: opt.Revision = None,
     device: opt.Device = "auto",
@@ -58,19 +60,13 @@ def generate(
     Sampling options that are not given are the model's own (its generation_config.json).
     """
     from tokenwright.cache.snapshot import check_place
-    from tokenwright.engine.params import SamplingParams
 
     text = opt.read_prompt(prompt, file)
-    chosen = opt.given(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        max_tokens=new_tokens,
-        stop=tuple(stop) if stop else None,
-        ignore_eos=ignore_eos or None,
-    )
-    SamplingParams(**chosen)  # refuses what it must before a model is loaded
+    several = max(chosen.get(name) or 1 for name in ("n", "best_of", "beams"))
+    if tree and chosen.get("beams", 1) == 1:
+        raise RequestError("--tree draws a beam search; give it --beams as well")
+    if cache_file is not None and several > 1:
+        raise RequestError("--cache-file keeps the KV cache of one text; leave --choices, --best-of and --beams out")
     if cache_file is not None and no_cache:
         raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
     if cache_file is not None:
@@ -86,7 +82,7 @@ def generate(
         sinks=sinks,
         page_size=page_size,
         token_budget=token_budget,
-        max_sequences=1,
+        max_sequences=several,
     ) as llm:
         there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
         run = Run(llm, text, llm.sampling(**chosen), cache=not no_cache)
@@ -97,6 +93,7 @@ def generate(
             if not quiet:
                 remark(memory_line(llm))
             run.to_stdout(echo=not quiet)
+            run.remarks(tree=tree)
             if not (quiet or run.unread):
                 remark(facts_line(llm, run.completion))
         if cache_file is not None:
@@ -117,13 +114,20 @@ def _saved(tokens: int, path: Path) -> str:
 
 
 class Run:
-    """One prompt being continued. `interrupted`: by Ctrl-C. `unread`: whoever read the text has gone."""
+    """One prompt being continued. `interrupted`: by Ctrl-C. `unread`: whoever read the text has gone.
+
+    One text is written as it comes; several, whose order or number is known at the end, when all are there.
+    """
 
     def __init__(self, llm: LLM, prompt: str, params: SamplingParams, *, cache: bool) -> None:
         self.llm = llm
         self.prompt = prompt
+        self.params = params
         self.interrupted = self.unread = False
-        self._stream = llm.stream(prompt, params, cache=cache)
+        self._cache = cache
+        alone = params.choices == params.beams == 1
+        self._stream = llm.stream(prompt, params, cache=cache) if alone else None
+        self._done: Completion | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -133,15 +137,41 @@ class Run:
     @property
     def completion(self) -> Completion:
         """What has been written so far."""
-        return self._stream.completion
+        done = self._done if self._stream is None else self._stream.completion
+        assert done is not None, "several texts are there when they have ended"
+        return done
 
     def go(self, write: Callable[[str], bool]) -> None:
         """Hands the text to `write` as it comes, to the end or until one of the two ways to end it early."""
+        if self._stream is None:
+            self._several(write)
+            return
         with self._stream:
             try:
                 self.unread = not all(write(piece.text) for piece in self._stream)
             except KeyboardInterrupt:
                 self.interrupted = True
+
+    def _several(self, write: Callable[[str], bool]) -> None:
+        from rich.console import Console
+
+        what = f"searching with {self.params.beams} beams" if self.params.beams > 1 else "writing"
+        with Console(stderr=True).status(f"[dim]{what}"):
+            [self._done] = self.llm.generate([self.prompt], self.params, cache=self._cache)
+        texts = self._done.choices
+        shown = [one.text if len(texts) == 1 else f"[{place}] {one.text}" for place, one in enumerate(texts, 1)]
+        self.unread = not write("\n".join(shown))
+
+    def remarks(self, *, tree: bool) -> None:
+        """What was asked for beside the text: the tree of the beams, and log-probabilities."""
+        done, tokens = self.completion, self.llm.tokenizer
+        if tree:
+            for line in picture(done.tree, lambda ids: tokens.decode(ids, skip_special=False), done.ends):
+                remark(line)
+        for one in done.choices if self.params.logprobs is not None else ():
+            for token, logprob, top in zip(one.token_ids, one.logprobs, one.top_logprobs, strict=True):
+                others = "  ".join(f"{tokens.token_text(other.token)!r} {other.logprob:.2f}" for other in top)
+                remark(f"{logprob:8.3f}  {tokens.token_text(token)!r:<16} {others}".rstrip())
 
     def to_stdout(self, *, echo: bool) -> None:
         """The text as it comes, a final newline after it; a terminal sees the prompt first, dimly."""
@@ -158,10 +188,33 @@ class Run:
 
     def as_json(self) -> dict[str, Any]:
         done = self.completion
-        return {
-            "prompt": self.prompt,
-            "text": done.text,
-            "token_ids": list(done.token_ids),
-            "finish_reason": str(done.finish_reason),
-            "facts": facts(self.llm, done),
+        texts = [self._one(one) for one in done.choices]
+        more = {"choices": texts} if len(texts) > 1 else {}
+        if done.tree:
+            more["tree"] = [asdict(token) for token in done.tree]
+        return {"prompt": self.prompt, **texts[0], **more, "facts": facts(self.llm, done)}
+
+    def _one(self, one: Completion) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "text": one.text,
+            "token_ids": list(one.token_ids),
+            "finish_reason": str(one.finish_reason),
         }
+        if one.stopped is not None:
+            told["stopped"] = one.stopped
+        if one.score is not None:
+            told["score"] = one.score
+        if self.params.logprobs is not None:
+            told["logprobs"] = list(one.logprobs)
+            told["sampler_logprobs"] = [_finite(value) for value in one.sampler_logprobs]
+            told["top_logprobs"] = [[_likely(other) for other in top] for top in one.top_logprobs]
+        return told
+
+
+def _likely(one: Likely) -> dict[str, Any]:
+    return {"token_id": one.token, "logprob": one.logprob, "sampler_logprob": _finite(one.sampler_logprob)}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: what was cut has no log-probability there."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,149 @@
+"""The options of SamplingParams, which commands that write text have in common."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from typer import Option
+
+from tokenwright.cli.options import NewTokens, Seed, given
+from tokenwright.engine.params import Grammar, SamplingParams
+from tokenwright.errors import RequestError
+
+DRAW, PENALTIES, IDS, STOPPING = "Sampling", "Penalties", "Allowed and forbidden tokens", "Stopping"
+FORMAT, SEVERAL = "Format", "Several texts and beam search"
+
+
+def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
+    return Annotated[kind | None, Option(*names, help=help_, rich_help_panel=panel)]
+
+
+_NUMBER, _WHOLE, _TEXTS, _IDS = float, int, list[str], list[int]
+COMMON: dict[str, Any] = {
+    "new_tokens": NewTokens,
+    "temperature": _option(_NUMBER, DRAW, "0 takes the likeliest token; higher is more adventurous."),
+    "top_k": _option(_WHOLE, DRAW, "Draw among the k likeliest tokens; 0 is all of them."),
+    "top_p": _option(_NUMBER, DRAW, "Draw among the likeliest tokens that hold this much probability."),
+    "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least so many times as probable as the likeliest."),
+    "typical_p": _option(_NUMBER, DRAW, "Draw among the tokens of most expected surprise with this much probability."),
+    "top_n_sigma": _option(_NUMBER, DRAW, "Draw among logits within n standard deviations of the highest; 0 is off."),
+    "seed": Seed,
+    "repetition_penalty": _option(_NUMBER, PENALTIES, "Above 1, tokens of the text so far become less likely."),
+    "repetition_window": _option(_WHOLE, PENALTIES, "Of the last so many tokens alone; 0 is the whole text."),
+    "presence_penalty": _option(_NUMBER, PENALTIES, "Off the logits of tokens that were written."),
+    "frequency_penalty": _option(_NUMBER, PENALTIES, "The same, for each time that they were."),
+    "dry_multiplier": _option(_NUMBER, PENALTIES, "DRY: off the logits of what goes on with a repetition; 0 is off."),
+    "dry_base": _option(_NUMBER, PENALTIES, "What DRY's penalty grows by with each token of the repetition."),
+    "dry_allowed_length": _option(_WHOLE, PENALTIES, "How long a repetition is before DRY's penalty grows."),
+    "dry_breakers": _option(_TEXTS, PENALTIES, "No repetition reaches across it; may be repeated.", "--dry-breaker"),
+    "logit_bias": _option(_TEXTS, IDS, "ID:NUMBER, added to the token's logit; may be repeated."),
+    "allowed_ids": _option(_IDS, IDS, "Only these token ids may be written; may be repeated.", "--allow-id"),
+    "banned_ids": _option(_IDS, IDS, "This token id is not written; may be repeated.", "--ban-id"),
+    "bad_words": _option(_TEXTS, IDS, "This text is not written; may be repeated.", "--bad-word"),
+    "stop": _option(_TEXTS, STOPPING, "End where this string appears; may be repeated."),
+    "stop_ids": _option(_IDS, STOPPING, "End at this token id; may be repeated.", "--stop-id"),
+    "include_stop": _option(bool, STOPPING, "What ended the text is part of it.", "--include-stop"),
+    "ignore_eos": _option(bool, STOPPING, "Go on after an end token.", "--ignore-eos"),
+    "min_tokens": _option(_WHOLE, STOPPING, "The first so many tokens do not end the text."),
+    "max_seconds": _option(_NUMBER, STOPPING, "End after so many seconds."),
+    "json_schema": _option(str, FORMAT, "Write JSON of this schema: the schema, or @FILE."),
+    "regex": _option(str, FORMAT, "Write what this regular expression matches as a whole."),
+    "lark": _option(str, FORMAT, "Write what this Lark grammar allows: the grammar, or @FILE."),
+    "choice": _option(_TEXTS, FORMAT, "Write one of these texts; may be repeated."),
+}  # fmt: skip
+MORE: dict[str, Any] = {
+    "n": _option(_WHOLE, SEVERAL, "Texts to write; of beam search, the best so many.", "--choices"),
+    "best_of": _option(_WHOLE, SEVERAL, "Write so many and show the likeliest of them."),
+    "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the likeliest text that it finds."),
+    "length_penalty": _option(_NUMBER, SEVERAL, "A beam's score is divided by its length to this power."),
+    "early_stopping": _option(str, SEVERAL, "true, false or never: when the beams that have ended are enough."),
+    "beam_groups": _option(_WHOLE, SEVERAL, "Groups of beams that avoid each other's tokens,"),
+    "diversity_penalty": _option(_NUMBER, SEVERAL, "at this cost in log-probability."),
+    "logprobs": _option(_WHOLE, SEVERAL, "Show each token's log-probability and so many likelier ones'."),
+}
+
+
+def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options in place of its parameter `chosen`: the SamplingParams' fields that were given.
+
+    They are checked before the command runs; `several` adds those for more than one text.
+    """
+    table = COMMON | MORE if several else COMMON
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        default = signature.parameters["chosen"].default["max_tokens"]
+
+        @functools.wraps(command)
+        def wrapped(*args: Any, **kwargs: Any) -> None:
+            chosen = chosen_from({name: kwargs.pop(name) for name in table})
+            SamplingParams(**chosen)  # refuses what it must before a model is loaded
+            command(*args, chosen=chosen, **kwargs)
+
+        kinds = get_type_hints(command, include_extras=True) | table
+        options = [_parameter(name, table[name], default if name == "new_tokens" else None) for name in table]
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in signature.parameters.items():
+            own = [_parameter(name, kinds[name], parameter.default)]
+            parameters += options if name == "chosen" else own
+        wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapped
+
+    return wrap
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+
+
+def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams that options on the command line set. Raises RequestError."""
+    chosen = given(**options)
+    chosen["max_tokens"] = chosen.pop("new_tokens")
+    for name, value in chosen.items():
+        if isinstance(value, list):
+            chosen[name] = tuple(value)
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = dict(map(_bias, chosen["logit_bias"]))
+    if "early_stopping" in chosen:
+        said = chosen["early_stopping"].lower()
+        if said not in ("true", "false", "never"):
+            raise RequestError(f"--early-stopping must be true, false or never, not {said!r}")
+        chosen["early_stopping"] = said if said == "never" else said == "true"
+    grammars = {
+        "json_schema": lambda text: Grammar.json_schema(_read(text)),
+        "regex": Grammar.regex,
+        "lark": lambda text: Grammar.lark(_read(text)),
+        "choice": Grammar.choice,
+    }
+    formats = [(name, chosen.pop(name)) for name in grammars if name in chosen]
+    if len(formats) > 1:
+        raise RequestError(
+            f"a text has one format; give one of {' and '.join('--' + n.replace('_', '-') for n, _ in formats)}"
+        )
+    for name, value in formats:
+        chosen["grammar"] = grammars[name](value)
+    return chosen
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition(":")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise RequestError(f"--logit-bias must be ID:NUMBER, such as 42:-100, not {text!r}") from None
+
+
+def _read(text: str) -> str:
+    """The text itself, or what is in @FILE."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{text[1:]} cannot be read: {error}") from None
