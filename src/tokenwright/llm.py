@@ -219,6 +219,8 @@ class LLM:
         suggested = {field.name: getattr(self.generation, field.name) for field in fields(self.generation)}
         chosen = {name: value for name, value in suggested.items() if name in names and value not in (None, ())}
         kept = {name: value for name, value in chosen.items() if not (beams and name in DRAWING)}
+        if "min_tokens" in kept:  # a suggestion gives way to what is asked
+            kept["min_tokens"] = min(kept["min_tokens"], int(given.get("max_tokens", SamplingParams().max_tokens)))  # type: ignore[call-overload]
         return SamplingParams(**{**kept, **given})
 
     def stream(

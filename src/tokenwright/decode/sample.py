@@ -146,7 +146,11 @@ def _unsound() -> EngineError:
 def _picked(chunk: Chunk, logits: torch.Tensor, look: Look) -> list[Result]:
     """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from its logits [V]."""
     request, params = chunk.request, chunk.request.params
-    row = adjusted(logits, chunk.text, len(request.prompt), params, request.words, chunk.guard.mask())
+    try:
+        mask = chunk.guard.mask()
+    except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+        return [Fault(chunk.sequence, error)]
+    row = adjusted(logits, chunk.text, len(request.prompt), params, request.words, mask)
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(chunk.sequence, exhausted())]
     chances = probabilities(row, params)
@@ -181,7 +185,10 @@ def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Resul
     if not all(_sound(logits) for _, logits in beams):
         return [Fault(chunk.sequence, _unsound()) for chunk, _ in beams]
     results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.wants is Wants.ALL]
-    results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
+    try:
+        results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
+    except Exception as error:  # of its guards, which are the client's
+        return [Fault(chunk.sequence, error) for chunk, _ in beams]
     for chunk, logits in beams:
         look(chunk, logits[-1], None)
     return results
