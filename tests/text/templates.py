@@ -63,7 +63,7 @@ PHI = """\
 """
 ZEPHYR = """\
 {% for turn in messages %}
-{% if turn.role == 'user' %}
+  {% if turn.role == 'user' %}
 {{ '<|user|>\\n' + turn.content + eos_token }}
 {% elif turn.role == 'assistant' %}
 {{ '<|assistant|>\\n'  + turn.content + eos_token }}

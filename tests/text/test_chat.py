@@ -349,10 +349,20 @@ def test_ids_that_say_something_else_are_left_out(ids: Any) -> None:
     chat = template("chatml")
     encode = chat._tokenizer.encode
     given_ids = (
-        {"other": encode("bcd"), "special": encode("a<|im_end|>b")}.get(ids, ids) if isinstance(ids, str) else ids
+        {"other": encode("bcd"), "special": encode("ab<|im_end|>c")}.get(ids, ids) if isinstance(ids, str) else ids
     )
     messages = talk("q", "abc", "r")
     assert chat.render(messages, answers={1: given_ids}) == chat.render(messages)
+
+
+def test_borders_that_change_what_a_template_does_are_left_out() -> None:
+    turn = "{{ ('A:' if turn.content[0] == 'a' else 'B:') ~ turn.content ~ eos_token }}"
+    source = f"{{% for turn in messages %}}{turn}{{% endfor %}}"
+    with open_template(source, "byte_level") as chat:
+        messages = talk("q", "ab", "r")
+        rendered = chat.render(messages, answers={1: chat._tokenizer.encode("ab")})
+        assert rendered == chat.render(messages)
+    assert rendered.text == "B:q</s>A:ab</s>B:r</s>"
 
 
 def test_thinking_that_the_template_drops_is_dropped() -> None:
@@ -460,17 +470,20 @@ SLOW = """\
 {{ messages[0].content }}"""
 
 
-def test_a_process_that_breaks_is_an_error_once() -> None:
-    with ThreadPoolExecutor(1) as pool:
-        renderer = Renderer(SLOW, {}, 60.0)
-        renderer.render(talk("a"), True)
-        assert renderer._running is not None
-        answer = pool.submit(renderer.render, talk("slow"), True)
-        while not renderer._lock.locked():
-            time.sleep(0.001)
-        os.kill(renderer._running.pid, signal.SIGKILL)
+def test_a_process_that_breaks_is_an_error_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(SLOW, {}, 60.0)
+    renderer.render(talk("a"), True)
+    running, ask = renderer._running, renderer._ask
+
+    def dying(*question: Any) -> Any:
+        assert running is not None
+        running.kill()
+        return ask(*question)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(renderer, "_ask", dying)
         with pytest.raises(RequestError, match="breaks its process"):
-            answer.result()
+            renderer.render(talk("slow"), True)
     assert renderer.render(talk("b"), True) == "b"
     renderer.close()
 
