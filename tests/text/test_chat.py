@@ -1,6 +1,5 @@
 """Chat templates: rendered as transformers renders them, in bounds; and no text becomes a control token unasked."""
 
-import os
 import signal
 import subprocess
 import sys
