@@ -1,0 +1,432 @@
+"""The beam search alone, on rows of logits made by hand, against a search written here from the definition alone.
+
+The player is what the engine is to a search: it keeps a text for every beam, forks and drops them as is picked, and
+hands the rows in. Rows have few values, so that ties are everywhere.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenwright.decode import BeamSearch, TextGuard
+from tokenwright.engine import Chunk, Fault, Finish, FinishReason, Pick, Request, SamplingParams, Wants, Words
+from tokenwright.engine.params import MOST_TOKENS
+
+V = 7
+PROMPT = (1, 2)
+EVERYTHING = (1 << V) - 1
+
+
+def number(*parts):
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:4], "little")
+
+
+def hashed(seed, levels):
+    """A row for every text: each logit is one of `levels`, and many texts have the same row."""
+    return lambda text: [levels[number(seed, token, number(seed, text) % 4) % len(levels)] for token in range(V)]
+
+
+class Sink:
+    """A text whose letters are tokens; it stops at two letters side by side."""
+
+    def __init__(self, stop=None):
+        self.stop, self.text, self.armed, self.stopped = stop, (), [], None
+
+    def push(self, token, armed=True):
+        self.text += (token,)
+        if armed and self.stop is not None and self.text[-2:] == self.stop:
+            self.stopped = str(self.stop)
+        return ""
+
+    def finish(self):
+        return ""
+
+    def fork(self):
+        other = Sink(self.stop)
+        other.text, other.stopped = self.text, self.stopped
+        return other
+
+
+@dataclass
+class Grammar:
+    """Which ids may follow a text, and whether it is complete, both by a hash of it."""
+
+    seed: int
+    text: tuple[int, ...] = ()
+
+    @property
+    def ids(self):
+        return EVERYTHING & ~(number("closed", self.seed, self.text) if self.seed else 0)
+
+    def mask(self):
+        return np.array([self.ids], dtype="<u4")
+
+    def advance(self, token):
+        assert self.ids >> token & 1, "a token that the grammar forbids"
+        self.text += (token,)
+        return self.complete
+
+    @property
+    def complete(self):
+        return bool(self.seed) and number("complete", self.seed, self.text) % 5 == 0
+
+    def fork(self):
+        return replace(self)
+
+
+@dataclass
+class Case:
+    """What is searched, by what rows, and what ends its texts."""
+
+    params: SamplingParams
+    rows: object
+    ends: tuple[int, ...] = ()  # end tokens
+    stop: tuple[int, int] | None = None  # a stop string of two tokens
+    grammar: int = 0
+    context: int = 100
+
+    @property
+    def limit(self):
+        return min(len(PROMPT) + self.params.max_tokens, self.context) - len(PROMPT)
+
+    @property
+    def words(self):
+        return Words(end_ids=frozenset(self.ends) | frozenset(self.params.stop_ids))
+
+    def guard(self, clock=lambda: 0.0):
+        params = self.params
+        return TextGuard(
+            Sink(self.stop),
+            self.ends,
+            params.stop_ids,
+            min_tokens=params.min_tokens,
+            deadline=params.max_seconds,
+            constraint=Grammar(self.grammar) if self.grammar else None,
+            clock=clock,
+        )
+
+    def model(self, text):
+        """The model's log-probabilities after a text."""
+        return torch.tensor(self.rows(text), dtype=torch.float64).log_softmax(-1).tolist()
+
+    def row(self, text):
+        """The log-probabilities of what may follow a text."""
+        row = self.model(text)
+        for token, bias in self.params.logit_bias:
+            row[token] += bias
+        early = self.words.end_ids if len(text) < self.params.min_tokens else ()
+        ids = Grammar(self.grammar, text).ids
+        return [-math.inf if token in early or not ids >> token & 1 else row[token] for token in range(V)]
+
+    def reason(self, text):
+        """Why a text ends with its last token, if it does."""
+        late, token = len(text) > self.params.min_tokens, text[-1]
+        if token in self.ends and late:
+            return FinishReason.EOS
+        if token in self.params.stop_ids and late:
+            return FinishReason.STOP_ID
+        if late and self.stop is not None and text[-2:] == self.stop:
+            return FinishReason.STOP
+        if Grammar(self.grammar, text).complete:
+            return FinishReason.GRAMMAR
+        if len(text) == self.params.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.CONTEXT if len(text) == self.limit else None
+
+
+def naive(case):
+    """(text, score, reason) of all that ended, the best first; and the texts of all beams at each step."""
+    params = case.params
+    width = params.beams // params.beam_groups
+    groups = [[((), 0.0, 0.0)] for _ in range(params.beam_groups)]  # text, score, score less what diversity cost
+    found = [[] for _ in groups]
+    done = [False] * len(groups)
+    steps = []
+    while not all(done):
+        taken = Counter()
+        for which, beams in enumerate(groups):
+            if done[which]:
+                continue
+            ways = []
+            for place, (text, score, steered) in enumerate(beams):
+                for token, logprob in enumerate(case.row(text)):
+                    cost = taken[token] * params.diversity_penalty
+                    if logprob > -math.inf:
+                        ways.append((-(logprob - cost + steered), place, token, score + logprob))
+            going = []
+            for rank, (cost, place, token, score) in enumerate(
+                sorted(ways)[: max(2, 1 + len(case.words.end_ids)) * width]
+            ):
+                text = (*beams[place][0], token)
+                reason = case.reason(text)
+                if reason is not None and rank < width:
+                    found[which].append((text, score / len(text) ** params.length_penalty, reason))
+                elif reason is None and len(going) < width:
+                    going.append((text, score, -cost))
+            found[which] = sorted(found[which], key=lambda one: -one[1])[:width]
+            taken.update(text[-1] for text, _, _ in going)
+            groups[which] = going
+            done[which] = not going or (len(found[which]) == width and over(case, going[0], found[which][-1][1]))
+        steps.append([text for which, beams in enumerate(groups) if not done[which] for text, _, _ in beams])
+    return sorted((one for some in found for one in some), key=lambda one: -one[1]), steps[:-1]
+
+
+def over(case, beam, worst):
+    """Whether no beam can still be better than the worst that was found."""
+    text, score, _ = beam
+    penalty, stopping = case.params.length_penalty, case.params.early_stopping
+    if stopping is True:
+        return True
+    length = case.limit if stopping == "never" and penalty > 0 else len(text)
+    return score / length**penalty <= worst
+
+
+@dataclass
+class Player:
+    """Plays the engine for one search. `texts`: what each beam's sequence has written."""
+
+    case: Case
+    clock: object = lambda: 0.0
+    reverse: bool = False  # the rows are handed in the other way round
+    texts: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: ()})
+    choices: dict[int, int] = field(default_factory=lambda: {0: 0})
+    steps: list[list[tuple[int, ...]]] = field(default_factory=list)
+    picks: list[Pick] = field(default_factory=list)  # all of them, in order
+    ends: list = field(default_factory=list)
+    ids: int = 0
+
+    def __post_init__(self):
+        self.search = BeamSearch(self.case.params, self.case.guard(self.clock))
+        self.request = Request(
+            PROMPT,
+            self.case.params,
+            self.search,
+            words=self.case.words,
+            width=self.case.params.beams,
+            search=self.search,
+        )
+
+    def chunk(self, identity):
+        text = [*PROMPT, *self.texts[identity]]
+        return Chunk(
+            identity,
+            self.request,
+            len(text) - 1,
+            (text[-1],),
+            ({},),
+            len(PROMPT) + self.case.limit,
+            Wants.LAST,
+            choices=(self.choices[identity],),
+            text=text,
+            guard=self.search,
+        )
+
+    def step(self):
+        order = sorted(self.texts, reverse=self.reverse)
+        results = self.search.pick(
+            [(self.chunk(one), torch.tensor(self.case.rows(self.texts[one]), dtype=torch.float64)) for one in order]
+        )
+        if not all(isinstance(result, Pick) for result in results):
+            assert [result.parent for result in results] == order, "at the end every beam is told"
+            self.ends = results
+            return
+        before = dict(self.texts)
+        assert {pick.parent for pick in results} <= before.keys()
+        assert len({pick.choice for pick in results}) == len(results), "no two beams have one choice"
+        self.texts, self.choices = {}, {}
+        for pick in results:
+            identity = pick.parent
+            if identity in self.texts:
+                self.ids += 1
+                identity = self.ids
+            self.texts[identity] = (*before[pick.parent], pick.token)
+            self.choices[identity] = pick.choice
+            assert self.search.advance(pick.token) is None, "what ends was not picked"
+            assert pick.logprob == self.case.model(before[pick.parent])[pick.token]
+            assert pick.sampler_logprob == self.case.row(before[pick.parent])[pick.token]
+        self.picks += results
+        self.steps.append([text for _, text in sorted((self.choices[one], text) for one, text in self.texts.items())])
+
+    def play(self, steps=1000):
+        while not self.ends and steps:
+            self.step()
+            steps -= 1
+        return self
+
+    def found(self):
+        return [(tuple(node.token for node in one.node.path()), one.score, one.reason) for one in self.best()]
+
+    def best(self):
+        return self.search.best(100)
+
+
+LEVELS = st.lists(st.sampled_from([0.0, -1.0, -2.0, -0.5, 3.0]), min_size=1, max_size=4)
+
+
+@st.composite
+def cases(draw):
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    beams = groups * draw(st.integers(1 if groups > 1 else 2, 4))
+    most = draw(st.integers(1, 7))
+    params = SamplingParams(
+        beams=beams,
+        beam_groups=groups,
+        diversity_penalty=draw(st.sampled_from([0.0, 0.5, 1.0, 20.0])) if groups > 1 else 0.0,
+        length_penalty=draw(st.sampled_from([1.0, 0.0, 2.0, -1.0])),
+        early_stopping=draw(st.sampled_from([True, False, "never"])),
+        max_tokens=most,
+        min_tokens=draw(st.integers(0, most)),
+        stop_ids=draw(st.sampled_from([(), (5,), (4, 5)])),
+        logit_bias=draw(st.sampled_from([{}, {6: 2.0}, {6: 2.0, 5: 1.0}])),
+    )
+    return Case(
+        params,
+        hashed(draw(st.integers(0, 10**6)), draw(LEVELS)),
+        ends=draw(st.sampled_from([(), (6,), (6, 3)])),
+        stop=draw(st.sampled_from([None, (0, 0), (1, 0)])),
+        grammar=draw(st.sampled_from([0, 0, 1, 2, 3])),
+        context=draw(st.sampled_from([100, 100, len(PROMPT) + 3])),
+    )
+
+
+def same(found, expected):
+    assert [(text, reason) for text, _, reason in found] == [(text, reason) for text, _, reason in expected]
+    assert [score for _, score, _ in found] == pytest.approx([score for _, score, _ in expected], abs=1e-12)
+
+
+@settings(max_examples=300)
+@given(cases(), st.booleans())
+def test_a_search_is_the_one_of_the_definition(case, reverse):
+    player = Player(case, reverse=reverse).play()
+    expected, steps = naive(case)
+    assert player.steps == steps
+    same(player.found(), expected)
+    best = expected[0][2] if expected else None
+    assert all(
+        isinstance(end, Finish) and end.reason is best if expected else isinstance(end, Fault) for end in player.ends
+    )
+    check_tree(player)
+
+
+def check_tree(player):
+    """The tree holds every beam and every text that ended while it was among the best, and nothing else."""
+    seen = {}
+    for node in player.search.nodes():
+        assert node.parent is player.search.root or node.parent in seen, "parents come before children"
+        seen[node] = (*seen.get(node.parent, ()), node.token)
+        assert node.depth == len(seen[node])
+        assert node.score == pytest.approx(sum(one.sampler_logprob for one in node.path()), abs=1e-9)
+    assert {text for step in player.steps for text in step} <= set(seen.values())
+    assert {one.node for one in player.best()} <= seen.keys()
+    assert all(node.reason is not None for node in seen if not node.children and seen[node] not in leaves(player))
+
+
+def leaves(player):
+    """Texts of beams that were picked, and those of the last step, which nobody was told."""
+    return {text for step in player.steps for text in step} | {
+        tuple(one.token for one in beam.node.path()) for group in player.search.groups for beam in group.beams.values()
+    }
+
+
+def test_where_every_end_is_forbidden_and_nothing_else_is_left_the_search_fails():
+    params = SamplingParams(beams=2, max_tokens=4, min_tokens=2, stop_ids=range(V))
+    player = Player(Case(params, lambda text: [0.0] * V)).play()
+    assert [type(end) for end in player.ends] == [Fault]
+    assert "nothing is left to choose" in str(player.ends[0].error)
+    assert player.found() == []
+
+
+def test_where_beams_have_nowhere_to_go_what_has_ended_is_told():
+    """After two tokens the grammar is closed; one text has ended before, and there are three beams."""
+    case = Case(SamplingParams(beams=3, max_tokens=9), lambda text: [0.0] * 6 + [-9.0 if text else 5.0], ends=(6,))
+    player = Player(case)
+    player.search.groups[0].beams[0].guard.constraint = Short()
+    player.play()
+    assert [(text, reason) for text, _, reason in player.found()] == [((6,), FinishReason.EOS)]
+    assert [end.reason for end in player.ends] == [FinishReason.EOS] * 3
+
+
+@dataclass
+class Short(Grammar):
+    """All may follow, and nothing after two tokens."""
+
+    seed: int = 0
+
+    @property
+    def ids(self):
+        return 0 if len(self.text) == 2 else EVERYTHING
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("steps", range(6))
+def test_at_the_deadline_what_the_beams_have_written_competes_with_what_has_ended(steps, groups):
+    now = [0.0]
+    params = SamplingParams(beams=4, beam_groups=groups, max_tokens=9, max_seconds=1.0, length_penalty=0.5)
+    case = Case(params, lambda text: [0.0, 0.1, 0.2, 0.3, 0.0, 0.0, len(text) - 0.5], ends=(6,))
+    player = Player(case, clock=lambda: now[0]).play(steps)
+    assert player.search.finished() is None
+    before = {group_of(player, one.node): [] for one in player.best()}
+    for one in player.best():
+        before[group_of(player, one.node)].append(one)
+    beams = [
+        [(one.node.path(), one.node.score) for one in group.beams.values() if one.node.depth and not group.done]
+        for group in player.search.groups
+    ]
+    now[0] = 1.0
+    assert player.search.finished() is (None if player.ends else FinishReason.TIME)
+    expected = []
+    for number, going in enumerate(beams):
+        texts = [([n.token for n in path], score / len(path) ** 0.5, FinishReason.TIME) for path, score in going]
+        ended = [([n.token for n in one.node.path()], one.score, one.reason) for one in before.get(number, [])]
+        expected += sorted([*ended, *texts], key=lambda one: -one[1])[: 4 // groups]
+    same([(list(text), *rest) for text, *rest in player.found()], sorted(expected, key=lambda one: -one[1]))
+    assert player.search.finished() is None, "it is told once"
+    assert all(one.node.reason is one.reason for one in player.best())
+
+
+def group_of(player, node):
+    return next(
+        place for place, group in enumerate(player.search.groups) if any(one.node is node for one in group.best)
+    )
+
+
+def test_a_row_tells_its_likeliest_ids_to_all_that_go_on_from_it():
+    params = SamplingParams(beams=3, n=3, max_tokens=3, logprobs=2, logit_bias={2: 1.5})
+    case = Case(params, hashed(7, [0.0, -1.0, 2.0]))
+    player = Player(case).play()
+    for one in player.best():
+        path = one.node.path()
+        for place, node in enumerate(path):
+            text = tuple(before.token for before in path[:place])
+            model, row = case.model(text), case.row(text)
+            ids = sorted(range(V), key=lambda token: (-model[token], token))[:2]
+            assert [(top.token, top.logprob, top.sampler_logprob) for top in node.top] == [
+                (token, model[token], row[token]) for token in ids
+            ]
+            assert (node.logprob, node.sampler_logprob) == (model[node.token], row[node.token])
+    assert {pick.top for pick in player.picks} <= {node.top for node in player.search.nodes()}
+    assert player.search.best(2) == player.best()[:2]
+
+
+def test_forks_of_a_search_are_the_search_itself_and_mask_nothing():
+    player = Player(Case(SamplingParams(beams=2), lambda text: [0.0] * V))
+    assert player.search.fork() is player.search
+    assert player.search.mask() is None
+
+
+@pytest.mark.parametrize("stopping", [False, "never"])
+@pytest.mark.parametrize("penalty", [30.0, -30.0])
+def test_any_length_may_be_raised_to_any_penalty(penalty, stopping):
+    params = SamplingParams(beams=2, max_tokens=MOST_TOKENS, length_penalty=penalty, early_stopping=stopping)
+    case = Case(params, lambda text: [0.0, -3.0, -3.0, -3.0, -3.0, -3.0, -1.0], ends=(6,), context=2 * MOST_TOKENS)
+    player = Player(case).play(4)
+    player.search.give_up(FinishReason.TIME)
+    assert len(player.best()) == 2
+    assert all(math.isfinite(one.score) for one in player.best())
