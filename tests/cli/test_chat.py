@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -285,7 +286,7 @@ def test_ctrl_c_keeps_what_was_written(chat: Run, monkeypatch: pytest.MonkeyPatc
 
 
 @contextmanager
-def terminal(talker: Path) -> Iterator[tuple[Callable[[str], str], Callable[[str], None], "subprocess.Popen[bytes]"]]:
+def terminal(talker: Path) -> Iterator[tuple[Callable[..., str], Callable[[str], None], "subprocess.Popen[bytes]"]]:
     """`chat` on a terminal of its own: to wait for a text that it shows, and to type."""
     own, theirs = os.openpty()
     attributes = termios.tcgetattr(theirs)
@@ -305,14 +306,23 @@ def terminal(talker: Path) -> Iterator[tuple[Callable[[str], str], Callable[[str
     os.close(theirs)
     seen = ""
 
-    def until(pattern: str) -> str:
-        """What is shown up to a pattern; fails when the program ends before."""
+    def until(pattern: str, *, nudge: str = "", ends: bool = False) -> str:
+        """What is shown up to a pattern; fails when the program ends before. `ends`: it is to end instead.
+
+        `nudge` is typed, and again after a while of silence: input() misses a signal that comes just before it waits.
+        """
         nonlocal seen
-        while (match := re.search(pattern, seen)) is None:
+        os.write(own, nudge.encode())
+        while ends or (match := re.search(pattern, seen)) is None:
+            if nudge and not select.select([own], [], [], 2.0)[0]:
+                os.write(own, nudge.encode())
+                continue
             try:
                 data = os.read(own, 65_536)
             except OSError:
                 data = b""
+            if ends and not data:
+                return seen
             assert data, f"ended before {pattern!r}: {seen!r}"
             seen += data.decode("utf-8", errors="replace")
         shown, seen = seen[: match.end()], seen[match.end() :]
@@ -341,10 +351,9 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_a_second_one_leaves(talker: P
         until("> ")
         type_("/prompt\n")
         assert "user: Hello</s>assistant: " in until("> ")
-        type_("\x03")
-        until("Ctrl-C again leaves")
+        until("Ctrl-C again leaves", nudge="\x03")
         until("> ")
-        type_("\x03")
+        until("", nudge="\x03", ends=True)
         assert process.wait() == 0
 
 

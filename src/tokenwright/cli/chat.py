@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import memory_line, seconds
 from tokenwright.cli.output import remark, show_anything, write
+from tokenwright.cli.sampling import sampled
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
 
 if TYPE_CHECKING:
@@ -45,16 +46,12 @@ Markup = Annotated[
 ]
 
 
+@sampled()
 def chat(
     system: System = None,
     load: LoadFile = None,
     markup: Markup = False,
-    new_tokens: opt.NewTokens = 512,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
+    chosen: dict[str, Any] = {"max_tokens": 512},  # noqa: B006  (the options of SamplingParams, see `sampled`)
     model: opt.Model = "stories",
     revision: opt.Revision = None,
     device: opt.Device = "auto",
@@ -70,17 +67,6 @@ def chat(
 
     Each turn reads only what is new: what was said before is in the KV cache.
     """
-    from tokenwright.engine.params import SamplingParams
-
-    chosen = opt.given(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        max_tokens=new_tokens,
-        stop=tuple(stop) if stop else None,
-    )
-    SamplingParams(**chosen)  # refuses what it must before a model is loaded
     talk = Conversation() if load is None else loaded(load)
     if system is not None:
         talk.set_system(system)

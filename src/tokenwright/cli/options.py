@@ -30,22 +30,10 @@ Temperature = Annotated[
     float | None,
     Option(help="0 takes the likeliest token; higher is more adventurous.", rich_help_panel=SAMPLING),
 ]
-TopK = Annotated[
-    int | None, Option(help="Draw among the k likeliest tokens; 0 is all of them.", rich_help_panel=SAMPLING)
-]
-TopP = Annotated[
-    float | None,
-    Option(help="Draw among the likeliest tokens that hold this much probability.", rich_help_panel=SAMPLING),
-]
 Seed = Annotated[
     int | None,
     Option(help="Fixes the draws; without it a fresh one is taken and told.", rich_help_panel=SAMPLING),
 ]
-Stop = Annotated[
-    list[str] | None,
-    Option(help="End where this string appears; may be repeated.", rich_help_panel=SAMPLING),
-]
-IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=SAMPLING)]
 
 Model = Annotated[
     str,
