@@ -53,7 +53,7 @@ def complaints(text: str, schema: dict[str, Any]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.sweep)])
 def test_texts_follow_their_schemas(
     llm: LLM, count: int, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

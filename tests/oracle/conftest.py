@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.oracle.harness import LEDGER, MARGIN, ROUNDING
+from tests.oracle.harness import LEDGER, MARGIN, ROUNDING, TALLIES
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -28,4 +28,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 f"{max(one.rms for one in ones):.4f} of the logits' deviation (rms at most "
                 f"{max(one.rms / one.their_rms for one in ones):.2f} of transformers' own in {dtype}), "
                 f"highest logit agrees in {min(one.agree for one in ones):.0%}"
+            )
+    if TALLIES:
+        terminalreporter.section("transformers' beam search as the oracle")
+        for kind, tally in TALLIES.items():
+            terminalreporter.write_line(
+                f"{kind:<14}{tally.cases:>5} cases, {tally.qualified / tally.cases:.1%} qualify; {tally.hypotheses} "
+                f"texts, {tally.early / tally.hypotheses:.1%} ended early; scores differ by {tally.worst:.1e} at most"
             )

@@ -177,6 +177,17 @@ def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Tex
 
 
 @dataclass
+class Tally:
+    """What the searches of one model were compared in. `early`: texts that an end token ended."""
+
+    cases: int = 0
+    qualified: int = 0
+    hypotheses: int = 0
+    early: int = 0
+    worst: float = 0.0
+
+
+@dataclass
 class Figures:
     """What was compared, for the summary at the end of the run."""
 
@@ -200,3 +211,4 @@ class Rounding:
 
 LEDGER: dict[str, Figures] = {}  # by kind
 ROUNDING: dict[str, dict[str, Rounding]] = {}  # by dtype and kind
+TALLIES: dict[str, Tally] = {}  # of beam search, by kind

@@ -4,14 +4,13 @@ A case counts where no two candidates that could change places are nearer than M
 An end token is made likely by a bias, which both sides add to its log-probabilities.
 """
 
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tests.oracle.harness import Subject, make_subject, prompt_of
+from tests.oracle.harness import TALLIES, Subject, Tally, make_subject, prompt_of
 from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
 from tokenwright.decode.beam import Hypothesis
 from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, Words
@@ -49,21 +48,6 @@ class Watched(BeamSearch):
         gaps = [above - below for above, below in pairwise(scores)]
         self.nearest = min([self.nearest, *gaps])
         return found
-
-
-@dataclass
-class Tally:
-    """What the tests of one model compared."""
-
-    cases: int = 0
-    qualified: int = 0
-    hypotheses: int = 0
-    early: int = 0
-    worst: float = 0.0
-    lengths: set[int] = field(default_factory=set)
-
-
-TALLIES: dict[str, Tally] = {}
 
 
 def search(engine: Engine, prompt, ends, *, cache: bool = True, salt: bytes = b"", **options) -> Watched:
