@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,10 @@ class ChatTemplate:
         first = next((part for part in self._control.split(rest) if isinstance(part, int) or part.strip()), "")
         return (first,) if found and isinstance(first, int) else ()
 
+    def start(self) -> None:
+        """Start the process ahead of the first prompt, and do not wait for it."""
+        self._process.start()
+
     def close(self) -> None:
         """End the process; rendering starts another one."""
         self._process.close()
@@ -216,7 +221,15 @@ class Renderer:
         self._seconds = seconds
         self._lock = Lock()
         self._running: subprocess.Popen[bytes] | None = None
+        self._ready = False  # it has answered that it has the template
         self._ending: weakref.finalize[..., Any] | None = None
+
+    def start(self) -> None:
+        """Start the process ahead of the first prompt, and do not wait for it."""
+        with self._lock:
+            if self._running is None:
+                with suppress(RequestError):  # which the first prompt then meets
+                    self._open()
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """What the template makes of the messages. Raises RequestError."""
@@ -226,6 +239,9 @@ class Renderer:
             try:
                 if self._running is None or self._running.poll() is not None:
                     self._open()
+                if not self._ready:
+                    self._ask(None, _START_SECONDS, 1_000)
+                    self._ready = True
                 answer = self._ask(ask, self._seconds, 6 * most)
             except BaseException:  # an interrupt too: the answer may still come, and would be taken for the next one's
                 self._stop()
@@ -255,14 +271,20 @@ class Renderer:
             )
         except OSError as error:
             raise RequestError(f"the chat template's process cannot be started: {error}") from error
-        self._running = process
+        self._running, self._ready = process, False
         self._ending = weakref.finalize(self, _end, process)
-        self._ask(self._start, _START_SECONDS, 1_000)
+        self._say(self._start)
 
-    def _ask(self, question: Mapping[str, Any], seconds: float, most: int) -> dict[str, str]:
-        """The answer to one line, at most so many bytes of it."""
+    def _say(self, question: Mapping[str, Any]) -> None:
+        assert self._running is not None and self._running.stdin is not None, "who is asked is there"
+        with suppress(BrokenPipeError):  # it has died, and will not answer
+            self._running.stdin.write(json.dumps(question).encode() + b"\n")
+            self._running.stdin.flush()
+
+    def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, str]:
+        """The answer to a line, or to what was said before; at most so many bytes of it."""
         process = self._running
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert process is not None and process.stdout is not None, "who answers is there"
         late = Event()
 
         def expire() -> None:
@@ -272,11 +294,9 @@ class Renderer:
         timer = Timer(seconds, expire)
         timer.start()
         try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
+            if question is not None:
+                self._say(question)
             line = process.stdout.readline(most + 1_000)
-        except BrokenPipeError:
-            line = b""
         finally:
             timer.cancel()
             timer.join()
