@@ -30,6 +30,8 @@ from tokenwright.engine import (
     Request,
     SamplingParams,
     Scheduler,
+    Score,
+    Scored,
     State,
     Token,
     Wants,
@@ -92,7 +94,7 @@ class Branching(ScriptedModel):
         results, searches = [], {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
             if chunk.wants is Wants.ALL:
-                raise AssertionError("nothing is scored here")
+                results.append(Score(chunk.sequence, chunk.start + 1, (0.0,) * len(chunk.following)))
             if chunk.picks:
                 read = output.logits[rows[-1]]
                 assert read == seen(self.groups[0].reach, list(chunk.text)), "the pages hold the text"
@@ -128,15 +130,30 @@ def texts_of(prompt, choices, most):
     return found
 
 
-def drain(engine):
-    """All events, with every invariant proven after each step."""
+def drain(engine, mischief=()):
+    """All events, with every invariant proven after each step. `mischief`: what happens before each of the first."""
     events = []
-    for _ in range(3000):
+    for turn in range(3000):
         if not engine.busy:
             return events
+        if turn < len(mischief):
+            disturb(engine.scheduler, *mischief[turn])
         events += engine.step()
         engine.scheduler.check()
     raise AssertionError("it does not end")
+
+
+def disturb(scheduler, what, which):
+    """Put one that runs off, let it forget its pages, or schedule a step that never comes."""
+    running = [one for one in scheduler.running if one.cache]
+    if what == "peek":
+        step = scheduler.schedule()
+        assert scheduler.schedule() == step, "scheduling twice names the same chunks"
+    elif running and what == "put off":
+        scheduler.preempt(running[which % len(running)])
+    elif running and what == "forget":
+        for cache in False, True:
+            scheduler.use_cache(running[which % len(running)].id, cache)
 
 
 def written(events, prompts):
@@ -176,14 +193,20 @@ requests = st.lists(
     requests,
     st.sampled_from([(Reach(),), (Reach(window=4),), (Reach(window=5, sinks=2), Reach()), (Reach(), Reach(window=3))]),
     st.sampled_from([1, 2, 3, 4]),
-    st.sampled_from([6, 9, 16, 64]),
-    st.sampled_from([5, 6, 12]),
+    st.sampled_from([5, 6, 9, 16, 64]),
+    st.sampled_from([2, 3, 5, 6, 12]),
     st.sampled_from([0, 1, 8]),
     st.sampled_from([0, 12]),
+    st.lists(st.tuples(st.sampled_from(["peek", "put off", "put off", "forget", ""]), st.integers(0, 5)), max_size=20),
 )
 def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
-    asked, reaches, page_size, budget, sequences, spare, swap
+    asked, reaches, page_size, budget, sequences, spare, swap, mischief
 ):
+    asked = [
+        (kind, prompt, min(width, sequences) if kind == "beams" else width, *rest)
+        for kind, prompt, width, *rest in asked
+    ]
+
     def pages_for(kind, prompt, width, most, share):
         engine = build(reaches, 1000, page_size, budget, sequences)
         request = Request(tuple(prompt), SamplingParams(max_tokens=most + 1), width=width, share=share)
@@ -211,7 +234,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
             searches[sequence.id] = search
         else:
             expected[sequence.id] = texts_of(prompt, width if kind == "choices" else 1, most)
-    events = drain(engine)
+    events = drain(engine, mischief)
     texts, ended = written(events, prompts)
     parents = {event.sequence: event.parent for event in events if isinstance(event, Forked)}
     of_root = {}
@@ -246,20 +269,107 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
     assert [one.forwarded + one.reused for one in (sequence, *forks)] == [23] * 6
 
 
-def test_texts_that_find_no_seat_wait_for_one():
-    engine = build([Reach()], 64, 4, 64, 2)
-    sequence = engine.submit(Request((1, 2, 3, 4, 5), SamplingParams(max_tokens=3, n=5, seed=1)))
-    engine.step()
-    assert len(engine.scheduler.running) == 2
-    assert len(engine.scheduler.waiting) == 3
-    texts, _ = written([*forked(engine, sequence), *drain(engine)], {sequence.id: []})
-    assert len(texts) == 5
+@pytest.mark.parametrize("sequences", [1, 2, 3])
+def test_texts_that_find_no_seat_wait_for_one(sequences):
+    """Who waits finds what its parent has left, and its own text's pages are its own."""
+    engine = build([Reach()], 64, 2, 64, sequences)
+    prompt = [1, 2, 3, 4, 5]
+    sequence = engine.submit(Request(tuple(prompt), SamplingParams(max_tokens=12, n=5, seed=1)))
+    first = engine.step()
+    assert len(engine.scheduler.running) == sequences
+    assert len(engine.scheduler.waiting) == 5 - sequences
+    texts, _ = written([*first, *drain(engine)], {sequence.id: prompt})
+    assert sorted(texts.values()) == sorted(texts_of(prompt, 5, 12))
 
 
-def forked(engine, sequence):
-    """The events of the first step, told again from what it has left."""
-    others = [one for one in engine.scheduler.sequences.values() if one is not sequence]
-    return [Forked(one.id, sequence.id, one) for one in others]
+def family(engine, sequence):
+    """The events of a first step that forks, and all sequences after it."""
+    events = engine.step()
+    return events, [sequence, *(event.branch for event in events if isinstance(event, Forked))]
+
+
+def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
+    """Its hold, its cache, and that its scores were told."""
+    for sequences in 2, 8:
+        engine = build([Reach()], 64, 4, 64, sequences)
+        request = Request(tuple(range(9)), SamplingParams(max_tokens=6, n=4, seed=1), score_from=1)
+        sequence = engine.submit(request)
+        engine.hold(sequence.id, 12)
+        engine.use_cache(sequence.id, False)
+        events, branches = family(engine, sequence)
+        for _ in range(20):
+            events += engine.step()
+            engine.scheduler.check()
+        assert [len(one.tokens) for one in branches] == [12] * 4
+        assert [one.cache for one in branches] == [False] * 4
+        assert not engine.busy
+        for one in branches:
+            engine.hold(one.id, None)
+        events += drain(engine)
+        assert [event.start for event in events if isinstance(event, Scored)] == [1]
+        texts, _ = written([event for event in events if not isinstance(event, Scored)], {sequence.id: range(9)})
+        assert sorted(texts.values()) == sorted(texts_of(range(9), 4, 6))
+
+
+def test_every_text_has_a_guard_of_its_own():
+    class Listening(NoGuard):
+        def __init__(self, heard=()):
+            self.heard = list(heard)
+
+        def advance(self, token):
+            self.heard.append(token)
+
+        def fork(self):
+            return Listening(self.heard)
+
+    engine = build([Reach()], 64, 4, 64, 3)
+    sequence = engine.submit(Request((1, 2), SamplingParams(max_tokens=5, n=4, seed=1), guard=Listening()))
+    _, branches = family(engine, sequence)
+    drain(engine)
+    assert [one.guard.heard for one in branches] == [one.tokens[2:] for one in branches]
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, forgotten):
+    """`forgotten`: their pages were used up by another text meanwhile."""
+    engine = build([Reach()], 12, 4, 64, 3)
+    sequence = engine.submit(beams(prompt=range(20), most=8))
+    for _ in range(steps):
+        engine.step()
+    team, before = list(sequence.team), engine.runner.forwarded
+    if forgotten:
+        for one in team:
+            engine.hold(one.id, 0)
+        engine.scheduler.preempt(sequence)
+        engine.submit(Request(tuple(range(50, 90)), SamplingParams(max_tokens=1)))
+        drain(engine)
+        before += 40
+        for one in team:
+            engine.hold(one.id, None)
+    else:
+        engine.scheduler.preempt(sequence)
+    length = len(sequence.tokens)
+    for _ in range(9):
+        if len(sequence.tokens) == length:
+            engine.step()
+            engine.scheduler.check()
+    assert len(sequence.tokens) == length + 1
+    common = 20 if forgotten else 0
+    assert engine.runner.forwarded - before <= common + len(team) * (length - 20)
+    drain(engine)
+    assert sequence.request.search.found == sequence.request.search.run(range(20))
+
+
+def test_beams_that_share_nothing_catch_up_side_by_side():
+    """The naive loop takes a step for each token, with beams as without."""
+    engine = build([Reach()], 64, 4, 64, 8)
+    engine.submit(beams(most=5, cache=False, share=False))
+    steps = 0
+    while engine.busy:
+        engine.step()
+        steps += 1
+    assert steps == 5 + 1
 
 
 @pytest.mark.parametrize("steps", range(7))
