@@ -191,7 +191,15 @@ requests = st.lists(
 @settings(max_examples=250, deadline=None)
 @given(
     requests,
-    st.sampled_from([(Reach(),), (Reach(window=4),), (Reach(window=5, sinks=2), Reach()), (Reach(), Reach(window=3))]),
+    st.sampled_from(
+        [
+            (Reach(),),
+            (Reach(window=4),),
+            (Reach(window=5, sinks=2), Reach()),
+            (Reach(), Reach(window=3)),
+            (Reach(stop=4), Reach(start=4)),
+        ]
+    ),
     st.sampled_from([1, 2, 3, 4]),
     st.sampled_from([5, 6, 9, 16, 64]),
     st.sampled_from([2, 3, 5, 6, 12]),
@@ -418,6 +426,16 @@ def test_a_team_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_
         build([Reach()], 10, 4, 64, 8).submit(beams(width=4, prompt=prompt, share=False))
     engine = build([Reach()], 4 + 4 * 2, 4, 64, 8)
     engine.submit(beams(width=4, prompt=prompt))
+    drain(engine)
+
+
+def test_what_beams_have_in_common_is_counted_in_the_part_of_the_text_that_a_group_keeps():
+    """The second group keeps nothing of the prompt, so nothing in it is common."""
+    reaches, request = [Reach(stop=4), Reach(start=4)], beams(width=4, prompt=range(4), most=8)
+    with pytest.raises(CapacityError, match="pages"):
+        build(reaches, 7, 4, 64, 8).submit(request)
+    engine = build(reaches, 8, 4, 64, 8)
+    engine.submit(request)
     drain(engine)
 
 

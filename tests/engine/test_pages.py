@@ -455,6 +455,132 @@ def test_a_pool_without_a_memory_counts_pages():
     pool.check([tables, fork])
 
 
+def leave(pool, tokens, salt=b""):
+    """Compute a text and let it go, its last page named though it is not full."""
+    tables, chain = pool.tables(), pool.chain(salt)
+    assert pool.extend(tables, 0, len(tokens), len(tokens))
+    for number, table in enumerate(tables):
+        for position, token in enumerate(tokens):
+            pool.memory.pages[number][table[position // SIZE]][position % SIZE] = token
+    pool.seal(tables, chain, tokens, 0, len(tokens))
+    pool.seal_tail(tables, chain, tokens, len(tokens))
+    pool.release(tables)
+    pool.check([])
+
+
+def tailed(*reaches, pages=9):
+    groups = [Group(pages, reach) for reach in reaches or [Reach()]]
+    return PagePool(groups, SIZE, Slots(groups, SIZE))
+
+
+def found(pool, tokens, most=None, salt=b""):
+    return pool.match(pool.chain(salt), tokens, most)
+
+
+LEFT = [7, 8, 9, 4, 5]  # a full page and a tail of two
+
+
+@pytest.mark.parametrize("place", range(len(LEFT)))
+def test_a_tail_is_found_by_a_text_that_begins_with_every_token_before_it(place):
+    pool = tailed()
+    leave(pool, LEFT)
+    assert found(pool, [*LEFT, 1]) == 5
+    other = [token + (position == place) for position, token in enumerate(LEFT)]
+    assert found(pool, [*other, 1]) == (0 if place < SIZE else SIZE)
+    assert found(pool, [*LEFT[:4], 1, 1]) == SIZE, "a tail is whole or nothing"
+    assert found(pool, [*LEFT, 1], salt=b"salt") == 0
+
+
+def test_a_tail_is_found_behind_the_page_that_it_followed_alone():
+    pool = tailed()
+    leave(pool, LEFT)
+    leave(pool, [1, 1, 1])
+    leave(pool, [4, 5])
+    assert found(pool, [1, 1, 1, 4, 5, 0]) == SIZE
+    assert found(pool, [4, 5, 0]) == 2, "the first page may be a tail"
+
+
+def test_a_tail_is_as_long_as_may_be_and_not_longer():
+    pool = tailed()
+    for tail in [4], [4, 5]:
+        leave(pool, [7, 8, 9, *tail])
+    assert [found(pool, [*LEFT, 6], most) for most in range(6)] == [0, 0, 0, 3, 4, 5]
+    assert found(pool, LEFT) == 4, "the last token's row is needed"
+    assert pool.match(pool.chain(), [*LEFT, 6], 5, tails=False) == SIZE
+
+
+def test_a_tail_must_be_there_in_every_group():
+    pool = tailed(Reach(), Reach(window=3))
+    leave(pool, LEFT)
+    assert found(pool, [*LEFT, 1]) == 5
+    shelf = pool._shelves[1]
+    shelf.forget(shelf.index[next(iter(shelf.tail_of))])
+    assert found(pool, [*LEFT, 1]) == SIZE
+    assert not shelf.tails and not shelf.tail_of, "what is forgotten is not looked for"
+
+
+def test_a_tail_that_two_texts_have_left_is_one_and_is_forgotten_once():
+    pool = tailed()
+    for _ in range(2):
+        leave(pool, LEFT)
+    assert pool.kept == 2
+    assert list(pool._shelves[0].tails.values()) == [{2: 1}]
+    pool.check([])
+    leave(pool, list(range(20, 20 + 9 * SIZE)))
+    assert found(pool, [*LEFT, 1]) == 0
+    assert not pool._shelves[0].tails
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(room):
+    pool = tailed(pages=2 + room)
+    leave(pool, LEFT)
+    tokens, chain, tables = [*LEFT, 6], pool.chain(), pool.tables()
+    pool.adopt(tables, chain, tokens, pool.match(chain, tokens))
+    tail = tables[0][1]
+    assert pool.extend(tables, 5, 6, 6)
+    assert (tables[0][1] == tail) is (room == 0)
+    pool.memory.pages[0][tables[0][1]][2] = 6
+    assert pool.memory.pages[0][tables[0][1]] == [4, 5, 6]
+    assert found(pool, [*LEFT, 1]) == (5 if room else SIZE), "what was written over is not found"
+    pool.seal(tables, chain, tokens, 5, 6)
+    assert found(pool, [*tokens, 1]) == 6
+    pool.check([tables])
+
+
+def test_two_that_go_on_behind_one_tail_part_there():
+    pool = tailed(pages=4)
+    leave(pool, LEFT)
+    ways = []
+    for last in 1, 2:
+        tokens, chain, tables = [*LEFT, last], pool.chain(), pool.tables()
+        assert pool.match(chain, tokens) == 5
+        pool.adopt(tables, chain, tokens, 5)
+        assert pool.extend(tables, 5, 6, 6)
+        pool.memory.pages[0][tables[0][1]][2] = last
+        ways.append(tables)
+    assert [pool.memory.pages[0][one[0][1]] for one in ways] == [[4, 5, 1], [4, 5, 2]]
+    assert ways[0][0][0] == ways[1][0][0]
+    pool.check(ways)
+
+
+def test_what_must_be_free_beside_a_text_is_counted():
+    pool = tailed(pages=4)
+    text = pool.chain(), [1] * 5, 0, 5, 9
+    assert [pool.lacking(*text, (), [pages]) for pages in range(4)] == [False, False, False, True]
+
+
+def test_texts_share_for_good_the_full_pages_of_what_they_have_in_common_but_not_a_windows():
+    pool = tailed(Reach(), Reach(window=3, sinks=2), Reach(start=4), Reach(stop=4))
+    assert [pool.whole_pages(tokens) for tokens in (2, 3, 5, 6, 9)] == [
+        [0, 0, 0, 0],
+        [1, 0, 0, 1],
+        [1, 0, 0, 1],
+        [2, 0, 1, 2],
+        [3, 0, 2, 2],
+    ]
+
+
 class Broken(Slots):
     """A memory that fails where it is told to."""
 

@@ -225,7 +225,9 @@ class PagePool:
 
     def whole_pages(self, tokens: int) -> list[int]:
         """The full pages of each group that texts with the first `tokens` tokens in common can share for good."""
-        return [0 if group.reach.window is not None else tokens // self.page_size for group in self.groups]
+        full = tokens - tokens % self.page_size
+        reaches = [group.reach for group in self.groups]
+        return [0 if reach.window is not None else reach.most_pages(full, 1, self.page_size) for reach in reaches]
 
     def holds(self, needs: Iterable[list[int]]) -> bool:
         """Whether the whole pool could hold texts side by side that take so many pages of each group."""
@@ -246,12 +248,10 @@ class PagePool:
             written = [page for page in range(start // self.page_size, -(-stop // self.page_size)) if page in table]
             shared = [page for page in written if shelf.holders[table[page]] > 1]
             sealed = [page for page in written if page not in shared and table[page] in shelf.names]
-            if len(missing) + len(shared) > shelf.free:
+            room = shelf.free - len(missing) - len(shared)
+            if room < 0:
                 return False
-            if len(missing) + len(shared) + len(sealed) <= shelf.free:
-                shared += sealed  # a tail is kept for others
-                sealed = []
-            jobs.append((shelf, table, number, missing, shared, sealed))
+            jobs.append((shelf, table, number, missing, shared + sealed[:room], sealed[room:]))  # kept for others
         for shelf, table, number, missing, shared, sealed in jobs:
             for page in sealed:  # unless there is no room for a copy
                 shelf.forget(table[page])
