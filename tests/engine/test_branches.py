@@ -33,6 +33,7 @@ from tokenwright.engine import (
     Score,
     Scored,
     State,
+    Step,
     Token,
     Wants,
 )
@@ -90,7 +91,10 @@ class Search:
 class Branching(ScriptedModel):
     """Picks for every choice, and hands the chunks of a search to it; reads every row's text back, as its base does."""
 
+    budget = 0
+
     def pick(self, output, step):
+        assert step.size <= self.budget, "a step computes more than it may"
         results, searches = [], {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
             if chunk.wants is Wants.ALL:
@@ -115,6 +119,7 @@ class Branching(ScriptedModel):
 def build(reaches, pages, page_size, budget, sequences, swap=0) -> Engine[Any]:
     groups = [Group(pages, reach, page_bytes=1) for reach in reaches]
     model = Branching(lambda text: 0, groups, page_size)
+    model.budget = budget
     pool = PagePool(groups, page_size, model, swap=swap)
     return Engine(model, model, Scheduler(pool, budget, sequences), 60)
 
@@ -147,8 +152,7 @@ def disturb(scheduler, what, which):
     """Put one that runs off, let it forget its pages, or schedule a step that never comes."""
     running = [one for one in scheduler.running if one.cache]
     if what == "peek":
-        step = scheduler.schedule()
-        assert scheduler.schedule() == step, "scheduling twice names the same chunks"
+        scheduler.schedule()
     elif running and what == "put off":
         scheduler.preempt(running[which % len(running)])
     elif running and what == "forget":
@@ -242,6 +246,13 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
             searches[sequence.id] = search
         else:
             expected[sequence.id] = texts_of(prompt, width if kind == "choices" else 1, most)
+    check = engine.scheduler.check
+
+    def check_seats():
+        check()
+        assert len(engine.scheduler.running) <= sequences, "more run than may"
+
+    engine.scheduler.check = check_seats
     events = drain(engine, mischief)
     texts, ended = written(events, prompts)
     parents = {event.sequence: event.parent for event in events if isinstance(event, Forked)}
@@ -271,6 +282,7 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
     events = engine.step()
     forks = [event.branch for event in events if isinstance(event, Forked)]
     assert [one.choices for one in (sequence, *forks)] == [(choice,) for choice in range(6)]
+    assert engine.scheduler.running == [sequence, *forks]
     assert {tuple(one.tables[0].items()) for one in forks} == {tuple(sequence.tables[0].items())}
     drain(engine)
     assert engine.runner.forwarded == 20 + 6 * 3
@@ -427,6 +439,74 @@ def test_a_team_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_
     engine = build([Reach()], 4 + 4 * 2, 4, 64, 8)
     engine.submit(beams(width=4, prompt=prompt))
     drain(engine)
+
+
+@pytest.mark.parametrize("told", ["once", "always"])
+@pytest.mark.parametrize("how", ["told", "raised"])
+def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
+    class Common(NoGuard):
+        over = False
+
+        def finished(self):
+            if not self.over:
+                return None
+            self.over = told == "always"
+            if how == "raised":
+                raise Planted
+            return FinishReason.TIME
+
+    engine, guard = build([Reach()], 64, 4, 64, 8), Common()
+    sequence = engine.submit(beams(guard=guard))
+    engine.step()
+    team = list(sequence.team)
+    guard.over = True
+    events = engine.scheduler.expire()
+    kinds = {"told": Finished, "raised": Failed}
+    assert [(event.sequence, type(event)) for event in events] == [(one.id, kinds[how]) for one in team]
+    assert not engine.busy
+    assert engine.pool.free == engine.pool.pages
+
+
+def test_a_step_that_fails_with_one_beam_ends_the_team():
+    engine = build([Reach()], 64, 4, 64, 8)
+    sequence = engine.submit(beams())
+    engine.step()
+    team, step = list(sequence.team), engine.scheduler.schedule()
+    events = engine.scheduler.fail(Step(step.chunks[1:2]), Planted())
+    assert [(event.sequence, type(event)) for event in events] == [(one.id, Failed) for one in team]
+    assert not engine.busy
+
+
+def test_a_search_is_parked_before_it_has_beams_and_not_with_them():
+    engine = build([Reach()], 64, 4, 5, 8, swap=64)
+    sequence = engine.submit(beams(prompt=range(12)))
+    parked = []
+    for _ in range(5):
+        engine.step()
+        engine.scheduler.preempt(sequence)
+        parked.append((len(sequence.team), engine.pool.parked))
+        engine.scheduler.check()
+    assert [pages for width, pages in parked if width == 1] == [3, 3]  # the prompt's, held for all of it
+    assert {pages for width, pages in parked if width > 1} == {0}
+
+
+@pytest.mark.parametrize(("share", "pages"), [(True, 9), (False, 17)])
+def test_beams_that_were_put_off_wait_until_there_is_room_for_all_of_them(share, pages):
+    """`pages` are free: more than one of them takes, and less than they all do."""
+    engine = build([Reach()], 32, 4, 64, 8)
+    sequence = engine.submit(beams(width=4, prompt=range(16), most=6, share=share))
+    for _ in range(3):
+        engine.step()
+    sequence = next(iter(engine.scheduler.sequences.values()))  # one that nobody dropped
+    engine.scheduler.preempt(sequence)
+    others = engine.pool.tables()
+    assert engine.pool.extend(others, 0, 4 * (32 - pages), 4 * (32 - pages))
+    for _ in range(3):
+        engine.step()
+    assert sequence.state is State.WAITING and sequence.preemptions == 1
+    engine.pool.release(others)
+    drain(engine)
+    assert sequence.preemptions == 1
 
 
 def test_what_beams_have_in_common_is_counted_in_the_part_of_the_text_that_a_group_keeps():
