@@ -4,12 +4,15 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
-from tokenwright.decode import guards
+from tokenwright.decode import BeamSearch, guards
+from tokenwright.engine import NoGuard
 
 PROMPT = "Once upon a time"
 
@@ -255,3 +258,137 @@ def test_bad_words_are_not_written(llm):
     held = one(llm, temperature=0, max_tokens=30, bad_words=["little", "Lily"]).text
     assert "little" not in held
     assert "Lily" not in held
+
+
+def test_a_word_that_is_nothing_to_the_tokenizer_is_refused(llm, monkeypatch):
+    """WordPiece drops spaces: such a word has no tokens that could be kept from being written."""
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text, **_: [7] if text.strip() else [])
+    with pytest.raises(RequestError, match="bad_words has '  ', which is nothing to this model's tokenizer"):
+        llm.generate([5, 6], SamplingParams(bad_words=["  "]))
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_search_whose_step_was_interrupted_after_it_had_picked_takes_it_again(llm, monkeypatch, step):
+    params = SamplingParams(beams=4, n=2, max_tokens=8, stop=["."], length_penalty=0.0)
+    expected = llm.generate(PROMPT, params)[0]
+    sampler, steps = llm.engine.sampler, itertools.count()
+    pick = sampler.pick
+
+    def interrupted(*args):
+        results = pick(*args)
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        return results
+
+    monkeypatch.setattr(sampler, "pick", interrupted)
+    job = llm._submit(PROMPT, params, True)
+    with pytest.raises(KeyboardInterrupt):
+        llm._driver.finish(job)
+    llm._driver.finish(job)
+    found = llm._driver.completion(job)
+    assert [(text.text, text.score) for text in found.choices] == [(text.text, text.score) for text in expected.choices]
+    assert found.tree == expected.tree
+
+
+def test_a_group_that_goes_on_alone_keeps_to_its_own_beams_grammar(llm):
+    """One group is done after a token; the beams of the others then have the numbers that its own had."""
+    params = SamplingParams(
+        beams=3,
+        n=3,
+        beam_groups=3,
+        diversity_penalty=0.5,
+        max_tokens=20,
+        grammar=Grammar.regex(r"(yes|no|maybe, because [a-z ]{1,20}\.)"),
+    )
+    texts = llm.generate(PROMPT, params)[0].choices
+    assert {len(text.token_ids) > 3 for text in texts} == {True, False}
+    assert all(re.fullmatch(r"yes|no|maybe, because [a-z ]{1,20}\.?", text.text) for text in texts)
+
+
+@pytest.mark.parametrize("params", [{"n": 3, "seed": 1}, {"n": 3, "best_of": 4, "seed": 1}])
+def test_texts_that_end_before_they_part_are_as_many_as_were_asked_for(llm, params):
+    done = one(llm, max_tokens=0, **params)
+    assert [(text.text, text.finish_reason) for text in done.choices] == [("", "length")] * 3
+
+
+def test_a_search_that_only_scores_its_prompt_has_a_reason(llm):
+    done = one(llm, beams=3, max_tokens=0, prompt_logprobs=1)
+    assert (done.finish_reason, done.token_ids, len(done.choices)) == ("length", (), 1)
+    assert done.prompt_logprobs == one(llm, temperature=0, max_tokens=0, prompt_logprobs=1).prompt_logprobs
+
+
+def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
+    clock = itertools.count(10.0, 100.0)  # each look at it is 100 seconds after the one before
+    monkeypatch.setattr("tokenwright.llm.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    compiled = llm._vocabulary.grammars(llm.eos_ids)
+    monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
+    guard = llm._guard(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
+    assert guard.deadline == 15.0
+
+
+def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
+    monkeypatch.setattr(llm, "generation", replace(llm.generation, min_tokens=9))
+    assert llm.sampling().min_tokens == 9
+    assert llm.sampling(max_tokens=4).min_tokens == 4
+    for wrong in ("many", -1, math.inf):
+        with pytest.raises(RequestError, match="max_tokens must be a whole number"):
+            llm.sampling(max_tokens=wrong)
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SamplingParams(stop=nested(100_000)),
+        lambda: SamplingParams(logit_bias=nested(100_000)),
+        lambda: SamplingParams(grammar=nested(100_000)),
+        lambda: SamplingParams(beams=nested(100_000)),
+        lambda: SamplingParams(logit_bias=[10**5000]),
+    ],
+)
+def test_what_python_cannot_show_is_refused_all_the_same(make):
+    with pytest.raises(RequestError, match="thousands of digits or levels"):
+        make()
+
+
+def test_lists_of_ids_have_an_end():
+    assert len(SamplingParams(banned_ids=range(2**20)).banned_ids) == 2**20
+    for endless in (range(2**20 + 1), range(10**30)):
+        with pytest.raises(RequestError, match="stop_ids has more than 1,048,576 ids"):
+            SamplingParams(stop_ids=endless)
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words", "dry_breakers"])
+def test_half_a_character_is_refused_by_the_name_of_its_field(name):
+    with pytest.raises(RequestError, match=f"{name} has half of a surrogate pair"):
+        SamplingParams(**{name: ["a", "b\ud800"]})
+
+
+def test_an_empty_list_of_allowed_ids_is_told_so():
+    with pytest.raises(RequestError, match="allowed_ids has none"):
+        SamplingParams(allowed_ids=[])
+    with pytest.raises(RequestError, match="banned_ids has all of allowed_ids"):
+        SamplingParams(allowed_ids=[5], banned_ids=[5])
+
+
+@pytest.mark.parametrize("penalty", [-30.0, 30.0])
+def test_a_length_penalty_at_its_border_can_be_reckoned_at_any_length(penalty):
+    for beyond in (penalty * 1.01, penalty * 3):
+        with pytest.raises(RequestError, match="length_penalty must be a number from -30 to 30"):
+            SamplingParams(beams=2, length_penalty=beyond)
+    search = BeamSearch(SamplingParams(beams=2, length_penalty=penalty), NoGuard())
+    assert search._normalised(-1.0, 2**31) < 0
+
+
+def test_a_schema_whose_parts_multiply_is_refused_before_it_is_written():
+    schema = {"type": "string"}
+    for _ in range(40):
+        schema = {"anyOf": [schema, schema]}
+    with pytest.raises(RequestError, match="500,000 are allowed"):
+        Grammar.json_schema(schema)

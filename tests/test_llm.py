@@ -336,6 +336,8 @@ def test_preempted_texts_are_undisturbed(folder):
         ([1, True], RequestError, "not True"),
         ("a\ud800b", RequestError, "surrogate"),
         (b"the", RequestError, "not bytes"),
+        ([10**5000], RequestError, "not one of thousands of digits"),
+        (["x" * 10**6], RequestError, "not 'x{79}$"),
         (5, RequestError, "not int"),
         ([1] * 513, ContextError, "1 more than the model's context of 512"),
         ([1] * 250, CapacityError, "lower max_tokens"),
@@ -345,6 +347,28 @@ def test_prompts_that_cannot_be_served(llm, prompt, error, match):
     with pytest.raises(error, match=match):
         llm.stream(prompt, GREEDY)
     assert not llm.engine.busy
+
+
+@pytest.mark.parametrize("params", [5, 0, {}, {"temperature": 0}, "ab", [GREEDY, 5], SamplingParams])
+def test_params_that_are_none(llm, params):
+    with pytest.raises(RequestError, match=r"params must be SamplingParams, not|came with 0 sampling params"):
+        llm.generate(["the", "and"], params)
+    with pytest.raises(RequestError, match="params must be SamplingParams, not"):
+        llm.stream("the", params)
+    assert not llm.engine.busy
+
+
+@pytest.mark.parametrize("salt", [5, None, b"a", "\ud800"])
+def test_a_salt_is_text(llm, salt):
+    with pytest.raises(RequestError, match="salt"):
+        llm.generate("the", GREEDY, salt=salt)
+    assert not llm.engine.busy
+
+
+def test_bytes_are_no_prompts_in_any_dress(llm):
+    for raw in (b"the", bytearray(b"the")):
+        with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
+            llm.generate(raw, GREEDY)
 
 
 def test_nul_is_text(llm):

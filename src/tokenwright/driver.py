@@ -289,7 +289,10 @@ class Driver:
         texts = list(job.texts.values())
         if request.params.best_of is not None:
             texts = sorted(texts, key=lambda text: -_mean(text))[: request.params.n]
-        first, *others = [self._told(job, text, ended) for text in texts]
+        told = [self._told(job, text, ended) for text in texts]
+        if ended and job.search is None:  # a request that ended before its texts parted has one that stands for all
+            told += told[:1] * (request.params.n - len(told))
+        first, *others = told
         first = replace(first, others=tuple(others))
         if job.search is not None and ended:
             places = {node: place for place, node in enumerate(job.search.nodes())}

@@ -18,7 +18,7 @@ from tokenwright.config import DTYPE_BYTES, DType, DynamicScaling, EngineConfig,
 from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
 from tokenwright.driver import Driver, Job, Stream
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
-from tokenwright.engine.params import DRAWING
+from tokenwright.engine.params import DRAWING, check_unicode, shown
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
@@ -101,6 +101,8 @@ class LLM:
         specs = self._specs_for(options)
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
         self._template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
+        if self._template is not None:
+            self._template.start()  # while the weights are read: its end tokens are asked for by the first text
         self._vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
         refuse_weights(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
         weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
@@ -220,7 +222,8 @@ class LLM:
         chosen = {name: value for name, value in suggested.items() if name in names and value not in (None, ())}
         kept = {name: value for name, value in chosen.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # a suggestion gives way to what is asked
-            kept["min_tokens"] = min(kept["min_tokens"], int(given.get("max_tokens", SamplingParams().max_tokens)))  # type: ignore[call-overload]
+            most = given.get("max_tokens", SamplingParams().max_tokens)
+            kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0
         return SamplingParams(**{**kept, **given})
 
     def stream(
@@ -236,7 +239,7 @@ class LLM:
 
         Raises RequestError (ContextError, CapacityError) at once for what cannot be served.
         """
-        params = _params(params or self.sampling())
+        params = self.sampling() if params is None else _params(params)
         if params.beams > 1 or params.choices > params.n:
             raise RequestError(
                 "best_of and beam search know their texts at the end alone; use generate instead of stream"
@@ -257,7 +260,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         cache: bool = True,
         salt: str = "",
@@ -268,7 +271,10 @@ class LLM:
         engine, with the others' completions in it.
         """
         texts = _prompts(prompts)
-        each = [params] * len(texts) if isinstance(params, SamplingParams | None) else list(params)
+        if params is None or not isinstance(params, Sequence):
+            each = [self.sampling() if params is None else _params(params)] * len(texts)
+        else:
+            each = [self.sampling() if one is None else _params(one) for one in params]
         if len(each) != len(texts):
             raise RequestError(
                 f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
@@ -277,7 +283,7 @@ class LLM:
         jobs: list[Job] = []
         try:
             for text, its_params in zip(texts, each, strict=True):
-                jobs.append(self._submit(text, its_params or self.sampling(), cache, salt=salt))
+                jobs.append(self._submit(text, its_params, cache, salt=salt))
             for job in jobs:
                 driver.finish(job)
         finally:
@@ -437,6 +443,7 @@ class LLM:
     ) -> Job:
         ids, more = self._ids(prompt), self._ids(written)
         params = _params(params)
+        _check_salt(salt)
         if params.seed is None and not params.greedy and params.beams == 1:
             params = replace(params, seed=secrets.randbits(63))
         if params.prompt_logprobs is not None:
@@ -465,6 +472,7 @@ class LLM:
 
     def _guard(self, params: SamplingParams, prompt: Sequence[int]) -> TextGuard:
         """What watches a text of these params behind a prompt."""
+        asked = time.monotonic()
         self._vocabulary.check(params)
         constraint = None
         if params.grammar is not None:
@@ -476,7 +484,7 @@ class LLM:
             params.stop_ids,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
-            deadline=None if params.max_seconds is None else time.monotonic() + params.max_seconds,
+            deadline=None if params.max_seconds is None else asked + params.max_seconds,
             constraint=constraint,
         )
 
@@ -494,7 +502,7 @@ class LLM:
         for token in ids:
             if type(token) is not int or not 0 <= token < self.config.vocab_size:
                 raise RequestError(
-                    f"a prompt's token ids must be from 0 to {self.config.vocab_size - 1}, not {token!r}"
+                    f"a prompt's token ids must be from 0 to {self.config.vocab_size - 1}, not {shown(token)}"
                 )
         return ids
 
@@ -510,9 +518,15 @@ def _params(params: object) -> SamplingParams:
     return params
 
 
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise RequestError(f"a salt is text, not {type(salt).__name__}")
+    check_unicode("the salt", salt)
+
+
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (text, or token ids) or several, as a list of prompts."""
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence):
         return [prompts]
     ids = [item for item in prompts if isinstance(item, int)]
     texts = [item for item in prompts if not isinstance(item, int)]

@@ -6,6 +6,7 @@ from threading import Lock
 
 from tokenwright.decode.grammar import Grammars
 from tokenwright.engine import SamplingParams, Words
+from tokenwright.engine.params import shown
 from tokenwright.errors import RequestError
 from tokenwright.text import Tokenizer
 
@@ -61,7 +62,10 @@ class Vocabulary:
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """A word's tokens at the start of a text and after a space."""
         texts = (word, " " + word)
-        return [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
+        found = [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
+        if not all(found):
+            raise RequestError(f"bad_words has {shown(word)}, which is nothing to this model's tokenizer; leave it out")
+        return found
 
     def _ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
         """The ids whose own text has one of `texts` in it."""

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -105,7 +105,8 @@ class Candidate:
 class BeamSearch:
     """The search of one request. `guard` watches what a beam writes; every beam has a fork of it.
 
-    It is the request's own guard as well, which ends it at the deadline with what was found by then.
+    It is the request's own guard as well, which ends it at the deadline with what was found by then. A step that is
+    interrupted after the search has picked is taken again: until a pick is written, the search can go back before it.
     """
 
     def __init__(self, params: SamplingParams, guard: Guard) -> None:
@@ -115,10 +116,13 @@ class BeamSearch:
         width = params.beams // params.beam_groups
         self.groups = [Group(width, {0: Beam(self.root, guard.fork())}) for _ in range(params.beam_groups)]
         self.over = False
+        self._before: list[Group] | None = None  # the groups before a pick that is not written yet
 
     @torch.inference_mode()
     def pick(self, rows: ListLike[tuple[Chunk, torch.Tensor]]) -> list[Result]:
         """The picks of a step, from each beam's chunk and its row of logits [V]; at the end a Finish for each."""
+        self._go_back()
+        self._before = [replace(group, best=list(group.best)) for group in self.groups]
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
@@ -166,6 +170,7 @@ class BeamSearch:
 
     def give_up(self, reason: FinishReason) -> None:
         """End here: what the beams have written so far competes with what has ended."""
+        self._go_back()
         for group in self.groups:
             for beam in group.beams.values() if not group.done else ():
                 if beam.node.depth:
@@ -174,6 +179,7 @@ class BeamSearch:
         self.over = True
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (what ends a beam was asked when it was picked)
+        self._before = None
         return None
 
     def finished(self) -> FinishReason | None:
@@ -188,10 +194,19 @@ class BeamSearch:
     def mask(self) -> None:
         return None
 
+    def _go_back(self) -> None:
+        """Forget a pick that was not written."""
+        if self._before is None:
+            return
+        for group in self._before:
+            for beam in group.beams.values():
+                beam.node.children.clear()  # a text that goes on was a leaf
+        self.groups, self.over, self._before = self._before, False, None
+
     def _row(self, choice: int, chunk: Chunk, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A beam's log-probabilities [V], the model's and adjusted, in fp64."""
         logprobs = logits.double().log_softmax(-1)
-        beam = next(group.beams[choice] for group in self.groups if choice in group.beams)
+        beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
         request = chunk.request
         row = adjusted(logprobs, chunk.text, len(request.prompt), self.params, request.words, beam.guard.mask())
         return logprobs, row

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import StringIO
+from itertools import islice
 from typing import Any, Literal
 
 from tokenwright.errors import RequestError
@@ -10,49 +12,64 @@ from tokenwright.errors import RequestError
 MOST_TOKENS = 2**31  # that anything can be counted in
 MOST_CHOICES = 256  # texts of one request, and beams
 MOST_LOGPROBS = 128  # alternatives of one token
-MOST_IDS = 65_536  # ids, or words, of one list
+MOST_IDS = 65_536  # words, or biased ids, of one list
+MOST_VOCABULARY = 2**20  # ids of one list; more than models have
 MOST_GRAMMAR = 500_000  # characters
 
 
-def _shown(value: object) -> str:
-    """A value for a message: Python refuses to print an integer of many thousand digits."""
-    return "one of thousands of digits" if isinstance(value, int) and value.bit_length() > 10_000 else repr(value)[:80]
+def shown(value: object) -> str:
+    """A value for a message. Python prints no integers of thousands of digits, and nothing that is nested so deeply."""
+    try:
+        return repr(value)[:80]
+    except (ValueError, RecursionError):
+        return "one of thousands of " + ("digits" if isinstance(value, int) else "digits or levels")
 
 
 def _whole(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {_shown(value)}")
+        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {shown(value)}")
 
 
 def _real(name: str, value: object, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}")
+        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}")
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raises RequestError for half of a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} has half of a surrogate pair in {shown(text)}; remove it") from None
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     texts = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"{name} must be a string, or a list of strings, that are not empty; not {_shown(value)}")
+        raise RequestError(f"{name} must be a string, or a list of strings, that are not empty; not {shown(value)}")
     if len(texts) > MOST_IDS:
         raise RequestError(f"{name} has {len(texts):,} strings; {MOST_IDS:,} are allowed")
+    for text in texts:
+        check_unicode(name, text)
     return texts
 
 
 def _ids(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple | set | frozenset | range):
-        raise RequestError(f"{name} must be a list of token ids, not {_shown(value)}")
-    if len(value) > MOST_TOKENS:
-        raise RequestError(f"{name} has {len(value):,} ids; {MOST_TOKENS:,} are allowed")
-    for token in value:
+        raise RequestError(f"{name} must be a list of token ids, not {shown(value)}")
+    ids = list(islice(value, MOST_VOCABULARY + 1))
+    if len(ids) > MOST_VOCABULARY:
+        raise RequestError(f"{name} has more than {MOST_VOCABULARY:,} ids")
+    for token in ids:
         _whole(f"each id of {name}", token, 0, MOST_TOKENS)
-    return tuple(sorted(set(value)))
+    return tuple(sorted(set(ids)))
 
 
 def _biases(value: object) -> tuple[tuple[int, float], ...]:
     pairs: Any = list(value.items()) if isinstance(value, Mapping) else value
     listed = isinstance(pairs, list | tuple)
     if not listed or any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs):
-        raise RequestError(f"logit_bias must map token ids to numbers, not {_shown(value)}")
+        raise RequestError(f"logit_bias must map token ids to numbers, not {shown(value)}")
     if len(pairs) > MOST_IDS:
         raise RequestError(f"logit_bias has {len(pairs):,} ids; {MOST_IDS:,} are allowed")
     for token, bias in pairs:
@@ -76,10 +93,10 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark", "choice"):
-            raise RequestError(f"a grammar is json_schema, regex, lark or choice, not {_shown(self.kind)}")
+            raise RequestError(f"a grammar is json_schema, regex, lark or choice, not {shown(self.kind)}")
         text: object = self.text
         if not isinstance(text, str) or not text:
-            raise RequestError(f"the {self.kind} must be text that is not empty, not {_shown(self.text)}")
+            raise RequestError(f"the {self.kind} must be text that is not empty, not {shown(self.text)}")
         if len(self.text) > MOST_GRAMMAR:
             raise RequestError(f"the {self.kind} has {len(self.text):,} characters; {MOST_GRAMMAR:,} are allowed")
 
@@ -88,10 +105,15 @@ class Grammar:
         """JSON that follows a schema, given as an object or as its text. Raises RequestError."""
         if isinstance(schema, str):
             return cls("json_schema", schema)
+        written = StringIO()
         try:
-            return cls("json_schema", json.dumps(schema))
+            for part in json.JSONEncoder().iterencode(schema):
+                if written.tell() > MOST_GRAMMAR:
+                    break  # parts that it has in several places may multiply without end
+                written.write(part)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
+        return cls("json_schema", written.getvalue())
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
@@ -195,7 +217,7 @@ class SamplingParams:
                 _real(name, getattr(self, name), lowest, highest)
         for name in ("include_stop", "ignore_eos"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, not {_shown(getattr(self, name))}")
+                raise RequestError(f"{name} must be True or False, not {shown(getattr(self, name))}")
         for name in ("stop", "bad_words", "dry_breakers"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("banned_ids", "stop_ids"):
@@ -204,9 +226,7 @@ class SamplingParams:
             object.__setattr__(self, "allowed_ids", _ids("allowed_ids", self.allowed_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise RequestError(
-                f"grammar must be a Grammar, such as Grammar.regex('[0-9]+'), not {_shown(self.grammar)}"
-            )
+            raise RequestError(f"grammar must be a Grammar, such as Grammar.regex('[0-9]+'), not {shown(self.grammar)}")
         self._check_zeros()
         self._check_together()
 
@@ -218,11 +238,12 @@ class SamplingParams:
     def _check_together(self) -> None:
         stopping: object = self.early_stopping
         if stopping != "never" and not isinstance(stopping, bool):
-            raise RequestError(f'early_stopping must be True, False or "never", not {_shown(stopping)}')
+            raise RequestError(f'early_stopping must be True, False or "never", not {shown(stopping)}')
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
         if self.allowed_ids is not None and not set(self.allowed_ids) - set(self.banned_ids):
-            raise RequestError("no id is left to choose: banned_ids has all of allowed_ids")
+            why = "banned_ids has all of allowed_ids" if self.allowed_ids else "allowed_ids has none; None allows all"
+            raise RequestError(f"no id is left to choose: {why}")
         if self.grammar is not None and self.ignore_eos:
             raise RequestError("a grammar says where the text may end; leave ignore_eos out")
         if self.best_of is not None and self.best_of < self.n:
@@ -279,7 +300,7 @@ _REAL = {
     "repetition_penalty": (0.0, 100.0), "presence_penalty": (-100.0, 100.0), "frequency_penalty": (-100.0, 100.0),
     "dry_multiplier": (0.0, 100.0), "dry_base": (1.0, 100.0), "temperature": (0.0, 1e6), "top_n_sigma": (0.0, 1e6),
     "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "typical_p": (0.0, 1.0), "max_seconds": (0.0, 1e9),
-    "length_penalty": (-100.0, 100.0), "diversity_penalty": (0.0, 100.0),
+    "length_penalty": (-30.0, 30.0), "diversity_penalty": (0.0, 100.0),
 }  # fmt: skip
 _OPTIONAL = ("seed", "max_seconds", "logprobs", "prompt_logprobs", "best_of")
 _NOT_ZERO = {

@@ -469,10 +469,10 @@ class Scheduler:
 
     def _exhaust(self, sequence: Sequence, events: list[Event]) -> None:
         """All is computed and nothing was picked: a beam that is left behind, or a prompt that was only scored."""
-        if sequence.request.width > 1:
+        reason = sequence.ended()
+        if reason is None and sequence.request.width > 1:
             self._end(sequence, Dropped(sequence.id), events)
             return
-        reason = sequence.ended()
         assert reason is not None, "the sampler must answer every chunk that picks"
         self._end(sequence, Finished(sequence.id, reason), events)
 
