@@ -554,3 +554,19 @@ def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
     events = drain(engine)
     assert [type(event) for event in events if event.sequence == bad.id] == [Token, Failed]
     assert Finished(good.id, FinishReason.LENGTH) in events
+
+
+def test_a_team_is_held_and_loses_its_cache_as_a_whole():
+    engine = build([Reach()], 64, 4, 64, 8)
+    sequence = engine.submit(beams())
+    engine.step()
+    team = list(sequence.team)
+    assert len(team) == 3
+    engine.hold(team[1].id, 0)
+    assert not engine.busy
+    engine.hold(team[2].id, None)
+    engine.use_cache(team[2].id, False)
+    assert not any(one.pages or one.computed for one in team)
+    engine.scheduler.check()
+    drain(engine)
+    assert sequence.request.search.found == sequence.request.search.run((1, 2, 3))

@@ -235,17 +235,19 @@ class Scheduler:
         return events
 
     def hold(self, identity: int, at: int | None) -> None:
-        """Hold a sequence once it has `at` tokens; None lets it go on to its end. Ended ones are left as they are."""
-        if identity in self.sequences:
-            self.sequences[identity].hold_at = at
+        """Hold a sequence, with its team, once it has `at` tokens; None lets it go on to its end.
+
+        Ended ones are left as they are.
+        """
+        for mate in self.sequences[identity].team if identity in self.sequences else ():
+            mate.hold_at = at
 
     def use_cache(self, identity: int, cache: bool) -> None:
-        """Let a sequence keep its K and V from now on, or forget them: now, and after each token."""
-        if identity in self.sequences:
-            sequence = self.sequences[identity]
-            sequence.cache = cache
+        """Let a sequence and its team keep their K and V from now on, or forget them: now, and after each token."""
+        for mate in self.sequences[identity].team if identity in self.sequences else ():
+            mate.cache = cache
             if not cache:  # what it holds may be others' too, and is written to from now on
-                self._drop(sequence)
+                self._drop(mate)
 
     def abort(self, identity: int) -> list[Event]:
         """End a sequence in whatever state it is, with its team. Unknown or ended ones are left as they are."""
