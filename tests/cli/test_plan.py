@@ -59,7 +59,8 @@ def test_page_of_a_window(run: Run) -> None:
     assert f"\n{'':44}30 layers x 8 heads x (136 + 72 B)\n" in text
     assert "131,072 tokens, all layers keep 4,096 and 4 sinks\n" in text
     assert "The most at batch 4: texts without end; at 131,072 tokens: batch 32\n" in text
-    assert "LLM(pages=32768, max_sequences=4): 1,160 + 16 + 1,160 pages and one more of each; on" in text
+    options = 'kv="k=int8,v=int4,first=64,native=0+-1", window=4096, sinks=4'
+    assert f"LLM(pages=32768, max_sequences=4, {options}): 1,160 + 16 + 1,160 pages and one more of each; on" in text
     assert "bfloat16 all the same: the first 64 tokens, and layers 0 and 31\n" in text
 
 

@@ -17,6 +17,7 @@ from typer import Argument, Option
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, ticks
 from tokenwright.cli.output import show_anything, write, write_json
+from tokenwright.config import KVFormat
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
@@ -239,10 +240,15 @@ def _engine(plan: Plan) -> str:
     wide = (
         "" if plan.weights.name == "float32" else f"; on the CPU give --dtype {plan.weights.name}, else it is float32"
     )
-    return (
-        f"takes {binary(plan.engine_kv_bytes)} for the KV with LLM(pages={plan.engine_pages}, "
-        f"max_sequences={plan.batch}): {pages} pages and {one}{wide}"
-    )
+    options = [f"pages={plan.engine_pages}", f"max_sequences={plan.batch}"]
+    if plan.kv != KVFormat():
+        options.append(f'kv="{plan.kv}"')
+    if plan.window is not None:
+        options.append(f"window={plan.window}")
+    if plan.sinks:
+        options.append(f"sinks={plan.sinks}")
+    size = binary(plan.engine_kv_bytes)
+    return f"takes {size} for the KV with LLM({', '.join(options)}): {pages} pages and {one}{wide}"
 
 
 def binary(count: int) -> str:
