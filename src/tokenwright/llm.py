@@ -399,7 +399,7 @@ class LLM:
         ids, scaling = self._ids(tokens), getattr(self.config.positions, "scaling", None)
         if isinstance(scaling, DynamicScaling) and len(ids) > scaling.original_context:
             return 0  # its angles depend on how long it could become, which a file could not tell
-        return save_pages(Path(path), self._open_driver(), self._store, ids, self._salt(len(ids)), self._about())
+        return save_pages(Path(path), self._open_driver(), self._store, ids, self._salt(len(ids)), self._about)
 
     def load_cache(self, path: str | Path) -> int:
         """Read a file of `save_cache`: texts that begin as its text does are not computed up to there.
@@ -407,9 +407,11 @@ class LLM:
         Returns how many tokens that are. Raises CacheFileError for a file that is damaged or was saved by another
         model or another kind of cache, CapacityError where the cache has no room for it.
         """
-        return load_pages(Path(path), self._open_driver(), self._store, self._salt, self._about())
+        return load_pages(Path(path), self._open_driver(), self._store, self._salt, self._about)
 
+    @cached_property
     def _about(self) -> Mapping[str, str]:
+        """What a cache file must agree with. Weights are read through once for it; those in memory do not change."""
         return about(self._checkpoint, self.dtype, self.specs, self.options.page_size)
 
     def close(self) -> None:
