@@ -165,10 +165,11 @@ def sealed_are_blank(monkeypatch: pytest.MonkeyPatch) -> None:
 def held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was found is not held: somebody else takes it."""
 
-    def adopt(self: PagePool, tables: Tables, chain: Chain, cut: int) -> None:
+    def adopt(self: PagePool, tables: Tables, chain: Chain, tokens: list[int], cut: int) -> None:
         for shelf, table in zip(self._shelves, tables, strict=True):
             for span in shelf.group.reach.pages(cut, cut, self.page_size):
-                table.update((page, shelf.index[chain.names[page]]) for page in span)
+                names = {page: chain.name(tokens, page, cut, self.page_size) for page in span}
+                table.update((page, shelf.index[name]) for page, name in names.items())
 
     monkeypatch.setattr(PagePool, "adopt", adopt)
 
