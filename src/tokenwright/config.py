@@ -6,9 +6,9 @@ A `ModelConfig` holds the arithmetic of a checkpoint in our own words. The famil
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from tokenwright.errors import RequestError
 
@@ -278,3 +278,10 @@ class GenerationDefaults:
     banned_ids: tuple[int, ...] | None = None
     min_tokens: int | None = None
     unsupported: tuple[str, ...] = field(default=())  # sampler keys it names that we do not have
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The suggestions for sampling that it has, by the names of SamplingParams."""
+        others = ("bos_id", "eos_ids", "unsupported")
+        named = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
+        return {name: value for name, value in named.items() if value not in (None, ())}

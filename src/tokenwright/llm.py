@@ -218,9 +218,8 @@ class LLM:
         if unknown := given.keys() - names:
             raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
         beams = given.get("beams", 1) != 1
-        suggested = {field.name: getattr(self.generation, field.name) for field in fields(self.generation)}
-        chosen = {name: value for name, value in suggested.items() if name in names and value not in (None, ())}
-        kept = {name: value for name, value in chosen.items() if not (beams and name in DRAWING)}
+        suggested = self.generation.sampling
+        kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # a suggestion gives way to what is asked
             most = given.get("max_tokens", SamplingParams().max_tokens)
             kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0

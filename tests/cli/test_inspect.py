@@ -64,12 +64,13 @@ def test_no_chat_template(run: Run, tmp_path: Path) -> None:
 
 def test_what_the_model_suggests_for_sampling_is_told(run: Run, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "llama2", "llama2").path
-    suggested = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0.0}
-    (folder / "generation_config.json").write_text(json.dumps(suggested))
-    assert "temperature 0.6, top_k 20; not available here: repetition_penalty\n" in run("inspect", folder).stdout
+    suggested = {"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.1, "suppress_tokens": [5, 9]}
+    (folder / "generation_config.json").write_text(json.dumps(suggested | {"no_repeat_ngram_size": 3}))
+    told = "temperature 0.6, repetition_penalty 1.1, banned_ids 2 of them; not available here: no_repeat_ngram_size\n"
+    assert told in run("inspect", folder).stdout
     found = json.loads(run("inspect", folder, "--json").stdout)
-    assert found["suggested_sampling"] == {"temperature": 0.6, "top_k": 20}
-    assert found["unsupported_sampling"] == ["repetition_penalty"]
+    assert found["suggested_sampling"] == {"temperature": 0.6, "repetition_penalty": 1.1, "banned_ids": [5, 9]}
+    assert found["unsupported_sampling"] == ["no_repeat_ngram_size"]
     written = run("generate", "the", "--model", folder, "-n", 2)
-    assert "asks for repetition_penalty, which Tokenwright does not have yet" in written.stderr
+    assert "asks for no_repeat_ngram_size, which Tokenwright does not have yet" in written.stderr
     assert run("generate", "the", "--model", folder, "-n", 2, "--quiet").stderr == ""

@@ -148,7 +148,7 @@ def test_cached_naive_batched_and_preempted_write_the_same(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
     subject = make_subject(kind)
-    params = [SamplingParams(0.0, max_tokens=40), SamplingParams(0.9, seed=3, max_tokens=40)]
+    params = [SamplingParams(temperature=0.0, max_tokens=40), SamplingParams(temperature=0.9, seed=3, max_tokens=40)]
     requests = [Request(prompt_of(20 + i), params[i % 2]) for i in range(6)]
     texts = together(subject, requests, page_size=4, pages=40, token_budget=32)
     assert sum(text.preemptions for text in texts) >= 3
@@ -159,6 +159,6 @@ def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
 def test_a_text_is_the_same_alone_naive_and_among_16_others(kind: str) -> None:
     subject = make_subject(kind)
     mine = greedy(prompt_of(12), 60)
-    others = [Request(prompt_of(5 + 9 * i), SamplingParams(1.0, seed=i, max_tokens=70)) for i in range(16)]
+    others = [Request(prompt_of(5 + 9 * i), SamplingParams(temperature=1.0, seed=i, max_tokens=70)) for i in range(16)]
     among = together(subject, [*others[:8], mine, *others[8:]], page_size=8, pages=600)
     assert list(among[8].written) == alone(subject, mine) == alone(subject, uncached(mine))

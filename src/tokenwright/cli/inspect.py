@@ -35,11 +35,7 @@ def inspect(
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(config, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
-        "suggested_sampling": {
-            name: value
-            for name in ("temperature", "top_k", "top_p")
-            if (value := getattr(checkpoint.generation, name)) is not None
-        },
+        "suggested_sampling": checkpoint.generation.sampling,
         "unsupported_sampling": list(checkpoint.generation.unsupported),
         "chat_template": tokenizer.chat_template,
     }
@@ -127,8 +123,11 @@ def _page(model: str, facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sampling(suggested: dict[str, float], unsupported: Sequence[str]) -> str:
-    words = ", ".join(f"{name} {value:g}" for name, value in suggested.items()) or "no suggestions"
+def _sampling(suggested: dict[str, Any], unsupported: Sequence[str]) -> str:
+    shown = {
+        name: f"{len(value)} of them" if name == "banned_ids" else f"{value:g}" for name, value in suggested.items()
+    }
+    words = ", ".join(f"{name} {value}" for name, value in shown.items()) or "no suggestions"
     return f"{words}; not available here: {', '.join(unsupported)}" if unsupported else words
 
 

@@ -131,7 +131,7 @@ class Grammar:
         return cls("choice", json.dumps(list(_texts("choice", texts)), ensure_ascii=False))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when to stop. The fields stand in the order in which they act on a row of logits.
 
