@@ -145,7 +145,10 @@ class Scheduler:
             child.computed = child.reused = parent.computed
 
     def schedule(self) -> Step:
-        """Name the chunks of the next step, with pages reserved for them. Nothing else changes until commit."""
+        """Name the chunks of the next step, with pages reserved for them. No text changes until commit.
+
+        Who is admitted, put off or catches up with its team does so here: a second call may name more than the first.
+        """
         chunks: list[Chunk] = []
         budget = self.token_budget
         together: set[int] = set()  # teams that take their last tokens in this step
