@@ -1,8 +1,11 @@
 """Checkpoints of published shapes with random weights: what speed and memory need, and nothing to download.
 
-    python benchmarks/shapes.py qwen05 build/qwen05
+    python benchmarks/shapes.py [tiny gpt2 qwen05 llama1b] [--root ~/.cache/tokenwright/benchmarks]
 
-The tokenizer is the small model's that ships inside; its ids are the first of the vocabulary.
+Each is a folder ROOT/SHAPE as on the Hugging Face hub: config.json, weights in bfloat16, a tokenizer. The weights are
+those of one seed wherever they are made. They keep the scale of what flows through them, and the logits spread as a
+trained model's do (a few nats of entropy), so that comparing number formats on them makes sense. The tokenizer is the
+small model's that ships inside; every id above its own is a word of its own.
 """
 
 from __future__ import annotations
@@ -15,48 +18,102 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 import tokenwright
 from tokenwright.models.families import parse_config
 from tokenwright.planner.known import KNOWN
 
+ROOT = Path.home() / ".cache" / "tokenwright" / "benchmarks"
 STORIES = Path(tokenwright.__file__).parent / "stories"
+SPREAD = 4.0  # standard deviation of the logits
+BIAS = 0.02  # of the biases
 SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 288, "intermediate_size": 768,
+        "max_position_embeddings": 2048, "num_attention_heads": 6, "num_hidden_layers": 8, "num_key_value_heads": 6,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": True, "vocab_size": 4096,
+    },
     "gpt2": KNOWN["openai-community/gpt2"],
     "qwen05": KNOWN["Qwen/Qwen2.5-0.5B"],
-}
+    "llama1b": {
+        "architectures": ["LlamaForCausalLM"], "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192,
+        "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 16,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {"factor": 32.0,
+        "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3"}, "tie_word_embeddings": True, "vocab_size": 128256,
+    },
+}  # fmt: skip
 
 
-def make(shape: str, folder: Path) -> Path:
-    """Write a checkpoint of that shape in bfloat16, weights of unit gain; returns the folder."""
-    config = dict(SHAPES[shape])
+def ready(shape: str, root: Path = ROOT) -> Path:
+    """The folder of a shape under `root`, made if it is not there."""
+    folder = root.expanduser() / shape
+    return folder if folder.exists() else make(shape, folder)
+
+
+def make(shape: str, folder: Path, seed: int = 0) -> Path:
+    """Write a checkpoint of that shape into `folder`, which appears when it is complete."""
+    family, _ = parse_config(SHAPES[shape])
+    kind = family.architectures[SHAPES[shape]["architectures"][0]]
+    config = {**SHAPES[shape], "model_type": kind, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    write_tokenizer(unfinished, config["vocab_size"])
+    write_weights(unfinished / "model.safetensors", config, seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    return unfinished.rename(folder)
+
+
+def write_weights(path: Path, config: Mapping[str, Any], seed: int) -> None:
+    """The safetensors file of `config`, tensor by tensor: no more than one is in memory."""
     family, parsed = parse_config(config)
-    random = torch.Generator().manual_seed(0)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, source in family.sources(parsed).items():
-        if source.name in tensors:
-            continue
-        stored = source.stored(parsed.shapes[name])
-        if len(stored) == 1:
-            values = torch.ones(stored)
-        else:
-            values = torch.randn(stored, generator=random) / parsed.shapes[name][1] ** 0.5
-        tensors[source.name] = values.bfloat16()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({f"{family.prefix}{name}": one for name, one in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(STORIES / name, folder / name)
-    return folder
+    sources = {source.name: (ours, source) for ours, source in family.sources(parsed).items()}
+    shapes = {name: source.stored(parsed.shapes[ours]) for name, (ours, source) in sources.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * torch.Size(shape).numel()
+        header[f"{family.prefix}{name}"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for at, (name, shape) in enumerate(shapes.items()):
+            values = weight(sources[name][0], shape, parsed.shapes[sources[name][0]][-1], seed * len(shapes) + at)
+            file.write(values.bfloat16().view(torch.uint8).numpy().data)
+
+
+def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> torch.Tensor:
+    """Random values for our tensor `name`; a linear one of unit gain over its `inputs`."""
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    if name.endswith(".bias"):
+        return values * BIAS
+    gain = SPREAD if name == "embed.weight" else 1.0  # the embeddings are the head too
+    return values * (gain / inputs**0.5)
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """The small model's tokenizer, with a word for each id of the rest of the vocabulary; no text yields those."""
+    tokenizer = json.loads((STORIES / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab.update({f"Ġword{at}": at for at in range(len(vocab), vocab_size)})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    shutil.copy(STORIES / "tokenizer_config.json", folder / "tokenizer_config.json")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE")
+    parser.add_argument("--root", type=Path, default=ROOT)
     arguments = parser.parse_args()
-    print(make(arguments.shape, arguments.folder))
+    if unknown := set(arguments.shapes) - SHAPES.keys():
+        parser.error(f"unknown shape {', '.join(sorted(unknown))}; choose from {', '.join(SHAPES)}")
+    for shape in arguments.shapes or SHAPES:
+        print(ready(shape, arguments.root))
 
 
 if __name__ == "__main__":
