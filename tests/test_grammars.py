@@ -6,12 +6,14 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.decode import schemas
+from tests.ledgers import Ledger, opened
 from tokenwright import LLM, EngineError, RequestError, SamplingParams
 from tokenwright.engine import FinishReason, Grammar
 
@@ -53,15 +55,33 @@ def complaints(text: str, schema: dict[str, Any]) -> list[str]:
     return []
 
 
+@dataclass
+class Texts:
+    """So many texts."""
+
+    count: int
+
+
+class Endings(Ledger[Texts]):
+    """Of texts that follow a schema, by why they ended."""
+
+    title = "texts under random schemas"
+
+    def lines(self) -> Iterator[str]:
+        counts = {reason: texts.count for reason, texts in self.items()}
+        ended = sum(counts.get(str(reason), 0) for reason in ENDED)
+        yield f"{sum(counts.values())} schemas: {ended / sum(counts.values()):.1%} ended by the grammar; {counts}"
+
+
+ENDINGS = opened(Endings())
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.sweep)])
-def test_texts_follow_their_schemas(
-    llm: LLM, count: int, record_property: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_follow_their_schemas(llm: LLM, count: int, record_property: Any) -> None:
     ends, wrong = documents(llm, count, seed=5)
     share = sum(ends[str(reason)] for reason in ENDED) / count
     record_property("ended by the grammar", share)
-    with capsys.disabled():
-        print(f"\n{count} schemas: {share:.1%} ended by the grammar; {dict(ends)}")
+    ENDINGS.update({reason: Texts(texts) for reason, texts in ends.items()})
     assert not wrong, "\n".join(wrong)
     assert share >= 0.95
 

@@ -8,7 +8,7 @@ Sums run in fp64 here (`ReferenceKernels(wide=torch.float64)`): a quantised cach
 neighbours in a product leave, into another code. Activations stay fp32.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tests.ledgers import Ledger, opened
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
@@ -189,7 +190,7 @@ class Seen:
 
 
 @dataclass
-class Ledger:
+class Compared:
     """How much was compared."""
 
     texts: int = 0
@@ -198,12 +199,28 @@ class Ledger:
     worst: float = 0.0
 
 
-LEDGER: dict[str, Ledger] = {}  # by way of running
+class Matrix(Ledger[Compared]):
+    """By way of running."""
+
+    title = "the cache against the naive loop"
+
+    def lines(self) -> Iterator[str]:
+        yield f"{'way of running':<42}{'texts':>7}{'rows':>9}{'equal to the bit':>18}{'worst':>10}"
+        for name, one in self.items():
+            yield f"{name:<42}{one.texts:>7}{one.rows:>9}{one.equal / one.rows:>18.2%}{one.worst:>10.1e}"
+        texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
+        yield (
+            f"{texts} texts and {rows} rows of logits, over {len(KINDS)} kinds x {len(FORMATS) + 1} formats x "
+            f"{len(SAMPLINGS)} samplings x {len(self)} ways"
+        )
+
+
+LEDGER = opened(Matrix())
 
 
 def compare(way: str, seen: Seen, oracle: Seen) -> None:
     """The same tokens, and rows of logits within the tolerance wherever both have them."""
-    ledger = LEDGER.setdefault(way, Ledger())
+    ledger = LEDGER.setdefault(way, Compared())
     shared = sorted(seen.rows.keys() & oracle.rows.keys())
     assert shared == sorted(oracle.rows), "the last rows of the text are there to be compared"
     worst = max(float((seen.rows[place] - oracle.rows[place]).abs().max()) for place in shared)

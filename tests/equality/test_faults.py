@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.equality import harness, ways
-from tests.equality.harness import PROMPT, WAYS, Bench, Case, Seen
+from tests.equality.harness import PROMPT, WAYS, Bench, Case, Matrix, Seen
 from tests.oracle.test_faults import moved_by_one
 from tokenwright.cache import KVStore, KVView
 from tokenwright.engine import Scheduler
@@ -247,7 +247,7 @@ def test_a_planted_fault_turns_the_matrix_red(name: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(Planted, "plant", fault.bench)
     if fault.patch is not None:
         fault.patch(monkeypatch)
-    monkeypatch.setattr(harness, "LEDGER", {})
+    monkeypatch.setattr(harness, "LEDGER", Matrix())
     with pytest.raises((AssertionError, KeyError, IndexError, EngineError)) as caught:
         WAYS[fault.way](case, tmp_path)
     print(f"{name}: {caught.value!s:.120}")

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.ledgers import Ledger, opened
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, Rope
@@ -187,6 +188,19 @@ class Tally:
     worst: float = 0.0
 
 
+class Tallies(Ledger[Tally]):
+    """Of beam search, by kind."""
+
+    title = "transformers' beam search as the oracle"
+
+    def lines(self) -> Iterator[str]:
+        for kind, tally in self.items():
+            yield (
+                f"{kind:<14}{tally.cases:>5} cases, {tally.qualified / tally.cases:.1%} qualify; {tally.hypotheses} "
+                f"texts, {tally.early / tally.hypotheses:.1%} ended early; scores differ by {tally.worst:.1e} at most"
+            )
+
+
 @dataclass
 class Figures:
     """What was compared, for the summary at the end of the run."""
@@ -199,6 +213,22 @@ class Figures:
     decode: float = 0.0  # and at the cached steps'
 
 
+class Families(Ledger[Figures]):
+    """By kind."""
+
+    title = "transformers as the oracle, fp32"
+
+    def lines(self) -> Iterator[str]:
+        yield f"{'kind':<14}{'texts':>7}{'rows':>9}{'worst, prefill':>16}{'worst, cached':>15}   margin > {MARGIN:g}"
+        for kind, one in self.items():
+            yield (
+                f"{kind:<14}{one.texts:>7}{one.rows:>9}{one.prefill:>16.1e}{one.decode:>15.1e}"
+                f"{one.qualified / one.picks:>12.2%}"
+            )
+        picks, qualified = (sum(getattr(one, name) for one in self.values()) for name in ("picks", "qualified"))
+        yield f"{picks} greedy tokens compared, of which {qualified / picks:.2%} qualify"
+
+
 @dataclass(frozen=True)
 class Rounding:
     """What one dtype did to one kind, in standard deviations of the oracle's logits."""
@@ -209,6 +239,22 @@ class Rounding:
     agree: float  # share of rows whose highest logit is the oracle's
 
 
-LEDGER: dict[str, Figures] = {}  # by kind
-ROUNDING: dict[str, dict[str, Rounding]] = {}  # by dtype and kind
-TALLIES: dict[str, Tally] = {}  # of beam search, by kind
+class Roundings(Ledger[Rounding]):
+    """By dtype and kind, each of which is computed once."""
+
+    title = "transformers in fp32 as the oracle, worst of all kinds"
+
+    def lines(self) -> Iterator[str]:
+        for dtype in sorted({dtype for dtype, _ in self}):
+            ones = [one for (its, _), one in self.items() if its == dtype]
+            yield (
+                f"{dtype:<9} {len(ones)} kinds: largest {max(one.largest for one in ones):.3f}, rms "
+                f"{max(one.rms for one in ones):.4f} of the logits' deviation (rms at most "
+                f"{max(one.rms / one.their_rms for one in ones):.2f} of transformers' own in {dtype}), "
+                f"highest logit agrees in {min(one.agree for one in ones):.0%}"
+            )
+
+
+LEDGER = opened(Families())
+ROUNDING = opened(Roundings())
+TALLIES = opened(Tallies())

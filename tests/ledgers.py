@@ -1,0 +1,62 @@
+"""Figures that tests gather by name, told whole at the end of the run, whichever worker ran which test.
+
+    LEDGER = opened(Families())                  # once, in a harness; Families is a Ledger that says how it is told
+    figures = LEDGER.setdefault(kind, Figures())  # in a test
+    figures.rows += 1
+
+Each worker sends what it has to the process that prints (tests/conftest.py). Two entries of one name become one: the
+counts (int) are added, and of the measures (float) the largest is kept.
+"""
+
+import pickle
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, ClassVar, TypeVar
+
+Figures = TypeVar("Figures")
+
+
+class Ledger(dict[Any, Figures]):
+    """Figures of one kind, by name: dataclasses of numbers."""
+
+    title: ClassVar[str]
+
+    @abstractmethod
+    def lines(self) -> Iterator[str]:
+        """What is told of them, where there are any."""
+
+
+Open = TypeVar("Open", bound=Ledger[Any])
+_OPEN: dict[type[Ledger[Any]], Ledger[Any]] = {}
+
+
+def opened(ledger: Open) -> Open:
+    """Have a ledger told at the end of the run."""
+    _OPEN[type(ledger)] = ledger
+    return ledger
+
+
+def filled() -> list[Ledger[Any]]:
+    """The ledgers in which something stands, in the order of their titles."""
+    return sorted((ledger for ledger in _OPEN.values() if ledger), key=lambda ledger: ledger.title)
+
+
+def packed() -> bytes:
+    """What this process has gathered, for another one's `unpack`."""
+    return pickle.dumps([(type(ledger), dict(ledger)) for ledger in filled()])
+
+
+def unpack(data: bytes) -> None:
+    """Add what another process has `packed`."""
+    for kind, entries in pickle.loads(data):
+        ledger = _OPEN.setdefault(kind, kind())
+        for name, entry in entries.items():
+            ledger[name] = merged(ledger[name], entry) if name in ledger else entry
+
+
+def merged(one: Figures, other: Figures) -> Figures:
+    """Two entries of one name as one."""
+    values = {field.name: (getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
+    both = {name: a + b if isinstance(a, int) else max(a, b) for name, (a, b) in values.items()}
+    return replace(one, **both)

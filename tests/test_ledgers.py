@@ -1,0 +1,70 @@
+"""What workers have gathered is told as if one had."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import ledgers
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Seen:
+    rows: int = 0
+    worst: float = 0.0
+
+
+class Book(ledgers.Ledger[Seen]):
+    title = "what was seen"
+
+    def lines(self) -> Iterator[str]:
+        for name, seen in self.items():
+            yield f"{name}: {seen.rows} rows, {seen.worst:g} at worst"
+
+
+def test_counts_are_added_and_of_measures_the_largest_is_kept() -> None:
+    assert ledgers.merged(Seen(20, 1e-7), Seen(5, 3e-6)) == ledgers.merged(Seen(5, 3e-6), Seen(20, 1e-7))
+    assert ledgers.merged(Seen(20, 1e-7), Seen(5, 3e-6)) == Seen(25, 3e-6)
+
+
+def test_what_another_process_packed_is_told_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Book({"both": Seen(10)})
+    monkeypatch.setattr(ledgers, "_OPEN", {Book: mine})
+    ledgers.unpack(pickle.dumps([(Book, {"both": Seen(20, 1e-7), "theirs": Seen(4)})]))
+    assert mine == {"both": Seen(30, 1e-7), "theirs": Seen(4)}
+    assert ledgers.filled() == [mine]
+
+
+SUITE = """
+from tests.ledgers import opened
+from tests.test_ledgers import Book, Seen
+
+BOOK = opened(Book())
+"""
+FILE = """
+from suite import BOOK, Seen
+
+def test_it():
+    BOOK["shared"] = Seen(10, 0.{n})
+    BOOK["{n}"] = Seen(5)
+"""
+
+
+def test_every_workers_part_is_printed(tmp_path: Path) -> None:
+    """Two files on two workers, and one table of both at the end."""
+    (tmp_path / "suite.py").write_text(SUITE)
+    for n in (1, 2):
+        (tmp_path / f"test_{n}.py").write_text(FILE.format(n=n))
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "2", "--dist", "loadfile", "."]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path), *sys.path])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if " rows, " in line]
+    assert sorted(told) == ["1: 5 rows, 0 at worst", "2: 5 rows, 0 at worst", "shared: 20 rows, 0.2 at worst"]
