@@ -216,6 +216,53 @@ class KVFormat:
         return ",".join(parts)
 
 
+WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
+WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs to a scale, where nobody says
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How matrices are kept. `group`: consecutive inputs of an output that share a scale; 0 where there are no scales.
+
+    native is what the weights are computed in.
+
+    >>> WeightFormat.parse("int8"), WeightFormat.parse("int4:64")
+    (WeightFormat(name='int8', group=64), WeightFormat(name='int4', group=64))
+    """
+
+    name: str = "native"
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in WEIGHT_NAMES:
+            raise RequestError(f"weights {self.name!r} are not known; use {', '.join(WEIGHT_NAMES)}")
+        if self.name in WEIGHT_GROUPS and (type(self.group) is not int or self.group not in (32, 64)):
+            raise RequestError(f"{self.name} weights share a scale in groups of 32 or 64, not of {self.group!r}")
+        if self.name not in WEIGHT_GROUPS and self.group != 0:
+            raise RequestError(f"{self.name} weights have no groups; leave out :{self.group}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From text as `str` writes it: int8, int8:32. Raises RequestError that says what is allowed."""
+        name, given, group = (part.strip() for part in text.lower().partition(":"))
+        if given and not (group.isascii() and group.isdigit()):
+            raise RequestError(
+                f"weights must be a format, such as int8, or one with its group, such as int8:32; not {text!r}"
+            )
+        return cls(name, int(group) if given else WEIGHT_GROUPS.get(name, 0))
+
+    @property
+    def quantised(self) -> bool:
+        return self.group > 0
+
+    def resolved(self, native: DType) -> "WeightFormat":
+        """This format, or where it is native the dtype that is meant by that."""
+        return WeightFormat(native) if self.name == "native" else self
+
+    def __str__(self) -> str:
+        return self.name if self.group == WEIGHT_GROUPS.get(self.name, 0) else f"{self.name}:{self.group}"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How the engine schedules: sizes in tokens, pages and sequences."""
