@@ -20,7 +20,7 @@ import torch
 from tokenwright.config import WeightFormat
 
 LANES = 16  # outputs of a block
-DIVISORS = (-8.0, 8.0)  # an int4 scale is the extreme of its group over one of these
+DIVISORS = tuple(-7 - k / 4 for k in range(16))  # an int4 scale is the extreme of its group over one of these
 _CUT = ~0xFFF  # of an fp32's bits: leaves 12 of its 24, whose square fp32 holds whole
 
 
@@ -94,7 +94,8 @@ class Packed:
     def pack_rows(self, first: int, rows: torch.Tensor) -> int:
         """Write rows [n, inner] (float32, bfloat16 or float16) at `first` and behind; nothing else is touched.
 
-        Returns how many numbers are not finite, or have no finite form here; then what was written means nothing.
+        Returns how many numbers have no finite form here, in quantised formats those that share a group with one; where
+        it is not 0, what was written means nothing.
         """
         assert rows.shape[1] == self.inner and first + len(rows) <= self.out, "the rows belong to this matrix"
         return pack_in_torch(self, first, rows)
@@ -138,15 +139,15 @@ def pack_in_torch(packed: Packed, first: int, rows: torch.Tensor) -> int:
         kept = padded.to(slab.dtype)
         packed._units()[blocks, :, :, lanes] = kept.view(len(rows), -1, slab.lines, slab.per_unit)
         return int((~kept.isfinite()).sum())
-    groups = padded.float().view(len(rows), -1, packed.group)
+    groups = padded.float().view(len(rows), packed.depth // packed.group, packed.group)
     codes, scales = (_int8 if packed.format == "int8" else _int4)(groups)
     packed._scales()[blocks, :, lanes] = scales
     units = codes.to(torch.uint8).view(len(rows), -1, slab.inputs)  # [n, slabs, inputs]
     if packed.format == "int4":
         units = units[..., :32] | units[..., 32:] << 4
     packed._units()[blocks, :, :, lanes] = units.view(len(rows), -1, slab.lines, slab.per_unit)
-    bad = ~(groups.isfinite() & scales.isfinite()[..., None])
-    return int(bad.flatten(1)[:, : packed.inner].sum())
+    sound = (groups.isfinite().all(-1) & scales.isfinite()).repeat_interleave(packed.group, -1)
+    return int((~sound[:, : packed.inner]).sum())
 
 
 def _int8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,7 +159,7 @@ def _int8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes 0..15 of groups [n, G, group] in fp32, and their scales [n, G]: the first that has the least error."""
     high, low = groups.amax(-1), groups.amin(-1)
-    extreme = torch.where(high > -low, high, low)
+    extreme = torch.where(high > -low, high, low) + 0.0  # no -0
     best = scales = torch.zeros_like(extreme)
     for divisor in DIVISORS:
         tried = (extreme * (1 / divisor)).half()
