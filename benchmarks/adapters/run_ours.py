@@ -1,0 +1,33 @@
+"""Tokenwright, by its front door."""
+
+from __future__ import annotations
+
+import inspect
+
+from protocol import Job, Written, serve
+
+from tokenwright import LLM, SamplingParams
+
+WEIGHTS = {"bf16": "native", "int8": "int8", "int4": "int4"}
+
+
+class Ours:
+    def __init__(self, job: Job) -> None:
+        options = {"weights": WEIGHTS[job.format]} if "weights" in inspect.signature(LLM).parameters else {}
+        if not options and job.format != "bf16":
+            raise RuntimeError(f"this version of Tokenwright has no {job.format} weights")
+        self.llm = LLM(str(job.model), **options)
+        self.texts = 0
+
+    def run(self, prompts: list[list[int]], tokens: int) -> Written:
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        self.texts += 1
+        done = self.llm.generate(prompts, params, salt=str(self.texts))  # a salt of its own: nothing is found again
+        written = Written(len(prompts))
+        written.ids = [list(one.token_ids) for one in done]
+        written.seconds = [list(one.usage.token_s) for one in done]
+        return written
+
+
+if __name__ == "__main__":
+    serve(Ours)

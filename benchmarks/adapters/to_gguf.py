@@ -1,0 +1,149 @@
+"""A checkpoint of `shapes.py` as a GGUF file for llama.cpp: run in that peer's environment.
+
+    python to_gguf.py MODEL bf16|q8_0|q4_0 TARGET
+
+Matrices stay the bfloat16 that they are, vectors become float32; the other formats are llama.cpp's own quantisation
+of that file, with its defaults (which keep a tied head finer).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+}
+QUANTISED = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores [in, out]
+
+
+def read_tensors(path: Path) -> dict[str, numpy.ndarray]:
+    """The bits of a safetensors file of bfloat16, uint16 of the shapes in the file."""
+    raw = numpy.memmap(path, mode="r")
+    length = int.from_bytes(raw[:8].tobytes(), "little")
+    header = json.loads(raw[8 : 8 + length].tobytes())
+    header.pop("__metadata__", None)
+    found = {}
+    for name, one in header.items():
+        start, end = (8 + length + at for at in one["data_offsets"])
+        found[name] = raw[start:end].view(numpy.uint16).reshape(one["shape"])
+    return found
+
+
+def paired(rows: numpy.ndarray, heads: int) -> numpy.ndarray:
+    """Rows of q or k reordered: llama.cpp turns neighbours, a checkpoint the two halves of a head."""
+    split = rows.reshape(heads, 2, -1, *rows.shape[1:])  # [heads, half, pair, ...]
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def frequency_factors(config: dict[str, Any]) -> numpy.ndarray:
+    """What Llama 3's scaling divides each rotary frequency by. [head size / 2]"""
+    scaling, size = config["rope_scaling"], config["head_dim"]
+    wavelengths = 2 * numpy.pi * config["rope_theta"] ** (numpy.arange(0, size, 2) / size)
+    low, high, factor = (float(scaling[key]) for key in ("low_freq_factor", "high_freq_factor", "factor"))
+    turns = scaling["original_max_position_embeddings"] / wavelengths
+    smooth = numpy.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(numpy.float32)
+
+
+def add_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The config's keys; GPT-2 has names of its own for them."""
+    heads = config.get("num_attention_heads") or config["n_head"]
+    width = config.get("hidden_size") or config["n_embd"]
+    writer.add_block_count(layers(config))
+    writer.add_context_length(config.get("max_position_embeddings") or config["n_positions"])
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(config.get("intermediate_size", 4 * width))
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
+    if "n_embd" in config:
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(config["rope_theta"])
+        writer.add_rope_dimension_count(config.get("head_dim", width // heads))
+
+
+def layers(config: dict[str, Any]) -> int:
+    return config.get("num_hidden_layers") or config["n_layer"]
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, model: Path, config: dict[str, Any]) -> None:
+    tokenizer = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    names = {at: token for token, at in tokenizer["model"]["vocab"].items()}
+    control = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
+    names |= control
+    size = config["vocab_size"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([names[at] for at in range(size)])
+    kinds = (gguf.TokenType.CONTROL if at in control else gguf.TokenType.NORMAL for at in range(size))
+    writer.add_token_types([int(kind) for kind in kinds])
+    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+
+
+def add_tensors(writer: gguf.GGUFWriter, model: Path, config: dict[str, Any], arch: gguf.MODEL_ARCH) -> None:
+    names = gguf.get_tensor_name_map(arch, layers(config))
+    if config.get("rope_scaling"):
+        writer.add_tensor("rope_freqs.weight", frequency_factors(config))
+    for name, bits in read_tensors(model / "model.safetensors").items():
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if target is None:
+            raise SystemExit(f"llama.cpp has no name for {name}")
+        if TRANSPOSED.search(name):
+            bits = numpy.ascontiguousarray(bits.T)
+        if arch == gguf.MODEL_ARCH.LLAMA and (which := re.search(r"\.([qk])_proj\.weight$", name)):
+            bits = paired(bits, config["num_attention_heads" if which[1] == "q" else "num_key_value_heads"])
+        if bits.ndim == 1:
+            writer.add_tensor(target, (bits.astype(numpy.uint32) << 16).view(numpy.float32))
+        else:
+            raw = numpy.ascontiguousarray(bits).view(numpy.uint8)
+            writer.add_tensor(target, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def write(model: Path, target: Path) -> None:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    arch = ARCHITECTURES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    add_facts(writer, config)
+    add_tokenizer(writer, model, config)
+    add_tensors(writer, model, config, arch)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def quantise(source: Path, form: str, target: Path) -> None:
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.nthread = QUANTISED[form], 2
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) != 0:
+        raise SystemExit(f"llama.cpp cannot quantise {source} to {form}")
+
+
+def main() -> None:
+    model, form, target = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    if form == "bf16":
+        write(model, target)
+        return
+    source = target.with_name(f"{target.name}.bf16")
+    write(model, source)
+    quantise(source, form, target)
+    source.unlink()
+
+
+if __name__ == "__main__":
+    main()

