@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from tokenwright.errors import RequestError
@@ -298,13 +299,16 @@ class Environment:
     """The environment variables that Tokenwright reads (huggingface_hub reads its own, HF_TOKEN among them)."""
 
     debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
+    cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
         value = variables.get("TOKENWRIGHT_DEBUG", "0")
         if value not in ("0", "1"):
             raise RequestError(f"TOKENWRIGHT_DEBUG must be 0 or 1, not {value!r}")
-        return cls(debug=value == "1")
+        caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
+        cache = variables.get("TOKENWRIGHT_CACHE") or f"{caches}/tokenwright"
+        return cls(debug=value == "1", cache=Path(cache))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,14 @@ SLABS: Mapping[str, Slab] = {
 _ZERO = {"int8": 128, "int4": 0x88}  # the byte of codes that are zero
 
 
+def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
+    """Bytes of codes and number of scales of a matrix [out, inner] in a format that is not native."""
+    slab = SLABS[form.name]
+    blocks, slabs = -(-out // LANES), -(-inner // slab.inputs)
+    groups = slabs * slab.inputs // form.group if form.group else 0
+    return blocks * slabs * slab.nbytes, blocks * groups * LANES
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """A weight [out, inner] in a format, and perhaps a bias.
@@ -67,11 +75,10 @@ class Packed:
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: torch.Tensor | None = None) -> "Packed":
         """Memory for a matrix, whose rows are yet to be packed; what stands for missing outputs is there."""
-        slab = SLABS[form.name]
-        blocks, slabs = -(-out // LANES), -(-inner // slab.inputs)
-        codes = torch.empty(blocks * slabs * slab.nbytes, dtype=torch.uint8)
-        groups = slabs * slab.inputs // form.group if form.group else 0
-        scales = torch.empty(blocks * groups * LANES, dtype=torch.float16)
+        code_bytes, scale_count = packed_sizes(out, inner, form)
+        codes = torch.empty(code_bytes, dtype=torch.uint8)
+        scales = torch.empty(scale_count, dtype=torch.float16)
+        blocks = -(-out // LANES)
         if out % LANES:
             codes.view(blocks, -1)[-1] = _ZERO.get(form.name, 0)
             scales.view(blocks, -1)[-1] = 0

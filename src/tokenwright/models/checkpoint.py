@@ -3,7 +3,9 @@ names.
 
 `Checkpoint.open` reads config.json and the headers of the weights, and refuses whatever is missing, damaged,
 of another shape or not understood before any memory is taken for weights. `tensors` then reads them one by
-one, so the peak is the model and one tensor. Nothing of a checkpoint is ever run or unpickled.
+one, so the peak is the model and one tensor; `packing.py` packs them for the kernels instead. A folder that
+`tokenwright quantize` wrote has packed weights already: `packed` says in which format. Nothing of a checkpoint
+is ever run or unpickled.
 """
 
 import math
@@ -11,17 +13,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from tokenwright.cache import TORCH_DTYPES
-from tokenwright.config import DType, GenerationDefaults, ModelConfig
+from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models import hub
 from tokenwright.models.families import Family, Source, parse_config
 from tokenwright.models.generation import parse_generation
 from tokenwright.models.headers import Stored, read_header
 from tokenwright.models.keys import read_json, shown
+from tokenwright.models.packed_file import own_quantisation, read_packed_header
 
 STORIES = Path(__file__).parent.parent / "stories"  # the model that ships inside
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -41,6 +45,7 @@ class Checkpoint:
     sources: Mapping[str, Source]  # our names to the checkpoint's
     stored: Mapping[str, Stored]  # the checkpoint's names, without prefix and buffers, to the bytes
     stamps: Mapping[Path, tuple[int, int]]  # of the weights' files: length in bytes, and when they were changed
+    packed: WeightFormat | None = None  # of a folder that `tokenwright quantize` wrote
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -50,9 +55,16 @@ class Checkpoint:
         """
         folder = _locate(name_or_path, revision, progress)
         settings = read_json(folder / "config.json")
+        own = own_quantisation(settings, str(folder / "config.json"))
         family, config = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
         generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
+        if own is not None:
+            form, dtype = own
+            file = folder / hub.WEIGHTS
+            stored = read_packed_header(file, config, form)
+            sources = {name: Source(name) for name in stored}
+            return cls(folder, replace(config, dtype=dtype), generation, sources, stored, {file: stamp(file)}, form)
         sources = family.sources(config)
         stored = _read_headers(folder, family)
         _check_fit(folder, config, sources, stored)
@@ -79,9 +91,13 @@ class Checkpoint:
     ) -> dict[str, torch.Tensor]:
         """The weights under our names, linear ones as [out, in], converted to `dtype` (None: `config.dtype`).
 
-        Raises CheckpointError for values that are not finite, or not after the conversion.
+        Raises CheckpointError for values that are not finite, or not after the conversion, and for packed weights.
         """
-        self._check_tied_head()
+        if self.packed is not None:
+            raise CheckpointError(
+                f"the weights in {self.path} are packed as {self.packed}; they are read as such alone"
+            )
+        self.check_tied_head()
         target = dtype or TORCH_DTYPES[self.config.dtype]
         users: dict[str, list[str]] = {}
         for ours, source in self.sources.items():
@@ -89,18 +105,20 @@ class Checkpoint:
         found: dict[str, torch.Tensor] = {}
         done, total = 0, self.nbytes
         for theirs in sorted(users, key=lambda name: (self.stored[name].file, self.stored[name].start)):
-            raw = _read(self.stored[theirs])
+            stored = self.stored[theirs]
+            raw = read_rows(stored, 0, stored.shape[0])
             for ours in users[theirs]:
-                piece = _piece(raw, self.sources[ours])
+                piece = piece_of(raw, self.sources[ours])
                 found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
-                _check_finite(found[ours], raw, theirs, self.stored[theirs].file)
+                if not _finite(found[ours]):
+                    refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))
             done += self.stored[theirs].nbytes
             if report is not None:
                 report(done, total)
         return {name: found[name] for name in self.config.shapes}
 
-    def _check_tied_head(self) -> None:
-        """A tied head that lies in the file all the same must equal the embeddings."""
+    def check_tied_head(self) -> None:
+        """A tied head that lies in the file all the same must equal the embeddings. Raises CheckpointError."""
         if self.config.tied_head and HEAD in self.stored:
             head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
             if not _same_bytes(head, embed):
@@ -140,7 +158,10 @@ def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> P
 
 def _check_config(folder: Path) -> None:
     """Refuse a model that we cannot run before its weights are fetched."""
-    parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    where = str(folder / "config.json")
+    settings = read_json(folder / "config.json")
+    own_quantisation(settings, where)
+    parse_config(settings, where)
 
 
 def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:
@@ -217,12 +238,15 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
     return max(sums, key=lambda name: sums[name])
 
 
-def _read(one: Stored) -> torch.Tensor:
-    """The tensor as stored, in memory of its own: a file that shrinks meanwhile is no bus error."""
-    raw = torch.empty(one.shape, dtype=TORCH_DTYPES[_DTYPES[one.dtype]])
+def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
+    """Rows [first, last) of a tensor as stored, in memory of their own: a file that shrinks meanwhile is no bus error.
+
+    Raises CheckpointError where the file has become shorter or cannot be read.
+    """
+    raw = torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[_DTYPES[one.dtype]])
     with _opened(one.file) as stream:
-        stream.seek(one.start)
-        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != one.nbytes:
+        stream.seek(one.start + first * one.nbytes // max(1, one.shape[0]))
+        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
             raise CheckpointError(f"{one.file} became shorter while it was read; download it again")
     return raw
 
@@ -234,7 +258,7 @@ def _opened(file: Path) -> BufferedReader:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
 
 
-def _piece(raw: torch.Tensor, source: Source) -> torch.Tensor:
+def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     """Our tensor as a view of the stored one: `raw` itself when they are the same."""
     piece = raw.t() if source.transpose else raw  # [out, in]
     if source.part is not None:
@@ -242,11 +266,10 @@ def _piece(raw: torch.Tensor, source: Source) -> torch.Tensor:
     return piece
 
 
-def _check_finite(ours: torch.Tensor, raw: torch.Tensor, name: str, file: Path) -> None:
-    if _finite(ours):
-        return
+def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:
+    """Say why numbers of a stored tensor have no finite value in `form`."""
     if _finite(raw):
-        raise CheckpointError(f"{name} in {file} does not fit {ours.dtype}; use bfloat16 or float32")
+        raise CheckpointError(f"{name} in {file} does not fit {form}; use bfloat16 or float32")
     raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
 
 

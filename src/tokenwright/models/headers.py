@@ -37,6 +37,11 @@ class Stored:
 
 def read_header(file: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file. Raises CheckpointError for whatever is wrong with it."""
+    return read_header_and_metadata(file)[0]
+
+
+def read_header_and_metadata(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of a safetensors file, and the texts that it has about itself. Raises CheckpointError."""
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
@@ -47,9 +52,11 @@ def read_header(file: Path) -> dict[str, Stored]:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     start = 8 + len(text)
     entries = _parse(text, file)
+    about = entries.pop("__metadata__", None)
+    metadata = about if isinstance(about, dict) else {}
     stored = {name: _entry(name, entry, file, start) for name, entry in entries.items()}
     _check_cover(stored, start, size, file)
-    return stored
+    return stored, {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
 def _header_text(stream: BinaryIO, size: int, file: Path) -> bytes:
@@ -91,7 +98,6 @@ def _parse(text: bytes, file: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the header of {file} is damaged ({error}); download it again") from error
-    content.pop("__metadata__", None)
     return content
 
 
