@@ -1,0 +1,285 @@
+// Sixteen lanes of numbers, whatever the registers: one of 512 bits, two of 256 or four of 128.
+//
+// Everything here lives in a namespace of its own for each instruction set, so that the linker never takes one for
+// another. Files that include this use no templates of std: those would be shared.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef TW_ISA
+#error "TW_ISA names the instruction set that this file is compiled for"
+#endif
+
+#define TW_INLINE static inline __attribute__((always_inline))
+
+namespace tw {
+namespace TW_ISA {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+constexpr int PARTS = 16 / WIDTH;
+
+typedef float FPart __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t IPart __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t UPart __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t HPart __attribute__((vector_size(2 * WIDTH)));
+typedef uint8_t BPart __attribute__((vector_size(WIDTH)));
+typedef int8_t CPart __attribute__((vector_size(WIDTH)));
+
+struct F {  // fp32
+  FPart p[PARTS];
+};
+struct I {  // int32
+  IPart p[PARTS];
+};
+
+#define TW_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+
+TW_INLINE F load(const float* x) {
+  F r;
+  memcpy(&r, x, 64);
+  return r;
+}
+TW_INLINE void store(float* x, F v) { memcpy(x, &v, 64); }
+TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16, zeros behind them
+  F r = {};
+  memcpy(&r, x, 4 * n);
+  return r;
+}
+TW_INLINE void store(float* x, F v, int64_t n) { memcpy(x, &v, 4 * n); }
+
+TW_INLINE F all(float x) {
+  F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_set1_ps(x);
+#else
+  TW_PARTS r.p[i] = x - (FPart){};
+#endif
+  return r;
+}
+TW_INLINE I all(int32_t x) {
+  I r;
+  TW_PARTS r.p[i] = x - (IPart){};
+  return r;
+}
+
+#define TW_BINARY(T, op) \
+  TW_INLINE T operator op(T a, T b) { \
+    T r; \
+    TW_PARTS r.p[i] = a.p[i] op b.p[i]; \
+    return r; \
+  }
+TW_BINARY(F, +)
+TW_BINARY(F, -)
+TW_BINARY(F, *)
+TW_BINARY(F, /)
+TW_BINARY(I, +)
+TW_BINARY(I, -)
+TW_BINARY(I, *)
+TW_BINARY(I, &)
+TW_BINARY(I, |)
+#undef TW_BINARY
+
+TW_INLINE I operator<<(I a, int n) {
+  TW_PARTS a.p[i] = a.p[i] << n;
+  return a;
+}
+TW_INLINE I operator>>(I a, int n) {  // arithmetic
+  TW_PARTS a.p[i] = a.p[i] >> n;
+  return a;
+}
+
+// a b + c, rounded once where the processor can (this is compiled with -ffp-contract=fast).
+TW_INLINE F fma(F a, F b, F c) {
+  F r;
+  TW_PARTS r.p[i] = a.p[i] * b.p[i] + c.p[i];
+  return r;
+}
+TW_INLINE F larger(F a, F b) {  // b where a is NaN
+  F r;
+  TW_PARTS r.p[i] = a.p[i] > b.p[i] ? a.p[i] : b.p[i];
+  return r;
+}
+TW_INLINE F smaller(F a, F b) {
+  F r;
+  TW_PARTS r.p[i] = a.p[i] < b.p[i] ? a.p[i] : b.p[i];
+  return r;
+}
+TW_INLINE F bits_to_float(I a) {
+  F r;
+  memcpy(&r, &a, 64);
+  return r;
+}
+TW_INLINE I float_to_bits(F a) {
+  I r;
+  memcpy(&r, &a, 64);
+  return r;
+}
+TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7fffffff)); }
+TW_INLINE F to_float(I a) {
+  F r;
+  TW_PARTS r.p[i] = __builtin_convertvector(a.p[i], FPart);
+  return r;
+}
+TW_INLINE I to_int(F a) {  // towards zero
+  I r;
+  TW_PARTS r.p[i] = __builtin_convertvector(a.p[i], IPart);
+  return r;
+}
+// To the nearest whole number, halves to the even one; |a| below 2^22.
+TW_INLINE F rounded(F a) {
+#if defined(__AVX512F__)
+  a.p[0] = (FPart)_mm512_roundscale_ps((__m512)a.p[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return a;
+#elif defined(__AVX2__)
+  TW_PARTS a.p[i] = (FPart)_mm256_round_ps((__m256)a.p[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return a;
+#else
+  const F magic = all(12582912.0f);  // 1.5 * 2^23
+  return (a + magic) - magic;
+#endif
+}
+
+// Sums and the largest of all lanes, always in the same order: halves onto halves.
+TW_INLINE float sum(F a) {
+  float x[16];
+  store(x, a);
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) x[i] += x[i + n];
+  return x[0];
+}
+TW_INLINE float largest(F a) {
+  float x[16];
+  store(x, a);
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
+  return x[0];
+}
+
+// Sixteen numbers of another form, widened to fp32.
+TW_INLINE F load_bf16(const uint16_t* x) {
+  F r;
+  TW_PARTS {
+    HPart h;
+    memcpy(&h, x + i * WIDTH, sizeof h);
+    UPart w = __builtin_convertvector(h, UPart) << 16;
+    memcpy(&r.p[i], &w, sizeof w);
+  }
+  return r;
+}
+TW_INLINE F load_f16(const uint16_t* x) {
+  F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (FPart)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + 8 * i)));
+#else
+  TW_PARTS {
+    HPart h;
+    memcpy(&h, x + i * WIDTH, sizeof h);
+    UPart w = __builtin_convertvector(h, UPart);
+    UPart rest = (w & 0x7fff) << 13;
+    FPart f;
+    memcpy(&f, &rest, sizeof f);
+    f *= 5.192296858534828e33f;  // 2^112: the exponents' biases apart; subnormals come out right
+    UPart out;
+    memcpy(&out, &f, sizeof f);
+    out |= (UPart)(rest >= (0x7c00u << 13)) & 0x7f800000u;  // infinities and NaN
+    out |= (w & 0x8000) << 16;
+    memcpy(&r.p[i], &out, sizeof out);
+  }
+#endif
+  return r;
+}
+TW_INLINE I load_i8(const int8_t* x) {
+  I r;
+  TW_PARTS {
+    CPart c;
+    memcpy(&c, x + i * WIDTH, sizeof c);
+    r.p[i] = __builtin_convertvector(c, IPart);
+  }
+  return r;
+}
+TW_INLINE I load_u8(const uint8_t* x) {
+  I r;
+  TW_PARTS {
+    BPart c;
+    memcpy(&c, x + i * WIDTH, sizeof c);
+    r.p[i] = __builtin_convertvector(c, IPart);
+  }
+  return r;
+}
+TW_INLINE F from_fp8(I w) {  // e4m3 in the low bytes, zeros above them
+  const I rest = w & all(0x7f);
+  F f = bits_to_float(rest << 20) * all(1.329227995784916e36f);  // 2^120
+  I bits = float_to_bits(f);
+  TW_PARTS {
+    bits.p[i] |= (rest.p[i] == 0x7f) & 0x7fc00000;
+    bits.p[i] |= (w.p[i] & 0x80) << 24;
+  }
+  return bits_to_float(bits);
+}
+TW_INLINE F load_fp8(const uint8_t* x) { return from_fp8(load_u8(x)); }
+
+// Scalars, rounded to the nearest and halves to the even one.
+TW_INLINE uint16_t to_bf16(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);  // NaN stays NaN
+  return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+TW_INLINE uint16_t to_f16(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  const uint32_t sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
+  if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // 65520 and above
+  if (rest < 0x38800000) {                                   // below the smallest normal: a multiple of 2^-24
+    float small;
+    memcpy(&small, &rest, 4);
+    small += 0.5f;  // the sum's last place is 2^-24
+    uint32_t v;
+    memcpy(&v, &small, 4);
+    return (uint16_t)(sign | (v - 0x3f000000));
+  }
+  return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13));
+}
+TW_INLINE float from_f16(uint16_t h) {
+  uint16_t x[16] = {h};
+  float y[16];
+  store(y, load_f16(x));
+  return y[0];
+}
+
+// e^x with an error below 2 units in the last place; 0 below -87.3, and x no more than 88.
+TW_INLINE F exponential(F x) {
+  const F low = all(-87.33654f);
+  F r;
+  F n = rounded(larger(x, low) * all(1.44269504f));
+  F f = fma(n, all(-0.693145752f), larger(x, low));
+  f = fma(n, all(-1.42860677e-6f), f);
+  F p = all(1.9875691500e-4f);
+  p = fma(p, f, all(1.3981999507e-3f));
+  p = fma(p, f, all(8.3334519073e-3f));
+  p = fma(p, f, all(4.1665795894e-2f));
+  p = fma(p, f, all(1.6666665459e-1f));
+  p = fma(p, f, all(5.0000001201e-1f));
+  p = fma(p, f * f, f + all(1.0f));
+  I power = (to_int(n) + all(127)) << 23;
+  r = p * bits_to_float(power);
+  TW_PARTS r.p[i] = x.p[i] < low.p[i] ? (FPart){} : r.p[i];
+  return r;
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,137 @@
+// What Python calls. Every function that may run out of memory says so by its result; none throws.
+#include <cstring>
+#include <new>
+
+#include "kernels.h"
+#include "pool.h"
+#include "step.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+using namespace tw;
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+template <typename Run>
+int64_t without_throwing(Run run) {
+  try {
+    run();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+}  // namespace
+
+#define TW_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The sizes of the structs that Python mirrors, to refuse a library that was built from other sources.
+TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
+  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer), sizeof(Span),
+                          sizeof(Heads),  sizeof(Layer), sizeof(Model), sizeof(Batch), sizeof(Queries)};
+  const int64_t known = sizeof(ours) / sizeof(ours[0]);
+  for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
+  return known;
+}
+
+// The kernels of an instruction set, or null where this processor lacks it.
+TW_EXPORT const Kernels* tw_kernels(const char* name) {
+  if (!strcmp(name, "portable")) return portable_kernels();
+#if defined(__x86_64__)
+  if (!strcmp(name, "avx2") && has_avx2()) return avx2_kernels();
+  if (!strcmp(name, "avx512") && has_avx512()) return avx512_kernels();
+#endif
+  return nullptr;
+}
+
+TW_EXPORT int64_t tw_forward(const Kernels* k, const Model* model, const Batch* batch, int64_t threads) {
+  return without_throwing([&] { forward(*k, *model, *batch, threads); });
+}
+
+TW_EXPORT int64_t tw_linear(const Kernels* k, const Matrix* m, int64_t rows, const float* x, float* y, int64_t threads) {
+  return without_throwing([&] { linear_rows(*k, *m, rows, x, y, threads); });
+}
+
+TW_EXPORT int64_t tw_attend(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t spans, const Span* span,
+                  int64_t page_size, const Queries* queries, int64_t threads) {
+  return without_throwing([&] { attend_rows(*k, *kv, *h, spans, span, page_size, *queries, threads); });
+}
+
+// k and v: [rows of all spans][G][D].
+TW_EXPORT void tw_keep(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t spans, const Span* span, int64_t page_size,
+             const float* key, const float* value) {
+  const int64_t each = h->kv_heads * h->size;
+  for (int64_t i = 0; i < spans; i++)
+    for (int64_t row = 0; row < span[i].rows; row++) {
+      const int64_t at = (span[i].row + row) * each;
+      k->keep(*kv, *h, span[i], page_size, span[i].start + row, key + at, value + at);
+    }
+}
+
+TW_EXPORT void tw_norm(const Kernels* k, const Norm* by, int64_t rows, int64_t size, const float* x, float* y) {
+  for (int64_t i = 0; i < rows; i++) k->norm(*by, size, x + i * size, y + i * size);
+}
+
+TW_EXPORT void tw_activate(const Kernels* k, int64_t activation, int64_t size, const float* x, float* y) {
+  k->activate(activation, size, x, y);
+}
+
+TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int64_t size, const float* x, float* y) {
+  for (int64_t i = 0; i < rows; i++) k->gated(activation, size, x + i * 2 * size, y + i * size);
+}
+
+// x and y: [rows][heads][size]; turns: [rows][size], cosines before sines.
+TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* turns, const float* x,
+               float* y) {
+  for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, turns + i / heads * size, x + i * size, y + i * size);
+}
+
+TW_EXPORT void tw_embed(const Kernels* k, const Matrix* m, int64_t rows, const int64_t* index, float* x) {
+  for (int64_t i = 0; i < rows; i++) k->embed(*m, index[i], x + i * m->in);
+}
+
+TW_EXPORT void tw_summary(const Kernels* k, int64_t n, const float* x, int64_t* index, float* most, double* total) {
+  k->summary(n, x, index, most, total);
+}
+
+// Packs rows [first, first + count) of a matrix, shared out by whole blocks; returns how many numbers are not finite.
+TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_format, const void* source, int64_t stride,
+                int64_t first, int64_t count, int64_t threads) {
+  struct Job {
+    const Kernels* k;
+    const Matrix* m;
+    int64_t source_format;
+    const char* source;
+    int64_t stride, first, count;
+    std::atomic<int64_t> bad{0};
+  } job{k, m, source_format, (const char*)source, stride, first, count};
+  run_on_threads(
+      threads,
+      [](void* context, Team& team, int64_t) {
+        Job& j = *(Job*)context;
+        const int64_t size = j.source_format == F32 ? 4 : 2;
+        const int64_t block = j.first / LANES, last = (j.first + j.count + LANES - 1) / LANES;
+        team.each(last - block, [&](int64_t i) {  // nobody shares a block
+          const int64_t at = (block + i) * LANES;
+          const int64_t top = at > j.first ? at : j.first;
+          const int64_t end = at + LANES < j.first + j.count ? at + LANES : j.first + j.count;
+          j.bad += j.k->pack(*j.m, j.source_format, j.source + (top - j.first) * j.stride * size, j.stride, top, end - top);
+        });
+      },
+      &job);
+  return job.bad;
+}

@@ -1,0 +1,394 @@
+// Linear layers over packed weights, from one row to thousands.
+//
+// One accumulator for each row and output runs along the inputs in order, whatever the blocking: fp32 by fused
+// multiplication and addition for the float formats; for the quantised ones an exact integer sum over each group, to
+// which the group's scale is applied. So a row's outputs do not depend on how many rows go with it, and the quantised
+// formats give the same bits on every processor that fuses.
+
+namespace tw {
+namespace TW_ISA {
+
+// Rows and blocks that a kernel holds in registers at a time, and the rows of the float formats.
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 8, MOST_FLOAT_ROWS = 12, BLOCKS = 2;
+#elif defined(__AVX2__)
+constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1;
+#else
+constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1;
+#endif
+
+constexpr int64_t LINE = 64;            // bytes: 16 outputs over the inputs that lie together
+constexpr int64_t SUPER_ROWS = 512;     // rows that are taken through a group of blocks together
+constexpr int64_t SUPER_BLOCKS = 8;     // blocks of such a group
+constexpr int64_t CHUNK = 1024;         // inputs that are taken through at a time, where there are many rows
+constexpr int64_t SHORT_CHUNK = 256;    // where there are few: the weights stay in L1 for the next rows
+
+template <int64_t FORMAT>
+struct Slab {
+  static constexpr int64_t inputs = FORMAT == F32 ? 16 : FORMAT == BF16 || FORMAT == F16 ? 32 : 64;
+  static constexpr int64_t bytes = FORMAT == INT4 ? 512 : 1024;
+};
+
+TW_INLINE int64_t slabs_of(const Matrix& m) {
+  const int64_t inputs = m.format == F32 ? 16 : m.format == BF16 || m.format == F16 ? 32 : 64;
+  return (m.in + inputs - 1) / inputs;
+}
+
+struct Work {  // of a kernel: some rows of a chunk of inputs, for one block or two side by side
+  const Matrix& matrix;
+  const Rows& rows;
+  int64_t row, live;      // the first row; how many of the kernel's rows there are
+  int64_t block, slab, slabs, all_slabs;
+  float* sums;            // [row][16 for each block]: what the chunks before have come to
+  int64_t sums_stride;    // floats from one row to the next
+  bool first, last;       // chunk of the inputs
+  const Out& out;
+  bool ahead;             // fetch the weights before they are used: they come from memory
+};
+
+TW_INLINE void finish(const Work& work, int64_t block, int64_t row, F v) {
+  const Matrix& m = work.matrix;
+  const int64_t at = block * LANES, n = m.out - at < LANES ? m.out - at : LANES;
+  const int64_t place = (work.row + row) * work.out.stride + at;
+  if (m.bias) v = v + load(m.bias + at, n);
+  if (work.out.add) v = v + load(work.out.add + place, n);
+  store(work.out.y + place, v, n);
+}
+
+template <int R, int B>
+TW_INLINE void begin(const Work& work, F (&acc)[R][B]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++)
+      acc[r][b] = work.first || r >= work.live ? F{} : load(work.sums + r * work.sums_stride + b * LANES);
+}
+
+template <int R, int B>
+TW_INLINE void end(const Work& work, F (&acc)[R][B]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    if (r >= work.live) break;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) {
+      if (work.last)
+        finish(work, work.block + b, r, acc[r][b]);
+      else
+        store(work.sums + r * work.sums_stride + b * LANES, acc[r][b]);
+    }
+  }
+}
+
+TW_INLINE I load_line(const uint8_t* x) {
+  I r;
+  memcpy(&r, x, LINE);
+  return r;
+}
+
+// The two halves of each lane of a line as fp32: the inputs 2 i and 2 i + 1.
+template <int64_t FORMAT>
+TW_INLINE F half(I line, int which) {
+  if (FORMAT == BF16) return bits_to_float(which ? line & all((int32_t)0xffff0000) : line << 16);
+  uint16_t each[32], picked[16];
+  memcpy(each, &line, LINE);
+  for (int i = 0; i < 16; i++) picked[i] = each[2 * i + which];
+  return load_f16(picked);
+}
+
+template <int64_t FORMAT, int R, int B>
+static void float_kernel(const Work& work) {
+  constexpr int64_t per_line = FORMAT == F32 ? 1 : 2;
+  const int64_t depth = work.rows.depth, run = work.all_slabs * Slab<FORMAT>::bytes;
+  const uint8_t* w = (const uint8_t*)work.matrix.codes + work.block * run + work.slab * Slab<FORMAT>::bytes;
+  const float* x[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    x[r] = (const float*)work.rows.numbers + (work.row + (r < work.live ? r : 0)) * depth +
+           work.slab * Slab<FORMAT>::inputs;
+  F acc[R][B];
+  begin<R, B>(work, acc);
+  const int64_t lines = work.slabs * (Slab<FORMAT>::bytes / LINE);
+  const int64_t ahead = work.ahead ? 2048 : 0;
+  for (int64_t i = 0; i < lines; i++) {
+    F weights[B][per_line];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) {
+      const uint8_t* at = w + b * run + i * LINE;
+      __builtin_prefetch(at + ahead);
+      if (FORMAT == F32) {
+        weights[b][0] = bits_to_float(load_line(at));
+      } else {
+        weights[b][0] = half<FORMAT>(load_line(at), 0);
+        weights[b][per_line - 1] = half<FORMAT>(load_line(at), 1);
+      }
+    }
+#pragma GCC unroll 2
+    for (int k = 0; k < per_line; k++)
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const F value = all(x[r][i * per_line + k]);
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) acc[r][b] = fma(weights[b][k], value, acc[r][b]);
+      }
+  }
+  end<R, B>(work, acc);
+}
+
+// What is to be added to sum(code * x) for each unit of sum(x): codes carry an offset where they are taken as unsigned.
+template <int64_t FORMAT>
+TW_INLINE int32_t offset() {
+#if defined(__AVX512VNNI__)
+  return FORMAT == INT8 ? -128 : -8;
+#else
+  return FORMAT == INT8 ? 0 : -8;
+#endif
+}
+
+// acc[lane] += the sum of four codes of the lane times four of x; exact.
+template <int64_t FORMAT>
+TW_INLINE I dot(I acc, I codes, int32_t four) {
+#if defined(__AVX512VNNI__)
+  acc.p[0] = (IPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)codes.p[0], _mm512_set1_epi32(four));
+#elif defined(__AVX2__)
+  const __m256i x = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
+  const __m256i size = _mm256_abs_epi8(x);
+  TW_PARTS {
+    __m256i pairs;
+    if (FORMAT == INT8) {  // a signed code times the sign of x: no pair exceeds 16 bits
+      const __m256i code = _mm256_xor_si256((__m256i)codes.p[i], _mm256_set1_epi8((char)0x80));
+      pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(code, x));
+    } else {
+      pairs = _mm256_maddubs_epi16((__m256i)codes.p[i], x);
+    }
+    acc.p[i] = acc.p[i] + (IPart)_mm256_madd_epi16(pairs, ones);
+  }
+#else
+  int8_t x[4];
+  uint8_t each[64];
+  int32_t sums[16];
+  memcpy(x, &four, 4);
+  memcpy(each, &codes, 64);
+  memcpy(sums, &acc, 64);
+  for (int i = 0; i < 16; i++)
+    for (int k = 0; k < 4; k++) sums[i] += ((int32_t)each[4 * i + k] - (FORMAT == INT8 ? 128 : 0)) * x[k];
+  memcpy(&acc, sums, 64);
+#endif
+  return acc;
+}
+
+template <int64_t FORMAT, int64_t GROUP, int R, int B>
+static void integer_kernel(const Work& work) {
+  constexpr int64_t groups = 64 / GROUP, fours = GROUP / 4;
+  const int64_t depth = work.rows.depth, run = work.all_slabs * Slab<FORMAT>::bytes;
+  const uint8_t* w = (const uint8_t*)work.matrix.codes + work.block * run + work.slab * Slab<FORMAT>::bytes;
+  const uint16_t* scales = work.matrix.scales + (work.block * work.all_slabs + work.slab) * groups * LANES;
+  const int8_t* x[R];
+  int64_t meta[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const int64_t row = work.row + (r < work.live ? r : 0);
+    x[r] = (const int8_t*)work.rows.numbers + row * depth + work.slab * 64;
+    meta[r] = row * work.rows.groups + work.slab * groups;
+  }
+  F acc[R][B];
+  begin<R, B>(work, acc);
+  const int64_t ahead = work.ahead ? 2048 : 0;
+  for (int64_t s = 0; s < work.slabs; s++) {
+#pragma GCC unroll 2
+    for (int g = 0; g < groups; g++) {
+      I sums[R][B];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) sums[r][b] = all(offset<FORMAT>() * work.rows.sums[meta[r] + s * groups + g]);
+#pragma GCC unroll 16
+      for (int q = 0; q < fours; q++) {
+        const int64_t four = g * fours + q;  // of the slab
+        I codes[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+          const uint8_t* at = w + b * run + s * Slab<FORMAT>::bytes;
+          if (FORMAT == INT8) {
+            __builtin_prefetch(at + four * LINE + ahead);
+            codes[b] = load_line(at + four * LINE);
+          } else {
+            if (four < 8) __builtin_prefetch(at + four * LINE + ahead);
+            const I both = load_line(at + (four & 7) * LINE);
+            codes[b] = (four < 8 ? both : both >> 4) & all(0x0f0f0f0f);
+          }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+          int32_t values;
+          memcpy(&values, x[r] + s * 64 + four * 4, 4);
+#pragma GCC unroll 4
+          for (int b = 0; b < B; b++) sums[r][b] = dot<FORMAT>(sums[r][b], codes[b], values);
+        }
+      }
+#pragma GCC unroll 4
+      for (int b = 0; b < B; b++) {
+        const F scale = load_f16(scales + (b * work.all_slabs + s) * groups * LANES + g * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+          acc[r][b] = fma(to_float(sums[r][b]), scale * all(work.rows.scales[meta[r] + s * groups + g]), acc[r][b]);
+      }
+    }
+  }
+  end<R, B>(work, acc);
+}
+
+template <int64_t FORMAT, int64_t GROUP, int R, int B>
+TW_INLINE void kernel(const Work& work) {
+  if constexpr (FORMAT == INT8 || FORMAT == INT4)
+    integer_kernel<FORMAT, GROUP, R, B>(work);
+  else
+    float_kernel<FORMAT, R, B>(work);
+}
+
+// Takes the next rows, at most `most`, with the smallest kernel that holds them; returns how many.
+template <int64_t FORMAT, int64_t GROUP, int B>
+static int64_t some_rows(Work& work, int64_t left) {
+  constexpr bool exact = FORMAT == INT8 || FORMAT == INT4;
+  constexpr int most = exact ? MOST_ROWS : MOST_FLOAT_ROWS;
+  work.live = left < most ? left : most;
+  if (left == 1)
+    kernel<FORMAT, GROUP, 1, B>(work);
+  else if (left == 2 || most == 2)
+    kernel<FORMAT, GROUP, 2, B>(work);
+  else if (left <= 4 || most == 4)
+    kernel<FORMAT, GROUP, most < 4 ? most : 4, B>(work);
+  else if (left <= 8 || most == 8)
+    kernel<FORMAT, GROUP, most < 8 ? most : 8, B>(work);
+  else
+    kernel<FORMAT, GROUP, most, B>(work);
+  return work.live;
+}
+
+template <int64_t FORMAT, int64_t GROUP>
+static void blocks_of(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+  static thread_local float sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
+  const int64_t slabs = slabs_of(m), count = rows.rows;
+  const bool few = count <= 2 * MOST_ROWS;
+  const int64_t chunk_inputs = count <= MOST_ROWS ? m.in : few ? SHORT_CHUNK : CHUNK;
+  const int64_t chunk = (chunk_inputs + Slab<FORMAT>::inputs - 1) / Slab<FORMAT>::inputs;
+  const int64_t together = few ? BLOCKS : SUPER_BLOCKS;
+  for (int64_t block = first; block < last; block += together)
+    for (int64_t top = 0; top < count; top += SUPER_ROWS)
+      for (int64_t slab = 0; slab < slabs; slab += chunk) {
+        const int64_t bottom = count - top < SUPER_ROWS ? count : top + SUPER_ROWS;
+        for (int64_t row = top; row < bottom;) {
+          int64_t done = 0;
+          for (int64_t b = block; b < last && b < block + together;) {
+            const bool pair = BLOCKS == 2 && b + 1 < last && b + 1 < block + together;
+            float* kept = sums + (row - top) * SUPER_BLOCKS * LANES + (b - block) * LANES;
+            Work work{m,
+                      rows,
+                      row,
+                      0,
+                      b,
+                      slab,
+                      slabs - slab < chunk ? slabs - slab : chunk,
+                      slabs,
+                      kept,
+                      SUPER_BLOCKS * LANES,
+                      slab == 0,
+                      slab + chunk >= slabs,
+                      out,
+                      few};
+            done = pair ? some_rows<FORMAT, GROUP, BLOCKS>(work, bottom - row)
+                        : some_rows<FORMAT, GROUP, 1>(work, bottom - row);
+            b += pair ? BLOCKS : 1;
+          }
+          row += done;
+        }
+      }
+}
+
+static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+  switch (m.format) {
+    case F32: return blocks_of<F32, 0>(m, rows, first, last, out);
+    case BF16: return blocks_of<BF16, 0>(m, rows, first, last, out);
+    case F16: return blocks_of<F16, 0>(m, rows, first, last, out);
+    case INT8:
+      return m.group == 32 ? blocks_of<INT8, 32>(m, rows, first, last, out)
+                           : blocks_of<INT8, 64>(m, rows, first, last, out);
+    case INT4:
+      return m.group == 32 ? blocks_of<INT4, 32>(m, rows, first, last, out)
+                           : blocks_of<INT4, 64>(m, rows, first, last, out);
+  }
+}
+
+static int64_t row_kind(int64_t format) { return format == INT8 || format == INT4 ? ROWS_INT8 : ROWS_F32; }
+
+// A group of inputs as whole numbers from -127 to 127 times max |x| / 127. What is not finite makes the scale NaN.
+TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes, float* scale, int32_t* total) {
+  F extreme = {}, nothing = {};
+  for (int64_t i = 0; i < n; i += 16) {
+    const F v = load(x + i, n - i < 16 ? n - i : 16);
+    extreme = larger(magnitude(v), extreme);
+    nothing = fma(v, all(0.0f), nothing);
+  }
+  const float most = largest(extreme) + sum(nothing);
+  const float inverse = most > 0 ? 127.0f / most : 0.0f;
+  *scale = most / 127.0f;
+  int32_t all_codes = 0;
+  for (int64_t i = 0; i < group; i += 16) {
+    int32_t each[16];
+    const int64_t left = n - i < 16 ? n - i : 16;
+    const I code = to_int(rounded(load(x + (left > 0 ? i : 0), left > 0 ? left : 0) * all(inverse)));
+    memcpy(each, &code, 64);
+    for (int k = 0; k < 16; k++) {
+      codes[i + k] = (int8_t)each[k];
+      all_codes += each[k];
+    }
+  }
+  *total = all_codes;
+}
+
+static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& rows) {
+  if (rows.kind == ROWS_F32) {
+    float* to = (float*)rows.numbers + row * rows.depth;
+    memcpy(to, x, 4 * m.in);
+    memset(to + m.in, 0, 4 * (rows.depth - m.in));
+    return;
+  }
+  for (int64_t g = 0; g < rows.groups; g++) {
+    const int64_t left = m.in - g * m.group, n = left < 0 ? 0 : left < m.group ? left : m.group;
+    int8_t* codes = (int8_t*)rows.numbers + row * rows.depth + g * m.group;
+    const int64_t at = row * rows.groups + g;
+    quantise(x + (n ? g * m.group : 0), n, m.group, codes, rows.scales + at, rows.sums + at);
+  }
+}
+
+// Row `index` of a matrix, decoded.
+static void embed(const Matrix& m, int64_t index, float* x) {
+  const int64_t block = index / LANES, lane = index % LANES, slabs = slabs_of(m);
+  const uint8_t* w = (const uint8_t*)m.codes + block * slabs * (m.format == INT4 ? 512 : 1024);
+  const uint16_t* scales = m.group ? m.scales + block * slabs * (64 / m.group) * LANES + lane : nullptr;
+  for (int64_t i = 0; i < m.in; i++) {
+    if (m.format == F32) {
+      memcpy(x + i, w + (i * LANES + lane) * 4, 4);
+    } else if (m.format == BF16 || m.format == F16) {
+      uint16_t v;
+      memcpy(&v, w + ((i / 2 * LANES + lane) * 2 + i % 2) * 2, 2);
+      const uint32_t wide = (uint32_t)v << 16;
+      if (m.format == BF16)
+        memcpy(x + i, &wide, 4);
+      else
+        x[i] = from_f16(v);
+    } else {
+      const int64_t slab = i / 64, at = i % 64;
+      int32_t code;
+      if (m.format == INT8) {
+        code = w[slab * 1024 + (at / 4 * LANES + lane) * 4 + at % 4] - 128;
+      } else {
+        const uint8_t two = w[slab * 512 + (at % 32 / 4 * LANES + lane) * 4 + at % 4];
+        code = (at < 32 ? two & 15 : two >> 4) - 8;
+      }
+      x[i] = (float)code * from_f16(scales[i / m.group * LANES]);
+    }
+  }
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,100 @@
+// What happens to one row at a time: norms, activations, the summary of its logits.
+
+#include <cmath>
+
+namespace tw {
+namespace TW_ISA {
+
+// Sums over a row: 16 lanes, in order, then halves onto halves.
+static float mean_of_squares(int64_t size, const float* x, float center) {
+  F total = {};
+  const F middle = all(center);
+  int64_t i = 0;
+  for (; i + 16 <= size; i += 16) {
+    const F v = load(x + i) - middle;
+    total = fma(v, v, total);
+  }
+  float rest = 0;
+  for (; i < size; i++) rest += (x[i] - center) * (x[i] - center);
+  return (sum(total) + rest) / (float)size;
+}
+
+static float mean(int64_t size, const float* x) {
+  F total = {};
+  int64_t i = 0;
+  for (; i + 16 <= size; i += 16) total = total + load(x + i);
+  float rest = 0;
+  for (; i < size; i++) rest += x[i];
+  return (sum(total) + rest) / (float)size;
+}
+
+static void norm(const Norm& by, int64_t size, const float* x, float* y) {
+  const float middle = by.bias ? mean(size, x) : 0.0f;
+  const float factor = 1.0f / sqrtf(mean_of_squares(size, x, middle) + (float)by.eps);
+  for (int64_t i = 0; i < size; i += 16) {
+    const int64_t n = size - i < 16 ? size - i : 16;
+    F v = (load(x + i, n) - all(middle)) * all(factor);
+    v = by.bias ? fma(v, load(by.weight + i, n), load(by.bias + i, n)) : v * load(by.weight + i, n);
+    store(y + i, v, n);
+  }
+}
+
+TW_INLINE F sigmoid(F x) { return all(1.0f) / (all(1.0f) + exponential(smaller(all(0.0f) - x, all(88.0f)))); }
+
+TW_INLINE F activated(int64_t activation, F x) {
+  if (activation == SILU) return x * sigmoid(x);
+  if (activation == GELU_TANH) {
+    // x (1 + tanh(u)) / 2 is x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
+    const F cubic = fma(x * x, x * all(0.044715f), x);
+    return x * sigmoid(cubic * all(1.5957691216f));
+  }
+  if (activation == RELU) return larger(x, all(0.0f));
+  float each[16];
+  store(each, x);
+  for (int i = 0; i < 16; i++) each[i] = 0.5f * each[i] * (1.0f + erff(each[i] * 0.70710678f));
+  return load(each);
+}
+
+static void activate(int64_t activation, int64_t size, const float* x, float* y) {
+  for (int64_t i = 0; i < size; i += 16) {
+    const int64_t n = size - i < 16 ? size - i : 16;
+    store(y + i, activated(activation, load(x + i, n)), n);
+  }
+}
+
+static void gated(int64_t activation, int64_t size, const float* x, float* y) {
+  for (int64_t i = 0; i < size; i += 16) {
+    const int64_t n = size - i < 16 ? size - i : 16;
+    store(y + i, activated(activation, load(x + i, n)) * load(x + size + i, n), n);
+  }
+}
+
+// x [n]: the place of the largest, the lowest of equals (0 if there is none), that number, and sum(exp(x - most)).
+static void summary(int64_t n, const float* x, int64_t* index, float* most, double* total) {
+  F best = all(-INFINITY);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) best = larger(load(x + i), best);
+  float high = largest(best);
+  for (; i < n; i++) high = x[i] > high ? x[i] : high;
+  *index = 0;
+  for (i = 0; i < n; i++)
+    if (x[i] == high) {
+      *index = i;
+      break;
+    }
+  *most = high;
+  F mass = {};
+  for (i = 0; i + 16 <= n; i += 16) mass = mass + exponential(load(x + i) - all(high));
+  double all_mass = sum(mass);
+  for (; i < n; i++) all_mass += expf(x[i] - high);
+  bool sound = true;  // a NaN is no larger than anything: it shows in a sum alone
+  F zero = {};
+  for (i = 0; i + 16 <= n; i += 16) zero = fma(load(x + i), all(0.0f), zero);
+  float nothing = sum(zero);
+  for (; i < n; i++) nothing += x[i] * 0.0f;
+  sound = nothing == 0.0f;
+  *total = sound ? all_mass : NAN;
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,347 @@
+#include "step.h"
+
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <new>
+
+#include "pool.h"
+
+namespace tw {
+namespace {
+
+constexpr int64_t SUMMARY = 8192;      // logits that are summed up at a time; totals are merged in order
+constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights that a thread takes at a time
+constexpr int64_t QUERY_ROWS = 16;     // rows of a chunk whose attention a thread takes at a time
+
+// Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
+class Buffer {
+ public:
+  template <typename T>
+  T* of(int64_t count) {
+    const size_t bytes = (size_t)count * sizeof(T);
+    if (bytes > size_) {
+      data_.reset();
+      data_.reset(new (std::align_val_t{64}) char[bytes]);
+      size_ = bytes;
+    }
+    return reinterpret_cast<T*>(data_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<char[], Free> data_;
+  size_t size_ = 0;
+};
+
+int64_t slab_inputs(int64_t format) { return format == F32 ? 16 : format == BF16 || format == F16 ? 32 : 64; }
+int64_t depth_of(const Matrix& m) {
+  const int64_t inputs = slab_inputs(m.format);
+  return (m.in + inputs - 1) / inputs * inputs;
+}
+int64_t blocks_of(const Matrix& m) { return (m.out + LANES - 1) / LANES; }
+
+// Room for the rows of one linear. The same room serves every linear of a step, one after another.
+class Ready {
+ public:
+  // Makes room for `count` rows of a linear; before the threads begin.
+  void reserve(const Matrix& m, int64_t count) {
+    const int64_t depth = depth_of(m);
+    numbers_.of<float>(count * depth);
+    scales_.of<float>(count * depth / 32);
+    sums_.of<int32_t>(count * depth / 32);
+  }
+
+  Rows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
+    const int64_t groups = m.group ? depth_of(m) / m.group : 0;
+    return Rows{kernels.row_kind(m.format), count,           depth_of(m),       groups,
+                numbers_.of<char>(0),       scales_.of<float>(0), sums_.of<int32_t>(0)};
+  }
+
+ private:
+  Buffer numbers_, scales_, sums_;
+};
+
+// Everything a step computes in. Guarded by the pool's turn.
+struct Room {
+  Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
+  Ready ready;
+};
+
+Room& room() {
+  static thread_local Room mine;  // of the calling thread: the others are handed its pointers
+  return mine;
+}
+
+int64_t piece_of(const Matrix& m, int64_t threads) {
+  const int64_t bits = m.format == F32 ? 32 : m.format == INT8 ? 8 : m.format == INT4 ? 4 : 16;
+  const int64_t block_bytes = m.in * LANES * bits / 8, blocks = blocks_of(m);
+  int64_t piece = WEIGHT_PIECE / (block_bytes > 0 ? block_bytes : 1) & ~1;
+  const int64_t even = (blocks + threads - 1) / threads;
+  if (piece > even) piece = even;
+  return piece < 2 ? 2 : piece;
+}
+
+// What the threads of one forward pass share.
+struct Pass {
+  const Kernels& k;
+  const Model& model;
+  const Batch& batch;
+  Room& r;
+  float *x, *normed, *qkv, *sink, *mixed, *up, *act, *scratch;
+  int64_t scratch_each;
+  struct Partial {
+    int64_t index;
+    float most;
+    double total;
+  }* partial;
+};
+
+void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
+  team.share(blocks_of(m), piece_of(m, team.size()),
+             [&](int64_t first, int64_t last) { k.linear(m, rows, first, last, out); });
+}
+
+void linears_of(Pass& p, Team& team, const Matrix& m, const Rows& rows, float* y, const float* add, int64_t stride) {
+  linear(p.k, team, m, rows, Out{y, add, stride});
+}
+
+int64_t span_of(const Batch& batch, int64_t row) {
+  int64_t low = 0, high = batch.spans - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (batch.span[middle].row <= row)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
+}
+
+// The heads of one row between the projection and the attention: norms, rotation, and K and V into the cache.
+void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
+  const Heads& h = p.model.heads;
+  const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
+  const Span& span = p.batch.span[span_of(p.batch, row)];
+  const int64_t position = span.start + row - span.row;
+  float* q = p.qkv + row * stride;
+  float *key = q + h.heads * size, *value = key + h.kv_heads * size;
+  const Norm q_norm{layer.q_norm, nullptr, p.model.norm_eps}, k_norm{layer.k_norm, nullptr, p.model.norm_eps};
+  for (int64_t i = 0; layer.q_norm && i < h.heads; i++) p.k.norm(q_norm, size, q + i * size, q + i * size);
+  for (int64_t i = 0; layer.k_norm && i < h.kv_heads; i++) p.k.norm(k_norm, size, key + i * size, key + i * size);
+  if (layer.rotates) {
+    if (kv.sinks) {
+      const int64_t edge = kv.sinks + kv.window - 1, at = position < edge ? position : edge;
+      float* sink = p.sink + row * h.heads * size;
+      for (int64_t i = 0; i < h.heads; i++)
+        p.k.rotate(size, span.sink_rotation + at * size, q + i * size, sink + i * size);
+    }
+    const float* turn = span.rotation + (row - span.row) * size;
+    for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, turn, q + i * size, q + i * size);
+    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, turn, key + i * size, key + i * size);
+  }
+  p.k.keep(kv, h, span, p.batch.page_size, position, key, value);
+}
+
+// Shares attention out by spans, rows and KV heads; by query heads too, where there are fewer pieces than threads.
+void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
+                int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
+  int64_t pieces = 0;
+  for (int64_t i = 0; i < spans; i++) pieces += (span[i].rows + QUERY_ROWS - 1) / QUERY_ROWS;
+  const int64_t ratio = h.heads / h.kv_heads;
+  int64_t parts = 1;
+  while (pieces * h.kv_heads * parts < team.size() && parts * 2 <= ratio) parts *= 2;
+  const int64_t each = (ratio + parts - 1) / parts;
+  float* mine = scratch + thread * scratch_each;
+  team.each(pieces * h.kv_heads * parts, [&](int64_t unit) {
+    int64_t piece = unit / (h.kv_heads * parts), at = 0;
+    while (piece >= (span[at].rows + QUERY_ROWS - 1) / QUERY_ROWS) {
+      piece -= (span[at].rows + QUERY_ROWS - 1) / QUERY_ROWS;
+      at++;
+    }
+    const int64_t g = unit / parts % h.kv_heads, part = unit % parts;
+    Queries some = all;
+    some.first = piece * QUERY_ROWS;
+    some.last = some.first + QUERY_ROWS < span[at].rows ? some.first + QUERY_ROWS : span[at].rows;
+    some.head = g * ratio + part * each;
+    some.head_last = (part + 1) * each < ratio ? some.head + each : (g + 1) * ratio;
+    if (some.head < some.head_last) k.attend(kv, h, span[at], page_size, some, mine);
+  });
+}
+
+void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
+  const Model& model = p.model;
+  const Layer& layer = model.layer[index];
+  const KVLayer& kv = p.batch.kv[index];
+  const Heads& h = model.heads;
+  const int64_t rows = p.batch.rows, width = model.width, q_width = h.heads * h.size;
+  const int64_t qkv_width = q_width + 2 * h.kv_heads * h.size, up_width = (model.gated ? 2 : 1) * model.mlp_width;
+  const bool sinks = layer.rotates && kv.sinks;
+
+  Rows ready = p.r.ready.rows(p.k, layer.qkv, rows);
+  team.each(rows, [&](int64_t row) {
+    float* normed = p.normed + thread * width;
+    p.k.norm(layer.attention_norm, width, p.x + row * width, normed);
+    p.k.prepare(layer.qkv, normed, row, ready);
+  });
+  linears_of(p, team, layer.qkv, ready, p.qkv, nullptr, qkv_width);
+  team.each(rows, [&](int64_t row) { heads_of(p, layer, kv, row); });
+  const Queries all{0,         0,     0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
+                    qkv_width, q_width, q_width};
+  attend_all(p.k, team, kv, h, p.batch.spans, p.batch.span, p.batch.page_size, all, p.scratch, p.scratch_each, thread);
+
+  ready = p.r.ready.rows(p.k, layer.o, rows);
+  team.each(rows, [&](int64_t row) { p.k.prepare(layer.o, p.mixed + row * q_width, row, ready); });
+  linears_of(p, team, layer.o, ready, p.x, p.x, width);
+
+  ready = p.r.ready.rows(p.k, layer.up, rows);
+  team.each(rows, [&](int64_t row) {
+    float* normed = p.normed + thread * width;
+    p.k.norm(layer.mlp_norm, width, p.x + row * width, normed);
+    p.k.prepare(layer.up, normed, row, ready);
+  });
+  linears_of(p, team, layer.up, ready, p.up, nullptr, up_width);
+  ready = p.r.ready.rows(p.k, layer.down, rows);
+  team.each(rows, [&](int64_t row) {
+    float* act = p.act + thread * model.mlp_width;
+    if (model.gated)
+      p.k.gated(model.activation, model.mlp_width, p.up + row * up_width, act);
+    else
+      p.k.activate(model.activation, model.mlp_width, p.up + row * up_width, act);
+    p.k.prepare(layer.down, act, row, ready);
+  });
+  linears_of(p, team, layer.down, ready, p.x, p.x, width);
+}
+
+void embed_rows(Pass& p, Team& team) {
+  const int64_t width = p.model.width;
+  team.each(p.batch.rows, [&](int64_t row) {
+    float* x = p.x + row * width;
+    p.k.embed(p.model.embedding, p.batch.tokens[row], x);
+    if (p.model.positions) {
+      const Span& span = p.batch.span[span_of(p.batch, row)];
+      const float* learned = p.model.positions + (span.start + row - span.row) * width;
+      for (int64_t i = 0; i < width; i++) x[i] += learned[i];
+    }
+  });
+}
+
+// log(sum(exp)) of a row from the totals of its pieces, and its largest number.
+void merge(const Pass::Partial* parts, int64_t count, int64_t* best, double* log_total) {
+  const Pass::Partial* most = parts;
+  for (int64_t i = 1; i < count; i++)
+    if (parts[i].most > most->most) most = parts + i;
+  double total = 0;
+  for (int64_t i = 0; i < count; i++) total += parts[i].total * exp((double)parts[i].most - most->most);
+  *best = most->index;
+  *log_total = log(total) + most->most;
+}
+
+void head_rows(Pass& p, Team& team, int64_t thread) {
+  const Model& model = p.model;
+  const int64_t width = model.width, vocab = model.vocab, wanted = p.batch.wanted;
+  if (!wanted) return;
+  Rows ready = p.r.ready.rows(p.k, model.head, wanted);
+  team.each(wanted, [&](int64_t i) {
+    float* normed = p.normed + thread * width;
+    p.k.norm(model.norm, width, p.x + p.batch.row[i] * width, normed);
+    p.k.prepare(model.head, normed, i, ready);
+  });
+  linears_of(p, team, model.head, ready, p.batch.logits, nullptr, vocab);
+  const int64_t pieces = (vocab + SUMMARY - 1) / SUMMARY;
+  team.each(wanted * pieces, [&](int64_t unit) {
+    const int64_t at = unit % pieces * SUMMARY, n = vocab - at < SUMMARY ? vocab - at : SUMMARY;
+    Pass::Partial& part = p.partial[unit];
+    p.k.summary(n, p.batch.logits + unit / pieces * vocab + at, &part.index, &part.most, &part.total);
+    part.index += at;
+  });
+  if (thread == 0)
+    for (int64_t i = 0; i < wanted; i++)
+      merge(p.partial + i * pieces, pieces, p.batch.best + i, p.batch.log_total + i);
+}
+
+void run_pass(void* context, Team& team, int64_t thread) {
+  Pass& p = *(Pass*)context;
+  embed_rows(p, team);
+  for (int64_t i = 0; i < p.model.layers; i++) run_layer(p, team, thread, i);
+  head_rows(p, team, thread);
+}
+
+}  // namespace
+
+void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t threads) {
+  Room& r = room();
+  const Heads& h = model.heads;
+  const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
+  const int64_t each = k.attention_scratch(h);
+  const int64_t pieces = (model.vocab + SUMMARY - 1) / SUMMARY;
+  for (int64_t i = 0; i < model.layers; i++)
+    for (const Matrix* m : {&model.layer[i].qkv, &model.layer[i].o, &model.layer[i].up, &model.layer[i].down})
+      r.ready.reserve(*m, rows);
+  r.ready.reserve(model.head, batch.wanted);
+  bool sinks = false;
+  for (int64_t i = 0; i < model.layers; i++) sinks |= batch.kv[i].sinks > 0;
+  Pass pass{k,
+            model,
+            batch,
+            r,
+            r.x.of<float>(rows * model.width),
+            r.normed.of<float>(threads * model.width),
+            r.qkv.of<float>(rows * (q_width + kv_width)),
+            r.sink.of<float>(sinks ? rows * q_width : 1),
+            r.mixed.of<float>(rows * q_width),
+            r.up.of<float>(rows * (model.gated ? 2 : 1) * model.mlp_width),
+            r.act.of<float>(threads * model.mlp_width),
+            r.scratch.of<float>(threads * each),
+            each,
+            r.partial.of<Pass::Partial>(batch.wanted * pieces)};
+  run_on_threads(threads, run_pass, &pass);
+}
+
+void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x, float* y, int64_t threads) {
+  room().ready.reserve(m, rows);
+  const Rows ready = room().ready.rows(k, m, rows);
+  struct Job {
+    const Kernels& k;
+    const Matrix& m;
+    const Rows& ready;
+    const float* x;
+    float* y;
+  } job{k, m, ready, x, y};
+  run_on_threads(
+      threads,
+      [](void* context, Team& team, int64_t) {
+        Job& j = *(Job*)context;
+        team.each(j.ready.rows, [&](int64_t row) { j.k.prepare(j.m, j.x + row * j.m.in, row, j.ready); });
+        linear(j.k, team, j.m, j.ready, Out{j.y, nullptr, j.m.out});
+      },
+      &job);
+}
+
+void attend_rows(const Kernels& k, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
+                 int64_t page_size, const Queries& queries, int64_t threads) {
+  const int64_t each = k.attention_scratch(h);
+  struct Job {
+    const Kernels& k;
+    const KVLayer& kv;
+    const Heads& h;
+    int64_t spans;
+    const Span* span;
+    int64_t page_size;
+    const Queries& queries;
+    float* scratch;
+    int64_t each;
+  } job{k, kv, h, spans, span, page_size, queries, room().scratch.of<float>(threads * each), each};
+  run_on_threads(
+      threads,
+      [](void* context, Team& team, int64_t thread) {
+        Job& j = *(Job*)context;
+        attend_all(j.k, team, j.kv, j.h, j.spans, j.span, j.page_size, j.queries, j.scratch, j.each, thread);
+      },
+      &job);
+}
+
+}  // namespace tw

@@ -1,0 +1,57 @@
+// A whole step in one call: what is between the tokens and the logits.
+#pragma once
+
+#include "api.h"
+#include "kernels.h"
+
+namespace tw {
+
+struct Layer {
+  Norm attention_norm;
+  Matrix qkv;           // the heads of q, then those of k, then those of v
+  const float* q_norm;  // RMSNorm over each head, or null
+  const float* k_norm;
+  Matrix o;
+  Norm mlp_norm;
+  Matrix up;  // where it is gated: the gates, then the values
+  Matrix down;
+  int64_t rotates;
+};
+
+struct Model {
+  int64_t width, mlp_width, vocab;
+  Heads heads;
+  int64_t activation, gated;
+  double norm_eps;
+  Matrix embedding;
+  const float* positions;  // [context][width], learned; null for rotary models
+  int64_t layers;
+  const Layer* layer;
+  Norm norm;
+  Matrix head;
+};
+
+struct Batch {
+  int64_t rows;
+  const int64_t* tokens;
+  int64_t spans;
+  const Span* span;
+  int64_t page_size;
+  const KVLayer* kv;   // of each layer
+  int64_t wanted;      // rows whose logits are asked for
+  const int64_t* row;  // [wanted]
+  float* logits;       // [wanted][vocab]
+  int64_t* best;       // [wanted]: the index of the largest, the lowest of equals
+  double* log_total;   // [wanted]: log(sum(exp(logits))), NaN if some logit is not finite
+};
+
+void forward(const Kernels&, const Model&, const Batch&, int64_t threads);
+
+// One linear for rows of fp32: what `forward` does for each of its own.
+void linear_rows(const Kernels&, const Matrix&, int64_t rows, const float* x, float* y, int64_t threads);
+
+// One attention for rows [T][heads] of fp32 in `queries`, whose rows and heads are those of the whole step.
+void attend_rows(const Kernels&, const KVLayer&, const Heads&, int64_t spans, const Span*, int64_t page_size,
+                 const Queries&, int64_t threads);
+
+}  // namespace tw

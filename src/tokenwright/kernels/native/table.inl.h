@@ -1,0 +1,21 @@
+// The table of one instruction set, made of the parts that are compiled for it.
+#include "kernels.h"
+#include "lanes.h"
+
+#include "attention.inl.h"
+#include "linear.inl.h"
+#include "pack.inl.h"
+#include "rows.inl.h"
+
+namespace tw {
+namespace TW_ISA {
+
+#define TW_STRING(x) #x
+#define TW_NAME(x) TW_STRING(x)
+
+static const Kernels table = {TW_NAME(TW_ISA), row_kind, prepare, linear, embed,  norm,
+                              activate,        gated,    rotate,  keep,   attend, attention_scratch,
+                              pack,            summary};
+
+}  // namespace TW_ISA
+}  // namespace tw
