@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.engine.reach import Reach
-from tokenwright.kernels import Kernels, Linear, ReferenceKernels, Rotation, Span
+from tokenwright.kernels import Dense, Kernels, ReferenceKernels, Rotation, Span
 
 KERNELS: Kernels = ReferenceKernels()
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -41,7 +41,7 @@ def test_linear(dtype: torch.dtype, bias: bool) -> None:
         [sum(float(x[t, i]) * float(weight[o, i]) for i in range(5)) + (float(b[o]) if bias else 0.0) for o in range(4)]
         for t in range(3)
     ]
-    near(KERNELS.linear(x, Linear(weight, b)), right)
+    near(KERNELS.linear(x, Dense(weight, b)), right)
 
 
 def test_rms_norm(dtype: torch.dtype) -> None:
@@ -273,7 +273,7 @@ def test_wide_sums_are_rounded_once(dtype: torch.dtype) -> None:
     """To the bit, where sums in fp32 miss by roundings."""
     x, weight, bias = noise(5, 300).to(dtype), noise(40, 300, seed=1).to(dtype), noise(40, seed=2).to(dtype)
     wide = x.double()
-    product = Linear(weight, bias)
+    product = Dense(weight, bias)
     assert torch.equal(WIDE.linear(x, product), rounded(wide @ weight.double().T + bias.double(), dtype))
     scaled = rounded(wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt(), dtype)
     assert torch.equal(WIDE.rms_norm(x, weight[0], 1e-5), weight[0] * scaled)
@@ -293,8 +293,8 @@ def test_wide_sums_are_rounded_once(dtype: torch.dtype) -> None:
 def test_what_is_not_wide_is_left_as_it_is() -> None:
     """The default sums in fp32: its results are torch's own, to the bit."""
     x, weight = noise(5, 300), noise(40, 300, seed=1)
-    assert torch.equal(KERNELS.linear(x, Linear(weight)), torch.nn.functional.linear(x, weight))
-    assert not torch.equal(KERNELS.linear(x, Linear(weight)), WIDE.linear(x, Linear(weight)))
+    assert torch.equal(KERNELS.linear(x, Dense(weight)), torch.nn.functional.linear(x, weight))
+    assert not torch.equal(KERNELS.linear(x, Dense(weight)), WIDE.linear(x, Dense(weight)))
     assert torch.equal(KERNELS.activate(x, "silu"), torch.nn.functional.silu(x))
     with pytest.raises(AssertionError, match="at least fp32"):
         ReferenceKernels(torch.bfloat16)

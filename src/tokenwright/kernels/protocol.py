@@ -11,14 +11,28 @@ from typing import Protocol
 import torch
 
 from tokenwright.cache import Keys, KVView
+from tokenwright.kernels.weights import Packed
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """A weight [out, in] and perhaps a bias [out]."""
+class Dense:
+    """A weight [out, in] and perhaps a bias [out], as torch keeps them."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+
+    @property
+    def numel(self) -> int:
+        """Weights, without the bias."""
+        return self.weight.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+Linear = Packed | Dense
 
 
 @dataclass(frozen=True, slots=True)

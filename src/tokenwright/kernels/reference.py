@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from tokenwright.cache import Keys, KVPart, KVView, Side
 from tokenwright.engine.reach import Reach
 from tokenwright.kernels.protocol import Linear, Rotation, Span
+from tokenwright.kernels.weights import LANES, Packed
 
+MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -37,8 +39,22 @@ class ReferenceKernels:
         return x if self.wide is torch.float32 else x.to(self.wide)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        if isinstance(weight, Packed):
+            return self._packed(x, weight)
         bias = None if weight.bias is None else self._in(weight.bias)
         return _as(F.linear(self._in(x), self._in(weight.weight), bias), x.dtype)
+
+    def _packed(self, x: torch.Tensor, weight: Packed) -> torch.Tensor:
+        """[T, in] -> [T, out], by some blocks of outputs at a time, whose weights are decoded for it."""
+        wide, blocks = self._in(x), -(-weight.out // LANES)
+        step = max(1, MOST_DECODED // (LANES * weight.inner))
+        parts = []
+        for first in range(0, blocks, step):
+            rows = weight.blocks(first, min(first + step, blocks)).to(wide.dtype)
+            at = first * LANES
+            bias = None if weight.bias is None else weight.bias[at : at + len(rows)].to(wide.dtype)
+            parts.append(F.linear(wide, rows, bias))
+        return _as(torch.cat(parts, -1), x.dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = _as(x, self.wide)

@@ -94,6 +94,11 @@ class Packed:
         return SLABS[self.format]
 
     @property
+    def numel(self) -> int:
+        """Weights, without those that fill blocks and slabs."""
+        return self.out * self.inner
+
+    @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and bias."""
         return self.codes.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
@@ -109,21 +114,28 @@ class Packed:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Some outputs' weights, decoded: [n, inner] fp32 of ids [n]."""
-        units = self._units()[ids // LANES, :, :, ids % LANES]  # [n, slabs, lines, per_unit]
-        if self.format == "int4":
-            units = torch.stack(
-                (units & 15, units >> 4), 2
-            )  # [n, slabs, 2, lines, per_unit]: inputs 0..31 of a slab first
-        numbers = units.reshape(len(ids), self.depth)
-        if not self.group:
-            return numbers[:, : self.inner].float()
-        scales = self._scales()[ids // LANES, :, ids % LANES].float()  # [n, groups]
-        codes = numbers.to(torch.int16) - (128 if self.format == "int8" else 8)
-        return (codes * scales.repeat_interleave(self.group, -1))[:, : self.inner]
+        blocks, lanes = ids // LANES, ids % LANES
+        return self._decoded(self._units()[blocks, :, :, lanes], self._scales()[blocks, :, lanes])
+
+    def blocks(self, first: int, last: int) -> torch.Tensor:
+        """The outputs of blocks [first, last), decoded: [16 (last - first), inner] fp32, fewer at the matrix's end."""
+        units = self._units()[first:last].permute(0, 3, 1, 2, 4).flatten(0, 1)
+        scales = self._scales()[first:last].transpose(1, 2).flatten(0, 1)
+        return self._decoded(units, scales)[: self.out - first * LANES]
 
     def unpack(self) -> torch.Tensor:
         """The whole matrix, decoded: [out, inner] fp32."""
-        return self.rows(torch.arange(self.out))
+        return self.blocks(0, -(-self.out // LANES))
+
+    def _decoded(self, units: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Numbers [n, inner] in fp32 of units [n, slabs, lines, per_unit] and scales [n, groups]."""
+        if self.format == "int4":
+            units = torch.stack((units & 15, units >> 4), 2)  # the first 32 inputs of a slab, then the others
+        numbers = units.reshape(len(units), self.depth)[:, : self.inner]
+        if not self.group:
+            return numbers.float()
+        codes = numbers.float() - (128 if self.format == "int8" else 8)
+        return codes * scales.float().repeat_interleave(self.group, -1)[:, : self.inner]
 
     def _units(self) -> torch.Tensor:
         """The codes as [blocks, slabs, lines, 16, per_unit]."""
@@ -132,8 +144,9 @@ class Packed:
         return units.view(-1, self.depth // slab.inputs, slab.lines, LANES, slab.per_unit)
 
     def _scales(self) -> torch.Tensor:
-        """The scales as [blocks, groups, 16]."""
-        return self.scales.view(-1, self.depth // self.group, LANES)
+        """The scales as [blocks, groups, 16]; no groups where there are none."""
+        groups = self.depth // self.group if self.group else 0
+        return self.scales.view(-(-self.out // LANES), groups, LANES)
 
 
 def pack_in_torch(packed: Packed, first: int, rows: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ from tokenwright.config import (
     Rope,
     YarnScaling,
 )
-from tokenwright.kernels import Kernels, Linear, Rotation
+from tokenwright.kernels import Dense, Kernels, Linear, Rotation
 
 Weights = dict[str, torch.Tensor]
 Part = Callable[[torch.Tensor], torch.Tensor]
@@ -29,10 +29,10 @@ def linear(weights: Weights, *names: str) -> Linear:
     Layers that are joined are taken out of `weights`, so that memory holds one layer's originals at a time.
     """
     if len(names) == 1:
-        return Linear(weights[f"{names[0]}.weight"], weights.get(f"{names[0]}.bias"))
+        return Dense(weights[f"{names[0]}.weight"], weights.get(f"{names[0]}.bias"))
     biases = [weights.pop(f"{name}.bias") for name in names if f"{name}.bias" in weights]
     joined = torch.cat([weights.pop(f"{name}.weight") for name in names])
-    return Linear(joined, torch.cat(biases) if biases else None)
+    return Dense(joined, torch.cat(biases) if biases else None)
 
 
 def norm(config: ModelConfig, kernels: Kernels, weights: Weights, name: str) -> Part:

@@ -46,8 +46,8 @@ class CountedKernels:
         self.counts = Counts()
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        self.counts.row_flops += 2 * weight.weight.numel()
-        self.counts.weight_bytes += weight.weight.nbytes + (0 if weight.bias is None else weight.bias.nbytes)
+        self.counts.row_flops += 2 * weight.numel
+        self.counts.weight_bytes += weight.nbytes
         return self.kernels.linear(x, weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
