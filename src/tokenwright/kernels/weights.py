@@ -9,7 +9,7 @@ and inputs are zeros, so that every block and slab is whole.
             added, two to a byte
 
 Each output has a scale for every `group` inputs, 32 or 64, a float16; a shorter last group has its own. What is written
-here in torch is the meaning; the native `pack` gives the same bytes.
+here in torch is the meaning; `NativeKernels.pack` gives the same bytes.
 """
 
 from collections.abc import Mapping
@@ -110,7 +110,23 @@ class Packed:
         it is not 0, what was written means nothing.
         """
         assert rows.shape[1] == self.inner and first + len(rows) <= self.out, "the rows belong to this matrix"
-        return pack_in_torch(self, first, rows)
+        slab = self.slab
+        ids = torch.arange(first, first + len(rows))
+        blocks, lanes = ids // LANES, ids % LANES
+        padded = torch.nn.functional.pad(rows, (0, self.depth - self.inner))
+        if not self.group:
+            kept = padded.to(slab.dtype)
+            self._units()[blocks, :, :, lanes] = kept.view(len(rows), -1, slab.lines, slab.per_unit)
+            return int((~kept.isfinite()).sum())
+        groups = padded.float().view(len(rows), self.depth // self.group, self.group)
+        codes, scales = (_int8 if self.format == "int8" else _int4)(groups)
+        self._scales()[blocks, :, lanes] = scales
+        units = codes.to(torch.uint8).view(len(rows), -1, slab.inputs)  # [n, slabs, inputs]
+        if self.format == "int4":
+            units = units[..., :32] | units[..., 32:] << 4
+        self._units()[blocks, :, :, lanes] = units.view(len(rows), -1, slab.lines, slab.per_unit)
+        sound = (groups.isfinite().all(-1) & scales.isfinite()).repeat_interleave(self.group, -1)
+        return int((~sound[:, : self.inner]).sum())
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Some outputs' weights, decoded: [n, inner] fp32 of ids [n]."""
@@ -147,27 +163,6 @@ class Packed:
         """The scales as [blocks, groups, 16]; no groups where there are none."""
         groups = self.depth // self.group if self.group else 0
         return self.scales.view(-(-self.out // LANES), groups, LANES)
-
-
-def pack_in_torch(packed: Packed, first: int, rows: torch.Tensor) -> int:
-    """`Packed.pack_rows` as it is meant."""
-    slab = packed.slab
-    ids = torch.arange(first, first + len(rows))
-    blocks, lanes = ids // LANES, ids % LANES
-    padded = torch.nn.functional.pad(rows, (0, packed.depth - packed.inner))
-    if not packed.group:
-        kept = padded.to(slab.dtype)
-        packed._units()[blocks, :, :, lanes] = kept.view(len(rows), -1, slab.lines, slab.per_unit)
-        return int((~kept.isfinite()).sum())
-    groups = padded.float().view(len(rows), packed.depth // packed.group, packed.group)
-    codes, scales = (_int8 if packed.format == "int8" else _int4)(groups)
-    packed._scales()[blocks, :, lanes] = scales
-    units = codes.to(torch.uint8).view(len(rows), -1, slab.inputs)  # [n, slabs, inputs]
-    if packed.format == "int4":
-        units = units[..., :32] | units[..., 32:] << 4
-    packed._units()[blocks, :, :, lanes] = units.view(len(rows), -1, slab.lines, slab.per_unit)
-    sound = (groups.isfinite().all(-1) & scales.isfinite()).repeat_interleave(packed.group, -1)
-    return int((~sound[:, : packed.inner]).sum())
 
 
 def _int8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ place and read the next, so that beside the weights there are only two buffers o
 a checkpoint stores them transposed).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import torch
 
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.kernels.native import find_kernels
 from tokenwright.kernels.weights import LANES, Packed
 from tokenwright.models.checkpoint import Checkpoint, Report, piece_of, read_rows, refuse_values
 from tokenwright.models.families import Source
@@ -21,6 +22,8 @@ from tokenwright.models.hub import WEIGHTS
 from tokenwright.models.layout import Weights, dense_names, empty_weights, matrices
 from tokenwright.models.packed_file import read_weights
 from tokenwright.models.weight_cache import WeightCache
+
+Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
 
 THREADS = 2  # that read and pack
 SLAB_BYTES = 1 << 20  # read at a time, in whole blocks; small enough for a core's own cache
@@ -71,10 +74,12 @@ def pack_checkpoint(checkpoint: Checkpoint, form: WeightFormat, report: Report |
     """The weights of a checkpoint's own tensors, in a format that is not native."""
     checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.config, form)
+    kernels = find_kernels()
+    pack = Packed.pack_rows if kernels is None else kernels.pack
     done, total = 0, checkpoint.nbytes
     pool = ThreadPoolExecutor(THREADS, "tokenwright-pack")
     try:
-        for ended in as_completed([pool.submit(job.run) for job in _jobs(checkpoint, weights)]):
+        for ended in as_completed([pool.submit(job.run, pack) for job in _jobs(checkpoint, weights)]):
             done += ended.result()
             if report is not None:
                 report(done, total)
@@ -90,11 +95,11 @@ class Place:
     target: Packed | torch.Tensor
     first: int
 
-    def put(self, row: int, rows: torch.Tensor) -> bool:
+    def put(self, row: int, rows: torch.Tensor, pack: Pack) -> bool:
         """Write rows [row, ...) of our tensor. False where a number has no finite form there."""
         first = self.first + row
         if isinstance(self.target, Packed):
-            return self.target.pack_rows(first, rows) == 0
+            return pack(self.target, first, rows) == 0
         kept = self.target[first : first + len(rows)].copy_(rows)
         return bool(kept.isfinite().all())
 
@@ -109,14 +114,14 @@ class Job:
     last: int
     users: tuple[tuple[Source, Place], ...]
 
-    def run(self) -> int:
+    def run(self, pack: Pack) -> int:
         """Read and pack; returns the bytes read."""
         raw = read_rows(self.stored, self.first, self.last)
         for source, place in self.users:
             ours = piece_of(raw, source)
             step = len(ours) if ours.is_contiguous() else _rows_of_slab(ours[0].nbytes)
             for row in range(0, len(ours), step):
-                if not place.put(self.first + row, ours[row : row + step].contiguous()):
+                if not place.put(self.first + row, ours[row : row + step].contiguous(), pack):
                     refuse_values(raw, self.name, self.stored.file, _form_name(place))
         return raw.nbytes
 
