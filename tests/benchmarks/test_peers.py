@@ -1,0 +1,128 @@
+"""The comparison with other engines: what its figures mean, and that what is missing is told."""
+
+import sys
+from pathlib import Path
+
+import peers
+import peers_setup
+import pytest
+import shapes
+from peers import Contender, EngineError, Measure, Turn
+from peers_setup import Peer, State
+
+ONE_TURN = {
+    "prefill": Measure(1, 24, 1),
+    "decode": Measure(1, 24, 5),
+    "8": Measure(3, 8, 4),
+    "first": Measure(1, 8, 1, "ms"),
+}
+
+
+def turn(contender: str, round_: int, decode: float, first: float, ids: list[int]) -> Turn:
+    figures = {"prefill": 1.0, "decode": decode, "8": 1.0, "16": 1.0, "first": first}
+    return Turn("tiny", contender, round_, figures, load_s=1.0, peak_mb=1.0, first_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("measure", "seconds", "figure"),
+    [
+        (Measure(1, 512, 1), [[0.25]], 2048.0),
+        (Measure(1, 32, 1, "ms"), [[0.25]], 250.0),
+        (Measure(1, 512, 3), [[9.0, 9.5, 10.0]], 2.0),
+        (Measure(2, 32, 3), [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], 2.0),
+        (Measure(2, 32, 3), [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 1.5),  # from when both run: 3, 3 and 4 in 2 s
+    ],
+)
+def test_figures(measure: Measure, seconds: list[list[float]], figure: float) -> None:
+    assert measure.figure(seconds) == pytest.approx(figure)
+
+
+def test_prompts_are_new_in_every_repetition_and_the_same_for_every_engine() -> None:
+    measure = Measure(2, 16, 1)
+    first = peers.prompts(measure, 4096, "tiny", 0, "decode", 0)
+    assert first == peers.prompts(measure, 4096, "tiny", 0, "decode", 0)
+    assert first[0] != first[1]
+    assert first[0] not in peers.prompts(measure, 4096, "tiny", 0, "decode", 1)
+
+
+def test_a_ratio_compares_turns_of_one_round_with_the_best_peer() -> None:
+    turns = [
+        *(turn("ours int8", at, decode, 5.0, []) for at, decode in enumerate((20.0, 30.0, 44.0))),
+        *(turn("openvino int8", at, 10.0, 10.0, []) for at in range(3)),
+        *(turn("llama.cpp q8_0", at, 1.0, 20.0, []) for at in range(3)),
+        *(turn("llama.cpp q4_0", at, 20.0, 2.5, []) for at in range(3)),
+    ]
+    found = {(one.measure, one.peer): one for one in peers.ratios("tiny", turns)}
+    equal, any_ = found["decode", "openvino int8"], found["decode", "llama.cpp q4_0"]
+    assert (equal.middle, equal.low, equal.high) == pytest.approx((3.0, 2.0, 4.4))
+    assert any_.middle == pytest.approx(1.5)
+    assert found["first", "openvino int8"].middle == pytest.approx(2.0)  # half the time is twice as fast
+    assert found["first", "llama.cpp q4_0"].middle == pytest.approx(0.5)
+
+
+def test_the_table_tells_how_many_first_tokens_agree() -> None:
+    turns = [turn("ours bf16", 0, 1.0, 1.0, [5, 6, 7]), turn("transformers bf16", 0, 1.0, 1.0, [5, 6, 8])]
+    rows = {row.split()[0]: row.split()[-1] for row in peers.table("tiny", turns).splitlines()}
+    assert rows["ours"] == "2/3"
+    assert rows["transformers"] == "3/3"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a checkpoint `tiny` that is smaller still."""
+    small = {**shapes.SHAPES["tiny"], "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 128}
+    monkeypatch.setitem(shapes.SHAPES, "tiny", small)  # type: ignore[arg-type]
+    shapes.ready("tiny", tmp_path)
+    return tmp_path
+
+
+def test_our_adapter_takes_a_turn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MEASURES", ONE_TURN)
+    monkeypatch.setattr(peers, "WARM_UP", tuple(ONE_TURN.values()))
+    monkeypatch.setattr(peers, "ENOUGH_S", 0.0)
+    taken = peers.take_turn(Contender("ours", "bf16", 16), "tiny", 0, root, 1, root / "log")
+    assert taken.figures.keys() == ONE_TURN.keys()
+    assert all(figure > 0 for figure in taken.figures.values())
+    assert len(taken.first_ids) == sum(measure.streams for measure in ONE_TURN.values())
+    assert taken.peak_mb > 50  # torch alone is more
+
+
+def test_an_engine_that_fails_tells_why(root: Path) -> None:
+    (root / "tiny" / "config.json").unlink()
+    with pytest.raises(EngineError, match=r"config\.json"):
+        peers.take_turn(Contender("ours", "bf16", 16), "tiny", 0, root, 1, root / "log")
+
+
+def test_what_cannot_be_set_up_is_kept_with_the_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(bin_: Path, model: Path, form: str, target: Path) -> tuple[str, ...]:
+        return (sys.executable, "-c", f"print('no {form} for {model.name}'); raise SystemExit(3)")
+
+    peer = Peer((), {"int4": 4}, refuse)
+    monkeypatch.setattr(peers_setup, "PEERS", {"other": peer})
+    state = State.read(root, "other")
+    assert "run benchmarks/peers_setup.py other" in str(state.why_not("tiny", "int4"))
+    state.folder.mkdir(parents=True)
+    (state.folder / peers_setup.VERSIONS).touch()
+    peers_setup.convert(state, peer, "tiny", root)
+    assert "no int4 for tiny" in str(State.read(root, "other").why_not("tiny", "int4"))
+    turns, missing = peers.measure_all([Contender("other", "int4", 4)], ["tiny"], 1, root, 1, root)
+    assert not turns
+    assert "no int4 for tiny" in missing["tiny: other int4"]
+
+
+def test_what_is_converted_is_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touch(bin_: Path, model: Path, form: str, target: Path) -> tuple[str, ...]:
+        calls.append(form)
+        return ("touch", str(target))
+
+    calls: list[str] = []
+    peer = Peer((), {"int4": 4, "int8": 8}, touch)
+    monkeypatch.setattr(peers_setup, "PEERS", {"other": peer})
+    state = State.read(root, "other")
+    state.folder.mkdir(parents=True)
+    (state.folder / peers_setup.VERSIONS).touch()
+    for _ in range(2):
+        peers_setup.convert(state, peer, "tiny", root)
+    assert calls == ["int4", "int8"]
+    assert state.why_not("tiny", "int8") is None
+    assert state.model("tiny", "int8").name == "tiny-int8"
