@@ -16,6 +16,7 @@ from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
 from tokenwright.cli.plan import plan
+from tokenwright.cli.quantize import quantize
 from tokenwright.cli.race import race
 from tokenwright.cli.version import version_text
 from tokenwright.config import Environment
@@ -72,6 +73,7 @@ app.command()(chat)
 app.command()(explore)
 app.command()(inspect)
 app.command()(plan)
+app.command()(quantize)
 app.command()(race)
 
 

@@ -17,7 +17,7 @@ from tokenwright.models.keys import read_json
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SMALL = (
+SMALL = (
     "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
@@ -37,7 +37,7 @@ def download(name: str, revision: str | None, progress: bool, check: Callable[[P
     """
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
-    folder = _snapshot(name, revision, _SMALL, progress)
+    folder = _snapshot(name, revision, SMALL, progress)
     _config_in(folder, name)
     check(folder)
     commit = folder.name  # the library names a snapshot's folder after its commit

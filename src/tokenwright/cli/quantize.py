@@ -1,0 +1,54 @@
+"""`tokenwright quantize`: a model's weights in fewer bits, as a folder that opens like any other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.facts import binary
+from tokenwright.cli.output import write
+from tokenwright.config import WeightFormat
+
+Folder = Annotated[Path, Argument(help="Where to write it; it must not exist yet.")]
+Format = Annotated[str, Option("--weights", help="int8 or int4, and perhaps a group, such as int4:64.")]
+
+
+def quantize(
+    model: Annotated[str, Argument(help="A Hugging Face name, a folder, or stories for the model inside.")],
+    folder: Folder,
+    weights: Format = "int8",
+    revision: opt.Revision = None,
+) -> None:
+    """Write MODEL with quantised weights to FOLDER: config, tokenizer, and weights as the kernels read them."""
+    from tokenwright.models.checkpoint import Checkpoint
+    from tokenwright.models.layout import nbytes
+    from tokenwright.models.packing import pack_checkpoint
+    from tokenwright.models.quantize import check_quantising, write_folder
+
+    form = WeightFormat.parse(weights)
+    checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
+    check_quantising(checkpoint, folder, form)
+    with _bar("packing") as report:
+        packed = pack_checkpoint(checkpoint, form, report)
+    with _bar("writing") as report:
+        write_folder(checkpoint, folder, form, packed, report)
+    write(f"{folder}: {form} weights, {binary(nbytes(packed))} (before: {binary(checkpoint.nbytes)})\n")
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", style="dim"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
