@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from tokenwright.errors import RequestError
 
@@ -300,6 +300,8 @@ class Environment:
 
     debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
     cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
+    kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native ones where there are any
+    isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the processor's best
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -308,7 +310,12 @@ class Environment:
             raise RequestError(f"TOKENWRIGHT_DEBUG must be 0 or 1, not {value!r}")
         caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
         cache = variables.get("TOKENWRIGHT_CACHE") or f"{caches}/tokenwright"
-        return cls(debug=value == "1", cache=Path(cache))
+        kernels, isa = variables.get("TOKENWRIGHT_KERNELS"), variables.get("TOKENWRIGHT_ISA")
+        if kernels not in (None, "native", "reference"):
+            raise RequestError(f"TOKENWRIGHT_KERNELS must be native or reference, not {kernels!r}")
+        if isa not in (None, "portable", "avx2", "avx512", "amx"):
+            raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
+        return cls(value == "1", Path(cache), cast("Any", kernels), cast("Any", isa))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,23 @@ from typing import Self, overload
 
 import torch
 
-from tokenwright.cache import TORCH_DTYPES, LayerSpec, layer_specs
+from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.completion import Completion, Piece
-from tokenwright.config import DTYPE_BYTES, DType, DynamicScaling, EngineConfig, KVFormat, Rope
+from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, Rope, WeightFormat
 from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
 from tokenwright.driver import Driver, Job, Stream
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
 from tokenwright.engine.params import DRAWING, check_unicode, shown
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.kernels import ReferenceKernels
+from tokenwright.kernels.native import find_kernels
+from tokenwright.models.build import make_decoder
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
 from tokenwright.models.device import resolve_device, resolve_dtype
 from tokenwright.models.fingerprint import about
 from tokenwright.models.look import Looker
-from tokenwright.models.memory import make_store, refuse_weights
+from tokenwright.models.memory import make_store
 from tokenwright.models.positions import LONGEST
 from tokenwright.models.runner import Model, TorchRunner
 from tokenwright.restore import load_pages, save_pages
@@ -46,7 +48,10 @@ class LLM:
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` picks a branch, tag or commit), or "stories",
         the small model that ships inside.
     device: auto, cpu, cuda, cuda:N or mps.
-    dtype: auto (float32 on the CPU, elsewhere the checkpoint's), float32, bfloat16 or float16.
+    dtype: auto (the checkpoint's; float32 with reference kernels on the CPU), float32, bfloat16 or float16. Native
+        kernels keep weights and cache in it and compute in float32.
+    weights: how matrices are kept: native (`dtype`), int8 or int4, or with its group, such as int8:32. What was
+        quantised is kept in a cache folder, so that the next time is quick.
     kv: how K and V are kept: native (the dtype that is computed in), float32, bfloat16, float16, fp8, int8 or int4, or
         "k=int8,v=int4"; after it first=64 keeps the first tokens native, native=0+-1 these layers.
     window: the most tokens that a layer reads back, on top of the model's own windows; its pages are given back, and
@@ -69,6 +74,7 @@ class LLM:
         revision: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        weights: str | WeightFormat = "native",
         kv: str | KVFormat = "native",
         window: int | None = None,
         sinks: int = 0,
@@ -97,18 +103,19 @@ class LLM:
         self.config = checkpoint.config
         self.generation = checkpoint.generation
         self.device = str(place)
-        self.dtype: DType = resolve_dtype(dtype, self.config.dtype, place)
+        native = find_kernels() if place.type == "cpu" else None
+        self.dtype: DType = resolve_dtype(dtype, self.config.dtype, place, native is not None)
+        form = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
         specs = self._specs_for(options)
         self.tokenizer = Tokenizer.load(checkpoint.path, vocab_size=self.config.vocab_size)
         self._template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         if self._template is not None:
             self._template.start()  # while the weights are read: its end tokens are asked for by the first text
         self._vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
-        refuse_weights(self.config.parameters * DTYPE_BYTES[self.dtype], place, self.dtype)
-        weights = checkpoint.tensors(TORCH_DTYPES[self.dtype], place, report)
-        counted = CountedKernels(ReferenceKernels()) if trace else None
-        decoder = Decoder(self.config, counted or ReferenceKernels(), weights)
-        del weights  # the decoder has joined some and holds the others: free what is left before the cache is sized
+        counted = CountedKernels(native or ReferenceKernels()) if trace else None
+        self.weights = (checkpoint.packed or form).resolved(self.dtype)
+        self.kernels = "reference" if native is None else native.isa
+        decoder = make_decoder(checkpoint, form, self.dtype, place, native, counted, report)
         self._checkpoint = checkpoint
         self._build(decoder, options, specs, counted)
 
@@ -127,7 +134,7 @@ class LLM:
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
         options = EngineConfig(page_size, pages, None, token_budget, kv=form, window=window, sinks=sinks)
         other: LLM = object.__new__(type(self))
-        shared = ("config", "generation", "device", "dtype", "tokenizer", "eos_ids")
+        shared = ("config", "generation", "device", "dtype", "weights", "kernels", "tokenizer", "eos_ids")
         for name in (*shared, "_template", "_vocabulary", "_checkpoint"):
             setattr(other, name, getattr(self, name))
         other._build(self._model.decoder, options, other._specs_for(options), None)
@@ -411,7 +418,8 @@ class LLM:
     @cached_property
     def _about(self) -> Mapping[str, str]:
         """What a cache file must agree with. Weights are read through once for it; those in memory do not change."""
-        return about(self._checkpoint, self.dtype, self.specs, self.options.page_size)
+        form = {"dtype": self.dtype, "weights' form": str(self.weights), "kernels": self.kernels}
+        return about(self._checkpoint, form, self.specs, self.options.page_size)
 
     def close(self) -> None:
         """Give the memory back. Texts that are being written end; the object cannot be used afterwards."""

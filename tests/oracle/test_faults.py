@@ -91,7 +91,7 @@ def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], Torch
     """Wrap a runner's batcher: the pieces that match stand one position later than they should."""
 
     def around(runner: TorchRunner) -> TorchRunner:
-        batcher = runner.batcher
+        batcher = runner.compute.batcher
 
         def moved(pieces: Sequence[Piece]) -> Batch:
             right = batcher(pieces)
@@ -99,7 +99,7 @@ def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], Torch
             later = batcher([replace(one, start=one.start + when(one), tables=anywhere) for one in pieces])
             return replace(right, positions=later.positions, rotation=later.rotation)
 
-        runner.batcher = moved
+        runner.compute.batcher = moved
         return runner
 
     return around

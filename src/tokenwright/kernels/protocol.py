@@ -21,6 +21,10 @@ class Dense:
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Some outputs' weights [n, in], of ids [n]."""
+        return self.weight[ids]
+
     @property
     def numel(self) -> int:
         """Weights, without the bias."""

@@ -8,7 +8,8 @@ from tokenwright.cache import KVView
 from tokenwright.config import Learned, ModelConfig
 from tokenwright.kernels import Kernels, Rotation
 from tokenwright.models.batch import Batch
-from tokenwright.models.parts import Weights, linear
+from tokenwright.models.layout import Weights
+from tokenwright.models.parts import dense, linear
 from tokenwright.trace.sites import Site, Tap
 
 HeadPart = Callable[[torch.Tensor], torch.Tensor]
@@ -28,7 +29,7 @@ class Attention:
         self.head_size = config.head_size
         self.heads = [config.heads, config.kv_heads, config.kv_heads]
         self.scale = config.head_size**-0.5
-        self.qkv = linear(weights, f"{name}.q", f"{name}.k", f"{name}.v")
+        self.qkv = linear(weights, f"{name}.qkv", f"{name}.q", f"{name}.k", f"{name}.v")
         self.out = linear(weights, f"{name}.o")
         self.q_norm = self._head_norm(config, weights, f"{name}.q_norm")
         self.k_norm = self._head_norm(config, weights, f"{name}.k_norm")
@@ -38,7 +39,7 @@ class Attention:
     def _head_norm(self, config: ModelConfig, weights: Weights, name: str) -> HeadPart:
         if not config.qk_norm:
             return _keep
-        weight, eps = weights[f"{name}.weight"], config.norm_eps
+        weight, eps = dense(weights, f"{name}.weight"), config.norm_eps
         return lambda x: self.kernels.rms_norm(x, weight, eps)
 
     def __call__(self, x: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor:

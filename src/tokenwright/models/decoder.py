@@ -3,6 +3,8 @@
 What differs between families is chosen when it is built; `forward` is the same few lines for all of them.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from tokenwright.cache import KVStore, KVView
@@ -10,8 +12,21 @@ from tokenwright.config import Learned, ModelConfig
 from tokenwright.kernels import Kernels
 from tokenwright.models.attention import Attention
 from tokenwright.models.batch import Batch
-from tokenwright.models.parts import Weights, linear, mlp, norm
+from tokenwright.models.layout import Weights
+from tokenwright.models.parts import dense, linear, mlp, norm
 from tokenwright.trace.sites import Site, Tap, ignore
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Rows of logits [n, vocabulary] in fp32, and of each what kernels saw on the way, where they did.
+
+    best: the index of the largest, the lowest of equals. log_totals: log(sum(exp)), NaN where one is not finite.
+    """
+
+    rows: torch.Tensor
+    best: tuple[int, ...] = ()
+    log_totals: tuple[float, ...] = ()
 
 
 class Layer:
@@ -42,8 +57,8 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
-        self.embedding = weights["embed.weight"]
-        self.positions = weights["positions.weight"] if isinstance(config.positions, Learned) else None
+        self.embedding = linear(weights, "embed")
+        self.positions = dense(weights, "positions.weight") if isinstance(config.positions, Learned) else None
         self.layers = [Layer(config, kernels, weights, index) for index in range(config.layers)]
         self.norm = norm(config, kernels, weights, "norm")
         self.head = linear(weights, "embed" if config.tied_head else "head")
@@ -54,7 +69,7 @@ class Decoder:
 
         `tap` is called at every site (`trace.sites`) on the way.
         """
-        x = self.embedding[batch.tokens]  # [T, width]
+        x = self.embedding.rows(batch.tokens)  # [T, width]
         if self.positions is not None:
             x = x + self.positions[batch.positions]
         tap(Site.EMBEDDING, 0, x)

@@ -27,14 +27,14 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, stored: DType, device: torch.device) -> DType:
-    """The dtype to compute in. `auto` is the checkpoint's; on the CPU it is float32.
+def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool = False) -> DType:
+    """The dtype of weights and cache. `auto` is the checkpoint's; with the reference kernels on the CPU float32.
 
-    There the reference kernels round 16-bit products differently for one row and for many, so cached and naive
-    text could part; widened to float32, which is exact, they agree.
+    Those round 16-bit products differently for one row and for many, so cached and naive text could part; widened to
+    float32, which is exact, they agree. The native ones compute in float32 whatever is stored.
     """
     if name == "auto":
-        return "float32" if device.type == "cpu" else stored
+        return "float32" if device.type == "cpu" and not native else stored
     for dtype in get_args(DType):
         if name == dtype:
             return cast(DType, dtype)

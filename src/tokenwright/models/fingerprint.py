@@ -11,8 +11,10 @@ from tokenwright.models.checkpoint import Checkpoint, stamp
 _BLOCK = 1 << 22  # bytes read at a time
 
 
-def about(checkpoint: Checkpoint, dtype: str, specs: tuple[LayerSpec, ...], page_size: int) -> Mapping[str, str]:
-    """Named parts, each as text; those that are long are told by their sha256.
+def about(
+    checkpoint: Checkpoint, form: Mapping[str, str], specs: tuple[LayerSpec, ...], page_size: int
+) -> Mapping[str, str]:
+    """Named parts, each as text; those that are long are told by their sha256. `form`: what more there is to name.
 
     Raises CheckpointError if the model's files are gone.
     """
@@ -20,10 +22,9 @@ def about(checkpoint: Checkpoint, dtype: str, specs: tuple[LayerSpec, ...], page
         "model": _digest(repr(checkpoint.config)),
         "weights": _weights(checkpoint),
         "tokenizer": _tokenizer(checkpoint.path),
-        "dtype": dtype,
+        **form,
         "kv format": _short(specs),
         "page size": str(page_size),
-        "kernels": "reference",
     }
 
 

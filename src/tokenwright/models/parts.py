@@ -18,29 +18,47 @@ from tokenwright.config import (
     YarnScaling,
 )
 from tokenwright.kernels import Dense, Kernels, Linear, Rotation
+from tokenwright.models.layout import Weights
 
-Weights = dict[str, torch.Tensor]
 Part = Callable[[torch.Tensor], torch.Tensor]
 
 
-def linear(weights: Weights, *names: str) -> Linear:
-    """The named linear layers [out_i, in] as one of [sum out_i, in]: one product instead of several.
+def linear(weights: Weights, name: str, *joined: str) -> Linear:
+    """The linear layer `name`, [out, in]. Packed ones lie under that name.
 
-    Layers that are joined are taken out of `weights`, so that memory holds one layer's originals at a time.
+    Others that read the same input are `joined` to it, their outputs one after the other: one product instead of
+    several. These are taken out of `weights`, so that memory holds one layer's originals at a time.
     """
-    if len(names) == 1:
-        return Dense(weights[f"{names[0]}.weight"], weights.get(f"{names[0]}.bias"))
-    biases = [weights.pop(f"{name}.bias") for name in names if f"{name}.bias" in weights]
-    joined = torch.cat([weights.pop(f"{name}.weight") for name in names])
-    return Dense(joined, torch.cat(biases) if biases else None)
+    packed = weights.get(name)
+    if packed is not None and not isinstance(packed, torch.Tensor):
+        return packed
+    if not joined:
+        return Dense(
+            dense(weights, f"{name}.weight"), dense(weights, f"{name}.bias") if f"{name}.bias" in weights else None
+        )
+    biases = [dense(weights, f"{part}.bias") for part in joined if f"{part}.bias" in weights]
+    layer = Dense(
+        torch.cat([dense(weights, f"{part}.weight") for part in joined]), torch.cat(biases) if biases else None
+    )
+    for part in joined:
+        del weights[f"{part}.weight"]
+        weights.pop(f"{part}.bias", None)
+    return layer
+
+
+def dense(weights: Weights, name: str) -> torch.Tensor:
+    """A tensor that is not packed."""
+    tensor = weights[name]
+    assert isinstance(tensor, torch.Tensor), f"{name} is not packed"
+    return tensor
 
 
 def norm(config: ModelConfig, kernels: Kernels, weights: Weights, name: str) -> Part:
     """The model's normalisation over the width."""
-    weight, eps = weights[f"{name}.weight"], config.norm_eps
+    weight, eps = dense(weights, f"{name}.weight"), config.norm_eps
     if config.norm == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)
-    bias = weights[f"{name}.bias"]
+    bias = dense(weights, f"{name}.bias")
     return lambda x: kernels.layer_norm(x, weight, bias, eps)
 
 
@@ -49,7 +67,7 @@ def mlp(config: ModelConfig, kernels: Kernels, weights: Weights, name: str) -> P
     down = linear(weights, f"{name}.down")
     act = config.activation
     if config.gated:
-        both = linear(weights, f"{name}.gate", f"{name}.up")
+        both = linear(weights, f"{name}.gate_up", f"{name}.gate", f"{name}.up")
         return lambda x: kernels.linear(kernels.gated(kernels.linear(x, both), act), down)
     up = linear(weights, f"{name}.up")
     return lambda x: kernels.linear(kernels.activate(kernels.linear(x, up), act), down)

@@ -1,4 +1,4 @@
-"""Two ways to run a decoder: as the engine's Runner over pages, and as a plain function over a cache of its own."""
+"""Ways to run a decoder: as the engine's Runner over pages, and as a plain function over a cache of its own."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,30 @@ from tokenwright.config import DynamicScaling, ModelConfig, Rope
 from tokenwright.engine import Chunk, Output, Step, Wants
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.batch import Batcher, Piece
-from tokenwright.models.decoder import Decoder
+from tokenwright.models.decoder import Decoder, Logits
+from tokenwright.models.program import NativeDecoder, Program
 from tokenwright.trace.sites import Tap, ignore
+
+
+class Forward:
+    """A decoder over one KV store: pieces of texts go in, logits of the wanted rows come out.
+
+    Native kernels do it in one call; where somebody looks, and with other kernels, the decoder does it part by part.
+    """
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
+        self.decoder = decoder
+        self.batcher = Batcher(config, store)
+        self.program = Program(decoder.native, store) if isinstance(decoder, NativeDecoder) else None
+
+    @torch.inference_mode()
+    def __call__(self, pieces: Sequence[Piece], wanted: Sequence[int], tap: Tap = ignore) -> Logits:
+        """`wanted`: rows, counted over all pieces."""
+        if self.program is not None and tap is ignore:
+            self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * len(self.decoder.layers)
+            return self.program(pieces, wanted)
+        x = self.decoder.forward(self.batcher(pieces), self.batcher.store, tap)  # [T, width]
+        return Logits(self.decoder.logits(x[list(wanted)]))
 
 
 class TorchRunner:
@@ -19,19 +41,19 @@ class TorchRunner:
     def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
-        self.batcher = Batcher(config, store)
+        self.compute = Forward(config, decoder, store)
 
-    @torch.inference_mode()
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
-        batch = self.batcher([Piece(c.tokens, c.start, c.tables, c.limit) for c in step.chunks])
-        x = self.decoder.forward(batch, self.store, tap)  # [T, width]
         wanted: list[int] = []
         rows: list[range] = []
-        for chunk, span in zip(step.chunks, batch.spans, strict=True):
-            kept = _wanted(chunk, span.rows)
+        first = 0
+        for chunk in step.chunks:
+            kept = _wanted(chunk, range(first, first + len(chunk.tokens)))
             rows.append(range(len(wanted), len(wanted) + len(kept)))
             wanted += kept
-        return Output(tuple(rows), self.decoder.logits(x[wanted]))
+            first += len(chunk.tokens)
+        pieces = [Piece(chunk.tokens, chunk.start, chunk.tables, chunk.limit) for chunk in step.chunks]
+        return Output(tuple(rows), self.compute(pieces, wanted, tap).rows)
 
 
 def _wanted(chunk: Chunk, rows: range) -> range:
@@ -47,13 +69,13 @@ def _wanted(chunk: Chunk, rows: range) -> range:
 class Cache:
     """The K and V of one text for `Model`: it grows as needed and knows its `length` in tokens."""
 
-    def __init__(self, batcher: Batcher) -> None:
-        self.batcher = batcher
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
         self.length = 0
 
     @property
     def store(self) -> KVStore:
-        return self.batcher.store
+        return self.forward.batcher.store
 
     @property
     def nbytes(self) -> int:
@@ -88,19 +110,19 @@ class Model:
             raise RequestError(f"tokens must be a list of ids from 0 to {self.config.vocab_size - 1}, at least one")
         if length > self.context:
             raise ContextError(length, self.context)
-        cache = cache or Cache(self._batcher(length))
+        cache = cache or Cache(self._over(length))
         pages = -(-length // self.PAGE_SIZE)
         if pages > cache.store.pages[0]:
-            grown = self._batcher(2 * length)
-            grown.store.take(cache.store)
-            cache.batcher = grown
+            grown = self._over(2 * length)
+            grown.batcher.store.take(cache.store)
+            cache.forward = grown
         table = {page: page for page in range(pages)}
-        batch = cache.batcher([Piece(tokens, cache.length, [table] * len(cache.store.groups), length)])
-        logits = self.decoder.logits(self.decoder.forward(batch, cache.store))
+        piece = Piece(tokens, cache.length, [table] * len(cache.store.groups), length)
+        logits = cache.forward([piece], range(len(tokens))).rows
         cache.length = length
         return logits.cpu(), cache
 
-    def _batcher(self, tokens: int) -> Batcher:
-        """One over a fresh store for so many tokens, within the context."""
+    def _over(self, tokens: int) -> Forward:
+        """The decoder over a fresh store for so many tokens, within the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
-        return Batcher(self.config, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))
+        return Forward(self.config, self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))

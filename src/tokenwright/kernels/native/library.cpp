@@ -100,10 +100,6 @@ TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t 
   for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, turns + i / heads * size, x + i * size, y + i * size);
 }
 
-TW_EXPORT void tw_embed(const Kernels* k, const Matrix* m, int64_t rows, const int64_t* index, float* x) {
-  for (int64_t i = 0; i < rows; i++) k->embed(*m, index[i], x + i * m->in);
-}
-
 TW_EXPORT void tw_summary(const Kernels* k, int64_t n, const float* x, int64_t* index, float* most, double* total) {
   k->summary(n, x, index, most, total);
 }
