@@ -111,7 +111,7 @@ class Checkpoint:
                 piece = piece_of(raw, self.sources[ours])
                 found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
                 if not _finite(found[ours]):
-                    refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))
+                    refuse_values(raw, theirs, stored.file, str(target))
             done += self.stored[theirs].nbytes
             if report is not None:
                 report(done, total)
