@@ -14,20 +14,31 @@ namespace tw {
 namespace TW_ISA {
 
 constexpr int64_t TOGETHER = 64;  // queries, at least: what a block is decoded for
+constexpr float MOST_CODE = 32767.0f;  // of the numbers of 16 bits that meet the codes of a quantised cache
+constexpr float LEAST_SCALED = 1e-30f;  // what is smaller than this counts as zero there
+
+// Rows of a query's numbers: as they are, and as codes for the keys of a quantised part.
+struct QueryRows {
+  float* numbers;  // [queries][depth], times the scale
+  int16_t* codes;  // [queries][depth], in the order of the keys' lines
+  float* scales;   // [queries][groups]
+};
 
 // Queries that go through the text together, all heads of some rows, and what belongs to each.
 struct Tile {
   int64_t heads;     // of a row
   int64_t position;  // of the first row
   int64_t rows;
-  int64_t size, depth;  // of a head, and rounded up to whole lanes
-  float* q;             // [queries][depth], times the scale
-  float* sink_q;
-  float* weights;  // [queries][64]: scores, then their exponentials
-  float* mixed;    // [queries][depth]: sums of weights times values
-  float* sums;     // [queries][16]: of weights, by position modulo 16
-  float* highest;  // [queries]: the largest score
-  float* numbers;  // [64 * depth]: the block's keys, then its values
+  int64_t size, depth, groups;  // of a head: its numbers, these rounded up to whole groups of 32, and the groups
+  QueryRows q, sink_q;
+  float* weights;          // [queries][64]: scores, then their exponentials
+  int16_t* weight_codes;   // [queries][groups][64]: weights times the scales of values
+  float* weight_scales;    // [queries][groups]
+  float* mixed;            // [queries][depth]: sums of weights times values
+  float* sums;             // [queries][16]: of weights, by lane modulo 16
+  float* highest;          // [queries]: the largest score
+  float* numbers;          // [64 * depth]: the block's keys, then its values
+  float* scales;           // [groups][64]: theirs, in a quantised part
   int64_t queries() const { return rows * heads; }
 };
 
@@ -39,8 +50,17 @@ struct Stretch {
 TW_INLINE int64_t rows_together(int64_t heads) { return most(1, TOGETHER / heads); }
 
 static int64_t attention_scratch(const Heads& heads) {
-  const int64_t queries = most(TOGETHER, heads.heads / heads.kv_heads), depth = whole(heads.size, 16);
-  return queries * (3 * depth + BLOCK + 16 + 1) + BLOCK * depth + 16;
+  const int64_t queries = most(TOGETHER, heads.heads / heads.kv_heads);
+  const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
+  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1;
+  return queries * each + BLOCK * depth + groups * BLOCK + 16;
+}
+
+TW_INLINE float* take(float*& scratch, int64_t n) { return (scratch += n) - n; }
+
+static QueryRows query_rows(int64_t queries, const Tile& tile, float*& scratch) {
+  return {take(scratch, queries * tile.depth), (int16_t*)take(scratch, queries * tile.depth / 2),
+          take(scratch, queries * tile.groups)};
 }
 
 static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries, int64_t first, float* scratch) {
@@ -49,22 +69,67 @@ static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries
   tile.rows = least(rows_together(tile.heads), queries.last - first);
   tile.position = span.start + first;
   tile.size = heads.size;
-  tile.depth = whole(heads.size, 16);
-  tile.numbers = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // on whole lines
-  tile.q = tile.numbers + BLOCK * tile.depth;
-  tile.sink_q = tile.q + tile.queries() * tile.depth;
-  tile.mixed = tile.sink_q + tile.queries() * tile.depth;
-  tile.weights = tile.mixed + tile.queries() * tile.depth;
-  tile.sums = tile.weights + tile.queries() * BLOCK;
-  tile.highest = tile.sums + tile.queries() * 16;
+  tile.groups = row_scales(heads.size);
+  tile.depth = tile.groups * SCALED;
+  const int64_t n = tile.queries();
+  scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // on whole lines
+  tile.numbers = take(scratch, BLOCK * tile.depth);
+  tile.scales = take(scratch, BLOCK * tile.groups);
+  tile.weights = take(scratch, n * BLOCK);
+  tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
+  tile.mixed = take(scratch, n * tile.depth);
+  tile.sums = take(scratch, n * 16);
+  tile.q = query_rows(n, tile, scratch);
+  tile.sink_q = query_rows(n, tile, scratch);
+  tile.weight_scales = take(scratch, n * tile.groups);
+  tile.highest = take(scratch, n);
   return tile;
 }
 
-static void load_queries(const Heads& heads, const Tile& tile, const float* from, int64_t stride, float* q) {
-  for (int64_t row = 0; row < tile.rows; row++)
-    for (int64_t head = 0; head < tile.heads; head++, q += tile.depth)
-      for (int64_t i = 0; i < tile.size; i += 16)
-        store(q + i, load(from + row * stride + head * tile.size + i, least(16, tile.size - i)) * all((float)heads.scale));
+// Run a kernel for the queries [first, last): as many side by side as fit, at most N.
+template <int N, typename Kernel>
+static void side_by_side(const Kernel& kernel, int64_t first, int64_t last) {
+  for (; first + N <= last; first += N) kernel.template run<N>(first);
+  if constexpr (N > 1) side_by_side<N - 1>(kernel, first, last);
+}
+
+// ---- Queries ----
+
+// Two vectors that share a scale as whole numbers of 16 bits times that scale, which is NaN where some lane is not
+// finite: codes[32].
+TW_INLINE float encode_group(F a, F b, int16_t* codes) {
+  const float one = largest_magnitude(a), other = largest_magnitude(b);
+  const bool whole_numbers = finite(one) && finite(other);
+  const float extreme = one > other ? one : other;
+  const F inverse = all(whole_numbers && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
+  store_16((uint16_t*)codes, to_int(rounded(a * inverse)));
+  store_16((uint16_t*)codes + 16, to_int(rounded(b * inverse)));
+  return whole_numbers ? extreme / MOST_CODE : __builtin_nanf("");
+}
+
+static void encode_query(const Tile& tile, int64_t format, const QueryRows& rows, int64_t query) {
+  const float* q = rows.numbers + query * tile.depth;
+  const int64_t apart = lines_in_four_bytes(format);  // numbers that share a line
+  for (int64_t g = 0; g < tile.groups; g++) {
+    int16_t codes[SCALED], *to = rows.codes + query * tile.depth + g * SCALED;
+    rows.scales[query * tile.groups + g] = encode_group(load(q + g * SCALED), load(q + g * SCALED + 16), codes);
+    for (int64_t i = 0; i < SCALED; i += 2 * apart)
+      for (int64_t j = 0; j < apart; j++) {
+        *to++ = codes[i + j];
+        *to++ = codes[i + j + apart];
+      }
+  }
+}
+
+static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& tile, const float* from, int64_t stride,
+                         const QueryRows& rows) {
+  const Side& keys = layer.part[layer.parts - 1].k;  // only the last part of a layer is quantised
+  for (int64_t query = 0; query < tile.queries(); query++) {
+    const float* x = from + query / tile.heads * stride + query % tile.heads * tile.size;
+    for (int64_t i = 0; i < tile.depth; i += 16)
+      store(rows.numbers + query * tile.depth + i, load(x + i, most(0, least(16, tile.size - i))) * all((float)heads.scale));
+    if (scaled(keys.format)) encode_query(tile, keys.format, rows, query);
+  }
 }
 
 // ---- The blocks of a text ----
@@ -100,49 +165,103 @@ static void locate(const KVLayer& layer, const Heads& heads, const Span& span, i
     for (int64_t i = 0; i < n; i++) block.places[lane + i] = (slot + i) * heads.kv_heads + head;
     lane += n;
   }
+  for (int64_t lane = block.first(); lane < block.low; lane++) block.places[lane] = block.places[block.low];
+  for (int64_t lane = block.high; lane < block.last(); lane++) block.places[lane] = block.places[block.high - 1];
 }
 
 // ---- Scores ----
 
-// Products of some queries with some vectors of keys: scores[query * 64 + position].
-template <int QUERIES, int VECTORS>
-TW_INLINE void score(int64_t size, int64_t depth, const float* q, const float* keys, float* scores) {
-  F total[QUERIES][VECTORS] = {};
-  for (int64_t d = 0; d < size; d++) {
-    F key[VECTORS];
+constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // of 16 lanes: what fits the registers,
+constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                   // for so many queries
+constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // where there are two vectors
+
+TW_INLINE const QueryRows& meeting(const Tile& tile, const Block& block) { return block.sinks ? tile.sink_q : tile.q; }
+
+// Scores of keys in fp32: sums over the numbers of a head, in order.
+struct Scores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
+    const float *q = meeting(tile, block).numbers + query * tile.depth, *keys = tile.numbers + lane;
+    F total[N][V] = {};
+    for (int64_t d = 0; d < tile.size; d++, keys += BLOCK) {
+      F key[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) key[v] = load(keys + d * BLOCK + 16 * v);
+      for (int v = 0; v < V; v++) key[v] = load(keys + 16 * v);
 #pragma GCC unroll 8
-    for (int i = 0; i < QUERIES; i++) {
-      const F x = all(q[i * depth + d]);
+      for (int i = 0; i < N; i++) {
+        const F x = all(q[i * tile.depth + d]);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; v++) total[i][v] = fma(x, key[v], total[i][v]);
+        for (int v = 0; v < V; v++) total[i][v] = fma(x, key[v], total[i][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) store(tile.weights + (query + i) * BLOCK + lane + 16 * v, total[i][v]);
+  }
+
+  template <int N>
+  void run(int64_t query) const {
+    int64_t lane = block.first();
+    for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane);
+    for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
+  }
+};
+
+// Scores of keys in codes: exact sums over each group, times the scales of the key and of the query, added in order.
+struct CodeScores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane, int64_t group) const {
+    const QueryRows& rows = meeting(tile, block);
+    const int16_t* codes = rows.codes + query * tile.depth + group * SCALED;
+    const float* keys = tile.numbers + group * SCALED / 2 * BLOCK + lane;
+    I total[N][V] = {};
+    const int64_t lines = least(SCALED, whole(tile.size - group * SCALED, 8)) / 2;
+    for (int64_t line = 0; line < lines; line++, keys += BLOCK) {
+      I key[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) key[v] = float_to_bits(load(keys + 16 * v));
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) {
+        const I x = all_pairs(codes + i * tile.depth + 2 * line);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], x, key[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+      const F scale = all(rows.scales[(query + i) * tile.groups + group]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        float* to = tile.weights + (query + i) * BLOCK + lane + 16 * v;
+        const F part = to_float(total[i][v]) * load(tile.scales + group * BLOCK + lane + 16 * v);
+        store(to, fma(part, scale, group ? load(to) : all(0.0f)));
+      }
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < QUERIES; i++)
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) store(scores + i * BLOCK + 16 * v, total[i][v]);
-}
 
-constexpr int SIDE_BY_SIDE = WIDTH == 16 ? 4 : 2;      // queries whose sums fit the registers
-constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // of 16, beside them
-
-template <int QUERIES>
-static void score_vectors(const Tile& tile, const Block& block, const float* q, float* scores) {
-  int64_t lane = block.low & -16;
-  for (; lane + 16 * VECTORS <= whole(block.high, 16); lane += 16 * VECTORS)
-    score<QUERIES, VECTORS>(tile.size, tile.depth, q, tile.numbers + lane, scores + lane);
-  for (; lane < block.high; lane += 16) score<QUERIES, 1>(tile.size, tile.depth, q, tile.numbers + lane, scores + lane);
-}
+  template <int N>
+  void run(int64_t query) const {
+    for (int64_t group = 0; group < tile.groups; group++) {
+      int64_t lane = block.first();
+      for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane, group);
+      for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane, group);
+    }
+  }
+};
 
 // Scores of the queries [first, last) with the block's keys.
 static void score_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
-  const float* q = block.sinks ? tile.sink_q : tile.q;
-  int64_t i = first;
-  for (; i + SIDE_BY_SIDE <= last; i += SIDE_BY_SIDE)
-    score_vectors<SIDE_BY_SIDE>(tile, block, q + i * tile.depth, tile.weights + i * BLOCK);
-  for (; i < last; i++) score_vectors<1>(tile, block, q + i * tile.depth, tile.weights + i * BLOCK);
+  decode_keys(block, tile.size, tile.numbers);
+  if (!scaled(block.part->k.format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
+  load_scales(block, block.part->k, tile.size, tile.scales);
+  side_by_side<QUERIES>(CodeScores{tile, block}, first, last);
 }
 
 // ---- Softmax ----
@@ -193,60 +312,118 @@ TW_INLINE void soften(const Tile& tile, int64_t query, Stretch read) {
 
 // ---- Values ----
 
-// Add the values of [low, high), each times its weight, to some queries' sums.
-template <int QUERIES, int VECTORS>
-TW_INLINE void mix(int64_t depth, const float* weights, const float* values, Stretch read, float* mixed) {
-  F total[QUERIES][VECTORS];
+// Add values in fp32, each times its weight, in the order of positions.
+struct Mix {
+  const Tile& tile;
+  const KVLayer& layer;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t column, Stretch read) const {
+    const float *weights = tile.weights + query * BLOCK, *values = tile.numbers + column;
+    float* mixed = tile.mixed + query * tile.depth + column;
+    F total[N][V];
 #pragma GCC unroll 8
-  for (int i = 0; i < QUERIES; i++)
+    for (int i = 0; i < N; i++)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) total[i][v] = load(mixed + i * depth + 16 * v);
-  for (int64_t j = read.low; j < read.high; j++) {
-    F value[VECTORS];
+      for (int v = 0; v < V; v++) total[i][v] = load(mixed + i * tile.depth + 16 * v);
+    for (int64_t lane = read.low; lane < read.high; lane++) {
+      F value[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) value[v] = load(values + j * depth + 16 * v);
+      for (int v = 0; v < V; v++) value[v] = load(values + lane * tile.depth + 16 * v);
 #pragma GCC unroll 8
-    for (int i = 0; i < QUERIES; i++) {
-      const F weight = all(weights[i * BLOCK + j]);
+      for (int i = 0; i < N; i++) {
+        const F weight = all(weights[i * BLOCK + lane]);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; v++) total[i][v] = fma(weight, value[v], total[i][v]);
+        for (int v = 0; v < V; v++) total[i][v] = fma(weight, value[v], total[i][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) store(mixed + i * tile.depth + 16 * v, total[i][v]);
+  }
+
+  template <int N>
+  void lanes(int64_t query, Stretch read) const {
+    if (read.low >= read.high) return;
+    int64_t column = 0;
+    for (; column + 16 * VECTORS <= tile.depth; column += 16 * VECTORS) vectors<N, VECTORS>(query, column, read);
+    for (; column < tile.size; column += 16) vectors<N, 1>(query, column, read);
+  }
+
+  // Side by side over what all of them read, each alone before that and behind it.
+  template <int N>
+  void run(int64_t query) const {
+    Stretch read[N], common = {0, BLOCK};
+    for (int i = 0; i < N; i++) {
+      read[i] = stretch_of(layer, block, tile.position + (query + i) / tile.heads);
+      common = {most(common.low, read[i].low), least(common.high, read[i].high)};
+    }
+    if (common.low >= common.high) common = {BLOCK, BLOCK};
+    for (int i = 0; i < N; i++) lanes<1>(query + i, {read[i].low, least(read[i].high, common.low)});
+    lanes<N>(query, common);
+    for (int i = 0; i < N; i++) lanes<1>(query + i, {common.high, read[i].high});
+  }
+};
+
+// A query's weights times the values' scales as whole numbers, those of each group with a scale of their own.
+static void encode_weights(const Tile& tile, int64_t query, Stretch read) {
+  for (int64_t g = 0; g < tile.groups; g++) {
+    F x[4], highest = all(0.0f);
+    for (int v = 0; v < 4; v++) {
+      const F scaled_weight = load(tile.weights + query * BLOCK + 16 * v) * load(tile.scales + g * BLOCK + 16 * v);
+      x[v] = only(scaled_weight, 16 * v, read, 0.0f);
+      highest = larger_magnitude(highest, x[v]);
+    }
+    const float extreme = largest_magnitude(highest);
+    const F inverse = all(finite(extreme) && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
+    uint16_t* codes = (uint16_t*)tile.weight_codes + (query * tile.groups + g) * BLOCK;
+    for (int v = 0; v < 4; v++) store_16(codes + 16 * v, to_int(rounded(x[v] * inverse)));
+    tile.weight_scales[query * tile.groups + g] = finite(extreme) ? extreme / MOST_CODE : __builtin_nanf("");
+  }
+}
+
+// Add values in codes: exact sums over the block, times the scale of the weights.
+struct CodeMix {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N>
+  void run(int64_t query) const {
+    for (int64_t g = 0; g < tile.groups; g++) {
+      const int16_t* codes = tile.weight_codes + (query * tile.groups + g) * BLOCK;
+      I even[N] = {}, odd[N] = {};  // columns; of INT4 these are the even and the odd numbers
+      for (int64_t pair = block.low / 2; 2 * pair < block.high; pair++) {
+        const float* values = tile.numbers + pair * tile.depth + g * SCALED;
+        const I first = float_to_bits(load(values)), second = float_to_bits(load(values + 16));
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) {
+          const I x = all_pairs(codes + i * tile.groups * BLOCK + 2 * pair);
+          even[i] = dot16(even[i], x, first);
+          odd[i] = dot16(odd[i], x, second);
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) {
+        F a = to_float(even[i]), b = to_float(odd[i]);
+        if (block.part->v.format == INT4) interleave(a, b);
+        const F scale = all(tile.weight_scales[(query + i) * tile.groups + g]);
+        float* mixed = tile.mixed + (query + i) * tile.depth + g * SCALED;
+        store(mixed, fma(a, scale, load(mixed)));
+        store(mixed + 16, fma(b, scale, load(mixed + 16)));
+      }
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < QUERIES; i++)
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) store(mixed + i * depth + 16 * v, total[i][v]);
-}
-
-template <int QUERIES>
-static void mix_vectors(const Tile& tile, int64_t query, Stretch read) {
-  if (read.low >= read.high) return;
-  const float* weights = tile.weights + query * BLOCK;
-  float* mixed = tile.mixed + query * tile.depth;
-  int64_t d = 0;
-  for (; d + 16 * VECTORS <= tile.depth; d += 16 * VECTORS)
-    mix<QUERIES, VECTORS>(tile.depth, weights, tile.numbers + d, read, mixed + d);
-  for (; d < tile.depth; d += 16) mix<QUERIES, 1>(tile.depth, weights, tile.numbers + d, read, mixed + d);
-}
-
-// Queries [first, first + n) side by side over what all of them read, each alone before it and behind it.
-template <int QUERIES>
-static void mix_together(const Tile& tile, const KVLayer& layer, const Block& block, int64_t first) {
-  Stretch read[QUERIES], common = {0, BLOCK};
-  for (int i = 0; i < QUERIES; i++) {
-    read[i] = stretch_of(layer, block, tile.position + (first + i) / tile.heads);
-    common = {most(common.low, read[i].low), least(common.high, read[i].high)};
-  }
-  if (common.low >= common.high) common = {BLOCK, BLOCK};
-  for (int i = 0; i < QUERIES; i++) mix_vectors<1>(tile, first + i, {read[i].low, least(read[i].high, common.low)});
-  mix_vectors<QUERIES>(tile, first, common);
-  for (int i = 0; i < QUERIES; i++) mix_vectors<1>(tile, first + i, {common.high, read[i].high});
-}
+};
 
 static void mix_queries(const Tile& tile, const KVLayer& layer, const Block& block, int64_t first, int64_t last) {
-  int64_t i = first;
-  for (; i + SIDE_BY_SIDE <= last; i += SIDE_BY_SIDE) mix_together<SIDE_BY_SIDE>(tile, layer, block, i);
-  for (; i < last; i++) mix_together<1>(tile, layer, block, i);
+  decode_values(block, tile.size, tile.depth, tile.numbers);
+  if (!scaled(block.part->v.format)) return side_by_side<QUERIES>(Mix{tile, layer, block}, first, last);
+  load_scales(block, block.part->v, tile.size, tile.scales);
+  for (int64_t i = first; i < last; i++)
+    encode_weights(tile, i, stretch_of(layer, block, tile.position + i / tile.heads));
+  side_by_side<GROUP_QUERIES>(CodeMix{tile, block}, first, last);
 }
 
 // ---- All of it ----
@@ -266,10 +443,8 @@ static void read_text(const KVLayer& layer, const Heads& heads, const Span& span
     if (first >= last) continue;
     locate(layer, heads, span, page_size, kv_head, tile, first, last, block);
     const int64_t from = first * tile.heads, to = last * tile.heads;
-    decode_keys(block, tile.size, tile.numbers);
     score_queries(tile, block, from, to);
     for (int64_t i = from; i < to; i++) soften(tile, i, stretch_of(layer, block, tile.position + i / tile.heads));
-    decode_values(block, tile.size, tile.depth, tile.numbers);
     mix_queries(tile, layer, block, from, to);
   }
 }
@@ -290,9 +465,10 @@ static void attend(const KVLayer& layer, const Heads& heads, const Span& span, i
   for (int64_t first = queries.first; first < queries.last;) {
     Tile tile = tile_of(heads, span, queries, first, scratch);
     const int64_t row = span.row + first, column = queries.head * heads.size;
-    load_queries(heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
+    load_queries(layer, heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
     if (queries.sink_q)
-      load_queries(heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride, tile.sink_q);
+      load_queries(layer, heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride,
+                   tile.sink_q);
     else
       tile.sink_q = tile.q;
     memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);

@@ -9,9 +9,7 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int64_t BLOCK = 64;       // positions that are decoded, and go through the softmax, together
-constexpr int64_t MOST_SIZE = 256;  // numbers of a head
-constexpr int64_t MOST_SCALES = MOST_SIZE / SCALED;
+constexpr int64_t BLOCK = 64;  // positions that are decoded, and go through the softmax, together
 
 TW_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 TW_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -29,8 +27,6 @@ TW_INLINE int64_t row_bytes(int64_t format, int64_t size) {
   }
 }
 
-TW_INLINE int64_t numbers_in_four_bytes(int64_t format) { return 32 / row_bytes(format, 8); }
-
 static void rotate(int64_t size, const float* turn, const float* x, float* y) {
   const int64_t half = size / 2;
   for (int64_t i = 0; i < half; i += 16) {
@@ -46,14 +42,23 @@ static void rotate(int64_t size, const float* turn, const float* x, float* y) {
 
 // The largest |x| of all lanes; an infinity beats every number and NaN beats that.
 TW_INLINE float largest_magnitude(F x) {
-  int32_t bits[16];  // in the order of the numbers, for they have no signs
-  const I magnitudes = float_to_bits(magnitude(x));
-  memcpy(bits, &magnitudes, 64);
-  for (int n = 8; n; n /= 2)
-    for (int i = 0; i < n; i++) bits[i] = bits[i] > bits[i + n] ? bits[i] : bits[i + n];
+  const I magnitudes = float_to_bits(magnitude(x));  // in the order of the numbers, for they have no signs
+#if defined(__AVX512F__)
+  const int32_t bits = _mm512_reduce_max_epi32((__m512i)magnitudes.p[0]);
+#else
+  int32_t each[16], bits = 0;
+  memcpy(each, &magnitudes, 64);
+  for (int i = 0; i < 16; i++) bits = bits > each[i] ? bits : each[i];
+#endif
   float r;
-  memcpy(&r, bits, 4);
+  memcpy(&r, &bits, 4);
   return r;
+}
+TW_INLINE F larger_magnitude(F a, F b) {  // as a magnitude, in the same order
+  I x = float_to_bits(magnitude(a));
+  const I y = float_to_bits(magnitude(b));
+  TW_PARTS x.p[i] = x.p[i] > y.p[i] ? x.p[i] : y.p[i];
+  return bits_to_float(x);
 }
 TW_INLINE bool finite(float x) { return x - x == 0; }
 
@@ -81,14 +86,10 @@ TW_INLINE float int4_scale(F a, F b) {
   return (high > -low ? high : low) / -8.0f;
 }
 
-// The low bytes of the lanes, from the first on: n of them.
-TW_INLINE void store_bytes(I a, uint8_t* bytes, int64_t n) {
-  uint8_t narrow[16];
-  TW_PARTS {
-    const BPart b = __builtin_convertvector(a.p[i], BPart);
-    memcpy(narrow + i * WIDTH, &b, sizeof b);
-  }
-  memcpy(bytes, narrow, n);
+TW_INLINE void store_bytes(I a, uint8_t* bytes, int64_t n) {  // of the first n lanes
+  uint8_t each[16];
+  store_8(each, a);
+  memcpy(bytes, each, n);
 }
 
 TW_INLINE void encode_int8(const float* x, int64_t n, uint8_t* bytes, uint16_t* scale) {
@@ -104,8 +105,8 @@ TW_INLINE void encode_int4(const float* x, int64_t n, uint8_t* bytes, uint16_t* 
   *scale = stored_scale(int4_scale(a, b));
   const float step = from_f16(*scale);
   uint8_t codes[32];
-  store_bytes(codes_of(a, step, -8, 7) + all(8), codes, 16);
-  store_bytes(codes_of(b, step, -8, 7) + all(8), codes + 16, 16);
+  store_8(codes, codes_of(a, step, -8, 7) + all(8));
+  store_8(codes + 16, codes_of(b, step, -8, 7) + all(8));
   for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
 }
 
@@ -178,22 +179,30 @@ static void keep(const KVLayer& layer, const Heads& heads, const Span& span, int
 // ---- Reading ----
 
 // Positions [start, stop) of one part, at most 64 and none on both sides of a multiple of 64, of one KV head.
-// rows: of each its place in the memory (slot times heads plus head); only those in [low, high) are to be read.
+//
+// Lanes are counted from `start`; those in [low, high) are read. places: where each lies in the memory (slot times
+// heads plus head). Around those that are read, up to whole vectors, stand places of others that are: what is decoded
+// there goes nowhere.
 struct Block {
   const Part* part;
   int64_t start, stop;
-  bool sinks;         // whether these are sinks
-  int64_t low, high;  // what is read, counted from `start`
+  bool sinks;  // whether these are sinks
+  int64_t low, high;
   int64_t places[BLOCK];
+  int64_t first() const { return low & -16; }
+  int64_t last() const { return whole(high, 16); }
 };
 
-TW_INLINE F f16_value(I w) {  // of the low halves
+TW_INLINE F from_f16(I w) {  // of the low halves
+#if defined(__AVX512F__)
+  F r;
+  r.p[0] = (FPart)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)w.p[0]));
+  return r;
+#else
   uint16_t halves[16];
-  TW_PARTS {
-    const HPart h = __builtin_convertvector(w.p[i], HPart);
-    memcpy(halves + i * WIDTH, &h, sizeof h);
-  }
+  store_16(halves, w);
   return load_f16(halves);
+#endif
 }
 
 // The first n bytes, at most 64, zeros behind them; nothing else is touched.
@@ -208,6 +217,26 @@ TW_INLINE I load_some(const uint8_t* x, int64_t n) {
     memcpy(&r, x, n);
 #endif
   return r;
+}
+
+// Two whole numbers of 16 bits that lie side by side, in all lanes.
+TW_INLINE I all_pairs(const int16_t* x) {
+  int32_t both;
+  memcpy(&both, x, 4);
+  return all(both);
+}
+
+// Lanes of even and of odd numbers as the first sixteen numbers and the next.
+TW_INLINE void interleave(F& even, F& odd) {
+  float numbers[32], of_even[16], of_odd[16];
+  store(of_even, even);
+  store(of_odd, odd);
+  for (int i = 0; i < 16; i++) {
+    numbers[2 * i] = of_even[i];
+    numbers[2 * i + 1] = of_odd[i];
+  }
+  even = load(numbers);
+  odd = load(numbers + 16);
 }
 
 // Rows and columns of 16 x 16 numbers of 32 bits, exchanged.
@@ -256,120 +285,149 @@ TW_INLINE void transpose(I* x) {
 #endif
 }
 
-TW_INLINE bool is_read(const Block& block, int64_t lane) { return lane >= block.low && lane < block.high; }
-
-// 64 bytes, from `offset` on, of 16 rows of a block from `first` on: 16 lines of 16 positions by four bytes.
-TW_INLINE void load_columns(const Block& block, const uint8_t* codes, int64_t bytes, int64_t first, int64_t offset,
-                            I* lines) {
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i++) {
-    const uint8_t* row = codes + block.places[first + i] * bytes + offset;
-    lines[i] = is_read(block, first + i) ? load_some(row, bytes - offset) : all(0);
-  }
-  transpose(lines);
-}
-
-// Scales of 16 positions from `first` on: to[group * stride + position], those of positions that are not read 0.
-TW_INLINE void load_scales(const Block& block, const Side& side, int64_t size, int64_t first, float* to,
-                           int64_t stride) {
-  const int64_t count = row_scales(size);
-  for (int64_t g = 0; g < count; g += 2) {
-    int32_t both[16] = {};
-    for (int i = 0; i < 16; i++)
-      if (is_read(block, first + i)) {
-        const uint16_t* scales = side.scales + block.places[first + i] * count + g;
-        memcpy(&both[i], scales, g + 1 < count ? 4 : 2);
+// The scales of a side: scales[group * 64 + lane].
+static void load_scales(const Block& block, const Side& side, int64_t size, float* scales) {
+  const int64_t groups = row_scales(size);
+  for (int64_t lane = block.first(); lane < block.last(); lane += 16)
+    for (int64_t g = 0; g < groups; g += 2) {
+      int32_t both[16] = {};
+      for (int i = 0; i < 16; i++) {
+        const uint16_t* from = side.scales + block.places[lane + i] * groups + g;
+        if (g + 1 < groups)
+          memcpy(&both[i], from, 4);
+        else
+          memcpy(&both[i], from, 2);
       }
-    I x;
-    memcpy(&x, both, 64);
-    store(to + g * stride, f16_value(x & all(0xffff)));
-    if (g + 1 < count) store(to + (g + 1) * stride, f16_value((x >> 16) & all(0xffff)));
-  }
+      I x;
+      memcpy(&x, both, 64);
+      store(scales + g * BLOCK + lane, from_f16(x & all(0xffff)));
+      if (g + 1 < groups) store(scales + (g + 1) * BLOCK + lane, from_f16((x >> 16) & all(0xffff)));
+    }
 }
 
-// The numbers in 16 lines of four bytes each, one under the other: to[number * 64 + position].
-TW_INLINE void spread(int64_t format, I x, float* to, const float* scales) {
-  switch (format) {
-    case F32: store(to, bits_to_float(x)); return;
-    case BF16:
-      store(to, bits_to_float(x << 16));
-      store(to + BLOCK, bits_to_float(x & all(-65536)));
-      return;
-    case F16:
-      store(to, f16_value(x & all(0xffff)));
-      store(to + BLOCK, f16_value((x >> 16) & all(0xffff)));
-      return;
-    case FP8:
-      for (int i = 0; i < 4; i++) store(to + i * BLOCK, from_fp8((x >> 8 * i) & all(0xff)));
-      return;
-    case INT8:
-      for (int i = 0; i < 4; i++) store(to + i * BLOCK, to_float((x << (24 - 8 * i)) >> 24) * load(scales));
-      return;
-    case INT4:
-      for (int i = 0; i < 8; i++) store(to + i * BLOCK, to_float(((x >> 4 * i) & all(15)) - all(8)) * load(scales));
-      return;
-  }
+// Keys lie in lines of 64 positions. Of native formats and fp8 a line is one number in fp32. Of INT8 and INT4 it is two
+// codes of 16 bits: in each four bytes those numbers go together that stand half of them apart.
+constexpr int64_t lines_in_four_bytes(int64_t format) {
+  return format == F32 ? 1 : format == BF16 || format == F16 || format == INT8 ? 2 : 4;
 }
 
-// The keys of a block in fp32, turned: keys[number * 64 + position].
-static void decode_keys(const Block& block, int64_t size, float* keys) {
-  const Side& side = block.part->k;
-  const int64_t bytes = row_bytes(side.format, size), packed = numbers_in_four_bytes(side.format);
-  float scales[MOST_SCALES * 16];
-  for (int64_t first = block.low & -16; first < block.high; first += 16) {
-    if (scaled(side.format)) load_scales(block, side, size, first, scales, 16);
+template <int64_t FORMAT>
+TW_INLINE void spread(I x, float* to) {
+  if (FORMAT == F32) store(to, bits_to_float(x));
+  if (FORMAT == BF16) {
+    store(to, bits_to_float(x << 16));
+    store(to + BLOCK, bits_to_float(x & all(-65536)));
+  }
+  if (FORMAT == F16) {
+    store(to, from_f16(x & all(0xffff)));
+    store(to + BLOCK, from_f16((x >> 16) & all(0xffff)));
+  }
+  if (FORMAT == FP8)
+    for (int i = 0; i < 4; i++) store(to + i * BLOCK, from_fp8((x >> 8 * i) & all(0xff)));
+  if (FORMAT == INT8)
+    for (int i = 0; i < 2; i++) {
+      const I codes = (x >> 8 * i) & all(0x00ff00ff);  // a sign of 8 bits is worth 256
+      store(to + i * BLOCK, bits_to_float(minus16(codes, (codes & all(0x00800080)) << 1)));
+    }
+  if (FORMAT == INT4)
+    for (int i = 0; i < 4; i++)
+      store(to + i * BLOCK, bits_to_float(minus16((x >> 4 * i) & all(0x000f000f), all(0x00080008))));
+}
+
+template <int64_t FORMAT>
+static void decode_keys_of(const Block& block, int64_t size, float* keys) {
+  const uint8_t* codes = (const uint8_t*)block.part->k.codes;
+  const int64_t bytes = row_bytes(FORMAT, size);
+  for (int64_t lane = block.first(); lane < block.last(); lane += 16)
     for (int64_t offset = 0; offset < bytes; offset += 64) {
-      I lines[16];
-      load_columns(block, (const uint8_t*)side.codes, bytes, first, offset, lines);
-      for (int64_t i = 0; i < 16 && offset + 4 * i < bytes; i++) {
-        const int64_t number = (offset / 4 + i) * packed;
-        spread(side.format, lines[i], keys + number * BLOCK + first, scales + number / SCALED * 16);
-      }
+      I x[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; i++) x[i] = load_some(codes + block.places[lane + i] * bytes + offset, bytes - offset);
+      transpose(x);
+      float* to = keys + offset / 4 * lines_in_four_bytes(FORMAT) * BLOCK + lane;
+      for (int64_t i = 0; i < 16 && offset + 4 * i < bytes; i++)
+        spread<FORMAT>(x[i], to + i * lines_in_four_bytes(FORMAT) * BLOCK);
     }
+}
+
+static void decode_keys(const Block& block, int64_t size, float* keys) {
+  switch (block.part->k.format) {
+    case F32: return decode_keys_of<F32>(block, size, keys);
+    case BF16: return decode_keys_of<BF16>(block, size, keys);
+    case F16: return decode_keys_of<F16>(block, size, keys);
+    case FP8: return decode_keys_of<FP8>(block, size, keys);
+    case INT8: return decode_keys_of<INT8>(block, size, keys);
+    case INT4: return decode_keys_of<INT4>(block, size, keys);
   }
 }
 
-TW_INLINE I load_i4(const uint8_t* x) {  // 16 codes in 8 bytes, the first of two in the lower half
-  typedef uint8_t Bytes __attribute__((vector_size(16)));
-  Bytes pairs = {};
-  memcpy(&pairs, x, 8);
-  const Bytes codes = __builtin_shufflevector(pairs & 15, pairs >> 4, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
-                                              7, 23);
-  return load_u8((const uint8_t*)&codes) - all(8);
+// Values in fp32 lie in rows: values[lane * depth + number], zeros behind the numbers.
+template <int64_t FORMAT>
+TW_INLINE F load_numbers(const uint8_t* x) {
+  if (FORMAT == F32) return load((const float*)x);
+  if (FORMAT == BF16) return load_bf16((const uint16_t*)x);
+  if (FORMAT == F16) return load_f16((const uint16_t*)x);
+  return load_fp8(x);
 }
 
-// Sixteen numbers of a row from `first` on, at codes that may be read 16 numbers far; without their scales.
-TW_INLINE F load_numbers(int64_t format, const uint8_t* codes) {
-  switch (format) {
-    case F32: return load((const float*)codes);
-    case BF16: return load_bf16((const uint16_t*)codes);
-    case F16: return load_f16((const uint16_t*)codes);
-    case FP8: return load_fp8(codes);
-    case INT8: return to_float(load_i8((const int8_t*)codes));
-    default: return to_float(load_i4(codes));
-  }
-}
-
-// The values of a block in fp32: values[position * depth + number], zeros behind the numbers.
-static void decode_values(const Block& block, int64_t size, int64_t depth, float* values) {
-  const Side& side = block.part->v;
-  const int64_t bytes = row_bytes(side.format, size), step = 4 * 16 / numbers_in_four_bytes(side.format);
+template <int64_t FORMAT>
+static void decode_values_of(const Block& block, int64_t size, int64_t depth, float* values) {
+  const uint8_t* codes = (const uint8_t*)block.part->v.codes;
+  const int64_t bytes = row_bytes(FORMAT, size), step = row_bytes(FORMAT, 16);
   for (int64_t lane = block.low; lane < block.high; lane++) {
-    const uint8_t* codes = (const uint8_t*)side.codes + block.places[lane] * bytes;
-    float scales[16];
-    if (scaled(side.format)) {
-      uint16_t halves[16] = {};
-      memcpy(halves, side.scales + block.places[lane] * row_scales(size), 2 * row_scales(size));
-      store(scales, load_f16(halves));
-    }
+    const uint8_t* from = codes + block.places[lane] * bytes;
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16, from += step) store(values + lane * depth + i, load_numbers<FORMAT>(from));
+    if (i == size) continue;
+    uint8_t last[64] = {};
+    memcpy(last, from, row_bytes(FORMAT, size - i));
+    store(values + lane * depth + i, load_numbers<FORMAT>(last));
+  }
+}
+
+// The codes of values lie in rows for two positions each, in the two halves of a number: values[lane / 2 * depth +
+// column]. A column is a number of INT8; of INT4, in each 32, those with even places come before those with odd ones.
+TW_INLINE I load_bytes(const uint8_t* x, int64_t n) {  // the first n, at most 16, zeros behind them
+  if (n >= 16) return load_u8(x);
+  uint8_t some[16] = {};
+  memcpy(some, x, n);
+  return load_u8(some);
+}
+
+static void decode_int8_values(const Block& block, int64_t size, int64_t depth, float* values) {
+  const uint8_t* codes = (const uint8_t*)block.part->v.codes;
+  for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
+    const uint8_t *a = codes + block.places[lane] * size, *b = codes + block.places[lane + 1] * size;
     for (int64_t i = 0; i < size; i += 16) {
-      const uint8_t* from = codes + i / 16 * step;
-      uint8_t last[64] = {};
-      if (i + 16 > size) from = (const uint8_t*)memcpy(last, from, bytes - i / 16 * step);
-      F x = load_numbers(side.format, from);
-      if (scaled(side.format)) x = x * all(scales[i / SCALED]);
-      store(values + lane * depth + i, x);
+      const I both = load_bytes(a + i, size - i) | load_bytes(b + i, size - i) << 16;
+      const I signs = (both & all(0x00800080)) << 1;
+      store(values + lane / 2 * depth + i, bits_to_float(minus16(both, signs)));
     }
+  }
+}
+
+static void decode_int4_values(const Block& block, int64_t size, int64_t depth, float* values) {
+  const uint8_t* codes = (const uint8_t*)block.part->v.codes;
+  const int64_t bytes = row_bytes(INT4, size);
+  for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
+    const uint8_t *a = codes + block.places[lane] * bytes, *b = codes + block.places[lane + 1] * bytes;
+    for (int64_t i = 0; i < bytes; i += 16) {
+      const I both = load_bytes(a + i, bytes - i) | load_bytes(b + i, bytes - i) << 16;
+      float* to = values + lane / 2 * depth + 2 * i;
+      store(to, bits_to_float(minus16(both & all(0x000f000f), all(0x00080008))));
+      store(to + 16, bits_to_float(minus16((both >> 4) & all(0x000f000f), all(0x00080008))));
+    }
+  }
+}
+
+static void decode_values(const Block& block, int64_t size, int64_t depth, float* values) {
+  switch (block.part->v.format) {
+    case F32: return decode_values_of<F32>(block, size, depth, values);
+    case BF16: return decode_values_of<BF16>(block, size, depth, values);
+    case F16: return decode_values_of<F16>(block, size, depth, values);
+    case FP8: return decode_values_of<FP8>(block, size, depth, values);
+    case INT8: return decode_int8_values(block, size, depth, values);
+    case INT4: return decode_int4_values(block, size, depth, values);
   }
 }
 

@@ -9,6 +9,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 #ifndef TW_ISA
@@ -32,6 +34,7 @@ constexpr int PARTS = 16 / WIDTH;
 typedef float FPart __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t IPart __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t UPart __attribute__((vector_size(4 * WIDTH)));
+typedef int16_t SPart __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t HPart __attribute__((vector_size(2 * WIDTH)));
 typedef uint8_t BPart __attribute__((vector_size(WIDTH)));
 typedef int8_t CPart __attribute__((vector_size(WIDTH)));
@@ -126,6 +129,23 @@ TW_INLINE I float_to_bits(F a) {
   return r;
 }
 TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7fffffff)); }
+// Lanes as two whole numbers of 16 bits each: total + a b over both; a - b of each.
+TW_INLINE I dot16(I total, I a, I b) {
+#if defined(__AVX512VNNI__)
+  total.p[0] = (IPart)_mm512_dpwssd_epi32((__m512i)total.p[0], (__m512i)a.p[0], (__m512i)b.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS total.p[i] += (IPart)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
+#elif defined(__SSE2__)
+  TW_PARTS total.p[i] += (IPart)_mm_madd_epi16((__m128i)a.p[i], (__m128i)b.p[i]);
+#else
+  TW_PARTS total.p[i] += (a.p[i] << 16 >> 16) * (b.p[i] << 16 >> 16) + (a.p[i] >> 16) * (b.p[i] >> 16);
+#endif
+  return total;
+}
+TW_INLINE I minus16(I a, I b) {
+  TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] - (SPart)b.p[i]);
+  return a;
+}
 TW_INLINE F to_float(I a) {
   F r;
   TW_PARTS r.p[i] = __builtin_convertvector(a.p[i], FPart);
@@ -152,6 +172,9 @@ TW_INLINE F rounded(F a) {
 
 // Sums and the largest of all lanes, always in the same order: halves onto halves.
 TW_INLINE float sum(F a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)a.p[0]);
+#endif
   float x[16];
   store(x, a);
   for (int n = 8; n; n /= 2)
@@ -159,6 +182,9 @@ TW_INLINE float sum(F a) {
   return x[0];
 }
 TW_INLINE float largest(F a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)a.p[0]);
+#endif
   float x[16];
   store(x, a);
   for (int n = 8; n; n /= 2)
@@ -201,23 +227,57 @@ TW_INLINE F load_f16(const uint16_t* x) {
 #endif
   return r;
 }
-TW_INLINE I load_i8(const int8_t* x) {
+TW_INLINE I load_i8(const int8_t* x) {  // here and below compilers do worse by themselves
   I r;
+#if defined(__AVX512F__)
+  r.p[0] = (IPart)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x));
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (IPart)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i)));
+#else
   TW_PARTS {
     CPart c;
     memcpy(&c, x + i * WIDTH, sizeof c);
     r.p[i] = __builtin_convertvector(c, IPart);
   }
+#endif
   return r;
 }
 TW_INLINE I load_u8(const uint8_t* x) {
   I r;
+#if defined(__AVX512F__)
+  r.p[0] = (IPart)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)x));
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (IPart)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i)));
+#else
   TW_PARTS {
     BPart c;
     memcpy(&c, x + i * WIDTH, sizeof c);
     r.p[i] = __builtin_convertvector(c, IPart);
   }
+#endif
   return r;
+}
+// The low 16 bits of each lane.
+TW_INLINE void store_16(uint16_t* x, I a) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)x, _mm512_cvtepi32_epi16((__m512i)a.p[0]));
+#else
+  TW_PARTS {
+    const HPart h = __builtin_convertvector((UPart)a.p[i], HPart);
+    memcpy(x + i * WIDTH, &h, sizeof h);
+  }
+#endif
+}
+// The low 8 bits of each lane.
+TW_INLINE void store_8(uint8_t* x, I a) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)x, _mm512_cvtepi32_epi8((__m512i)a.p[0]));
+#else
+  TW_PARTS {
+    const BPart b = __builtin_convertvector(a.p[i], BPart);
+    memcpy(x + i * WIDTH, &b, sizeof b);
+  }
+#endif
 }
 TW_INLINE F from_fp8(I w) {  // e4m3 in the low bytes, zeros above them
   const I rest = w & all(0x7f);
