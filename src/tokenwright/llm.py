@@ -175,6 +175,11 @@ class LLM:
         return sum(spec.nbytes(tokens) for spec in self.specs)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+        return self._model.decoder.weight_bytes
+
+    @property
     def kv_format(self) -> str:
         """How K and V are kept, in words."""
         options = self.options

@@ -42,7 +42,7 @@ def test_text_and_facts(generate: Run, model: Path) -> None:
     prompt_tokens = expected.usage.prompt_tokens
     assert line.startswith(f"{prompt_tokens} prompt + 20 generated tokens · TTFT ")
     assert f" · {3 * (prompt_tokens + 19)} layer-tokens · float32 on cpu · length" in line
-    assert re.search(r" tok/s · KV cache [\d.]+ KiB · ", line)
+    assert re.search(r" tok/s · weights [\d.]+ KiB \(float32\) · KV cache [\d.]+ KiB · ", line)
 
 
 def test_without_the_cache_the_text_is_the_same_and_the_work_is_not(generate: Run) -> None:

@@ -33,6 +33,7 @@ def explore(
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
 ) -> None:
@@ -59,6 +60,7 @@ def explore(
                 revision=revision,
                 device=device,
                 dtype=dtype,
+                weights=weights,
                 page_size=page_size,
                 token_budget=token_budget,
                 report=report,

@@ -44,6 +44,8 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
         "preemptions": usage.preemptions,
         "seed": usage.seed,
         "dtype": llm.dtype,
+        "weights": str(llm.weights),
+        "weight_bytes": llm.weight_bytes,
         "kv": llm.kv_format,
         "device": llm.device,
     }
@@ -60,6 +62,7 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     if usage.reused_tokens:
         parts.append(f"{usage.reused_tokens:,} tokens reused")
     parts += [
+        f"weights {binary(llm.weight_bytes)} ({llm.weights})",
         f"KV cache {binary(usage.kv_bytes)}",
         f"{usage.layer_tokens:,} layer-tokens",
         f"{llm.dtype} on {llm.device}",

@@ -11,27 +11,35 @@ from typing import Any
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import binary
 from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.config import Learned, ModelConfig, NoScaling, RopeScaling
+from tokenwright.config import Learned, ModelConfig, NoScaling, RopeScaling, WeightFormat
 
 
 def inspect(
     model: opt.ModelName = "stories",
     revision: opt.Revision = None,
+    weights: opt.Weights = "native",
     json_: opt.Json = False,
 ) -> None:
     """Show what MODEL is: its shape, its size, what its cache costs, its chat template. Loads no weights."""
     from tokenwright.cache.spec import layer_specs
     from tokenwright.models.checkpoint import Checkpoint
+    from tokenwright.models.layout import weight_bytes
+    from tokenwright.models.packing import own_form
+    from tokenwright.models.weight_cache import WeightCache
     from tokenwright.text.tokenizer import Tokenizer
 
+    asked = WeightFormat.parse(weights)
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
-    config = checkpoint.config
+    config, cache = checkpoint.config, WeightCache.default()
+    form = own_form(checkpoint, asked).resolved(config.dtype)
     tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
     facts = {
         **_shape(config),
         "parameters": config.parameters,
         "dtype": config.dtype,
-        "weight_bytes": checkpoint.nbytes,
+        "weights": str(form),
+        "weight_bytes": checkpoint.nbytes if form == WeightFormat(config.dtype) else weight_bytes(config, form),
+        "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(config, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
@@ -112,7 +120,8 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",
         "parameters": f"{facts['parameters']:,}",
-        "weights": f"{binary(facts['weight_bytes'])} ({dtype})",
+        "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
+        "weight cache": f"{binary(facts['weight_cache']['bytes'])} of all models, in {facts['weight_cache']['folder']}",
         "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({dtype})",
         "sampling": _sampling(facts["suggested_sampling"], facts["unsupported_sampling"]),
         "chat template": "none" if facts["chat_template"] is None else "",

@@ -56,6 +56,14 @@ TokenBudget = Annotated[
     int, Option(help="Most tokens computed in one step: a longer prompt is cut.", rich_help_panel=ENGINE)
 ]
 
+Weights = Annotated[
+    str,
+    Option(
+        help="How matrices are kept: native (as --dtype says), float32, bfloat16, float16, int8, int4; or int8:32 with "
+        "its group. What is quantised here is kept for the next time.",
+        rich_help_panel=ENGINE,
+    ),
+]
 Kv = Annotated[
     str,
     Option(

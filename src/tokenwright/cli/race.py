@@ -45,6 +45,7 @@ def race(
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
@@ -75,10 +76,12 @@ def race(
         revision=revision,
         device=device,
         dtype=dtype,
+        weights=weights,
         page_size=page_size,
         token_budget=token_budget,
     ) as llm:
-        about = f"{model}, {llm.dtype} on {llm.device}"
+        quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
+        about = f"{model}, {llm.dtype} on {llm.device}{quantised}"
         lanes = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
         result = Result(lanes, about, llm.config.layers, page_size)
     _save(out, picture(result))

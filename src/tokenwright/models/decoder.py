@@ -12,7 +12,7 @@ from tokenwright.config import Learned, ModelConfig
 from tokenwright.kernels import Kernels
 from tokenwright.models.attention import Attention
 from tokenwright.models.batch import Batch
-from tokenwright.models.layout import Weights
+from tokenwright.models.layout import Weights, nbytes
 from tokenwright.models.parts import dense, linear, mlp, norm
 from tokenwright.trace.sites import Site, Tap, ignore
 
@@ -52,11 +52,12 @@ class Decoder:
 
     Building it uses `weights` up: what it joins is taken out of the dictionary.
 
-    `layer_tokens` counts, at the call itself, every token that went through a layer.
+    `weight_bytes`: in memory. `layer_tokens` counts, at the call itself, every token that went through a layer.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
+        self.weight_bytes = nbytes(weights)
         self.embedding = linear(weights, "embed")
         self.positions = dense(weights, "positions.weight") if isinstance(config.positions, Learned) else None
         self.layers = [Layer(config, kernels, weights, index) for index in range(config.layers)]

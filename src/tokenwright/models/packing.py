@@ -48,7 +48,7 @@ def load_packed(
     folder's own.
     """
     if checkpoint.packed is not None:
-        return read_weights(checkpoint.path / WEIGHTS, checkpoint.config, _own_form(checkpoint, form), report)
+        return read_weights(checkpoint.path / WEIGHTS, checkpoint.config, own_form(checkpoint, form), report)
     form = form.resolved(dtype)
     if cache is None or not form.quantised:
         return pack_checkpoint(checkpoint, form, report)
@@ -59,9 +59,14 @@ def load_packed(
     return weights
 
 
-def _own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
+def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
+    """The format that weights asked for in `form` are kept in: a packed folder's own, and no other.
+
+    Raises RequestError where another is asked for.
+    """
     own = checkpoint.packed
-    assert own is not None, "only a packed checkpoint has a form of its own"
+    if own is None:
+        return form
     if form not in (own, WeightFormat("native")):
         raise RequestError(
             f"the weights in {checkpoint.path} are kept as {own} and cannot become {form}; leave the format out, or "
