@@ -17,6 +17,11 @@ constexpr int64_t TOGETHER = 64;  // queries, at least: what a block is decoded 
 constexpr float MOST_CODE = 32767.0f;  // of the numbers of 16 bits that meet the codes of a quantised cache
 constexpr float LEAST_SCALED = 1e-30f;  // what is smaller than this counts as zero there
 
+// The lanes of a block that a row reads: [low, high).
+struct Stretch {
+  int64_t low, high;
+};
+
 // Rows of a query's numbers: as they are, and as codes for the keys of a quantised part.
 struct QueryRows {
   float* numbers;  // [queries][depth], times the scale
@@ -37,14 +42,10 @@ struct Tile {
   float* mixed;            // [queries][depth]: sums of weights times values
   float* sums;             // [queries][16]: of weights, by lane modulo 16
   float* highest;          // [queries]: the largest score
+  Stretch* read;           // [queries]: of the block
   float* numbers;          // [64 * depth]: the block's keys, then its values
   float* scales;           // [groups][64]: theirs, in a quantised part
   int64_t queries() const { return rows * heads; }
-};
-
-// The lanes of a block that a row reads: [low, high).
-struct Stretch {
-  int64_t low, high;
 };
 
 TW_INLINE int64_t rows_together(int64_t heads) { return most(1, TOGETHER / heads); }
@@ -52,7 +53,7 @@ TW_INLINE int64_t rows_together(int64_t heads) { return most(1, TOGETHER / heads
 static int64_t attention_scratch(const Heads& heads) {
   const int64_t queries = most(TOGETHER, heads.heads / heads.kv_heads);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
-  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1;
+  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 4;
   return queries * each + BLOCK * depth + groups * BLOCK + 16;
 }
 
@@ -75,6 +76,7 @@ static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries
   scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // on whole lines
   tile.numbers = take(scratch, BLOCK * tile.depth);
   tile.scales = take(scratch, BLOCK * tile.groups);
+  tile.read = (Stretch*)take(scratch, n * 4);
   tile.weights = take(scratch, n * BLOCK);
   tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
   tile.mixed = take(scratch, n * tile.depth);
@@ -135,35 +137,29 @@ static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& t
 // ---- The blocks of a text ----
 
 // The block that begins at a position: up to where the next one begins, another part or what lies behind the sinks.
-static Block block_at(const KVLayer& layer, int64_t start) {
-  Block block;
+static void begin_block(const KVLayer& layer, int64_t start, Block& block) {
   block.part = &part_of(layer, start);
   block.start = start;
   block.sinks = start < layer.sinks;
   block.stop = (start | (BLOCK - 1)) + 1;
   if (block.part->stop >= 0) block.stop = least(block.stop, block.part->stop);
   if (block.sinks) block.stop = least(block.stop, layer.sinks);
-  return block;
 }
 
-// What a row at a position reads of a block.
+// What a row at a position reads of a block: nothing where low is not below high.
 TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, int64_t position) {
   const bool all_of_it = block.sinks || !layer.window;
   const int64_t low = all_of_it ? block.start : most(block.start, position - layer.window + 1);
   return {low - block.start, least(block.stop, position + 1) - block.start};
 }
 
-// Find where the positions lie that some row of [first, last) reads. The rows are side by side, and so is what they read.
-static void locate(const KVLayer& layer, const Heads& heads, const Span& span, int64_t page_size, int64_t head,
-                   const Tile& tile, int64_t first, int64_t last, Block& block) {
-  block.low = stretch_of(layer, block, tile.position + first).low;
-  block.high = stretch_of(layer, block, tile.position + last - 1).high;
-  for (int64_t lane = block.low; lane < block.high;) {
-    const int64_t position = block.start + lane, within = position % page_size;
-    const int64_t n = least(page_size - within, block.high - lane);
-    const int64_t slot = slot_of(*block.part, span, page_size, position);
-    for (int64_t i = 0; i < n; i++) block.places[lane + i] = (slot + i) * heads.kv_heads + head;
-    lane += n;
+// Find where the positions lie that some row of the tile reads: they are side by side, for so are the rows.
+static void locate(const Heads& heads, const Span& span, int64_t page_size, int64_t head, Block& block) {
+  const int32_t* table = span.tables[block.part->table];
+  int64_t page = (block.start + block.low) / page_size, within = (block.start + block.low) % page_size;
+  for (int64_t lane = block.low; lane < block.high; page++, within = 0) {
+    const int64_t n = least(page_size - within, block.high - lane), slot = table[page] * page_size + within;
+    for (int64_t i = 0; i < n; i++) block.places[lane++] = (slot + i) * heads.kv_heads + head;
   }
   for (int64_t lane = block.first(); lane < block.low; lane++) block.places[lane] = block.places[block.low];
   for (int64_t lane = block.high; lane < block.last(); lane++) block.places[lane] = block.places[block.high - 1];
@@ -288,7 +284,8 @@ TW_INLINE void multiply(float* x, int64_t n, float factor) {
 }
 
 // A query's scores become weights; what it has so far is brought to its new maximum.
-TW_INLINE void soften(const Tile& tile, int64_t query, Stretch read) {
+TW_INLINE void soften(const Tile& tile, int64_t query) {
+  const Stretch read = tile.read[query];
   float* weights = tile.weights + query * BLOCK;
   float* sums = tile.sums + query * 16;
   F x[4];
@@ -315,8 +312,6 @@ TW_INLINE void soften(const Tile& tile, int64_t query, Stretch read) {
 // Add values in fp32, each times its weight, in the order of positions.
 struct Mix {
   const Tile& tile;
-  const KVLayer& layer;
-  const Block& block;
 
   template <int N, int V>
   inline __attribute__((always_inline)) void vectors(int64_t query, int64_t column, Stretch read) const {
@@ -355,11 +350,9 @@ struct Mix {
   // Side by side over what all of them read, each alone before that and behind it.
   template <int N>
   void run(int64_t query) const {
-    Stretch read[N], common = {0, BLOCK};
-    for (int i = 0; i < N; i++) {
-      read[i] = stretch_of(layer, block, tile.position + (query + i) / tile.heads);
-      common = {most(common.low, read[i].low), least(common.high, read[i].high)};
-    }
+    const Stretch* read = tile.read + query;
+    Stretch common = {0, BLOCK};
+    for (int i = 0; i < N; i++) common = {most(common.low, read[i].low), least(common.high, read[i].high)};
     if (common.low >= common.high) common = {BLOCK, BLOCK};
     for (int i = 0; i < N; i++) lanes<1>(query + i, {read[i].low, least(read[i].high, common.low)});
     lanes<N>(query, common);
@@ -368,7 +361,8 @@ struct Mix {
 };
 
 // A query's weights times the values' scales as whole numbers, those of each group with a scale of their own.
-static void encode_weights(const Tile& tile, int64_t query, Stretch read) {
+static void encode_weights(const Tile& tile, int64_t query) {
+  const Stretch read = tile.read[query];
   for (int64_t g = 0; g < tile.groups; g++) {
     F x[4], highest = all(0.0f);
     for (int v = 0; v < 4; v++) {
@@ -417,35 +411,68 @@ struct CodeMix {
   }
 };
 
-static void mix_queries(const Tile& tile, const KVLayer& layer, const Block& block, int64_t first, int64_t last) {
+static void mix_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   decode_values(block, tile.size, tile.depth, tile.numbers);
-  if (!scaled(block.part->v.format)) return side_by_side<QUERIES>(Mix{tile, layer, block}, first, last);
+  if (!scaled(block.part->v.format)) return side_by_side<QUERIES>(Mix{tile}, first, last);
   load_scales(block, block.part->v, tile.size, tile.scales);
-  for (int64_t i = first; i < last; i++)
-    encode_weights(tile, i, stretch_of(layer, block, tile.position + i / tile.heads));
+  for (int64_t i = first; i < last; i++) encode_weights(tile, i);
   side_by_side<GROUP_QUERIES>(CodeMix{tile, block}, first, last);
 }
 
 // ---- All of it ----
 
-// A tile's queries over all blocks that any of them reads.
-static void read_text(const KVLayer& layer, const Heads& heads, const Span& span, int64_t page_size, int64_t kv_head,
-                      const Tile& tile) {
-  const int64_t near = layer.window ? most(0, tile.position - layer.window + 1) : 0;
-  for (int64_t start = 0, end = tile.position + tile.rows; start < end;) {
-    if (start >= layer.sinks) start = most(start, near & -BLOCK);
-    Block block = block_at(layer, start);
-    start = block.stop;
-    // The rows that read something of it: they stand side by side.
-    const int64_t first = most(0, block.start - tile.position);
-    int64_t last = tile.rows;
-    if (layer.window && !block.sinks) last = least(last, block.stop + layer.window - 1 - tile.position);
-    if (first >= last) continue;
-    locate(layer, heads, span, page_size, kv_head, tile, first, last, block);
-    const int64_t from = first * tile.heads, to = last * tile.heads;
-    score_queries(tile, block, from, to);
-    for (int64_t i = from; i < to; i++) soften(tile, i, stretch_of(layer, block, tile.position + i / tile.heads));
-    mix_queries(tile, layer, block, from, to);
+// The rows of a tile that read something of a block, which stand side by side: [first, last).
+TW_INLINE Stretch rows_of(const KVLayer& layer, const Tile& tile, const Block& block) {
+  const bool all_of_it = block.sinks || !layer.window;
+  const int64_t last = all_of_it ? tile.rows : block.stop + layer.window - 1 - tile.position;
+  return {most(0, block.start - tile.position), least(tile.rows, last)};
+}
+
+// The text of a tile: its blocks, in order, of which some row reads something.
+struct Text {
+  const KVLayer& layer;
+  const Heads& heads;
+  const Span& span;
+  int64_t page_size, kv_head;
+  int64_t start;  // of the next block
+
+  // The next block and what is read of it; false behind the last.
+  bool next(const Tile& tile, Block& block) {
+    const int64_t near = layer.window ? most(0, tile.position - layer.window + 1) : 0;
+    while (start < tile.position + tile.rows) {
+      if (start >= layer.sinks) start = most(start, near & -BLOCK);
+      begin_block(layer, start, block);
+      start = block.stop;
+      const Stretch rows = rows_of(layer, tile, block);
+      if (rows.low >= rows.high) continue;
+      block.low = stretch_of(layer, block, tile.position + rows.low).low;
+      block.high = stretch_of(layer, block, tile.position + rows.high - 1).high;
+      locate(heads, span, page_size, kv_head, block);
+      return true;
+    }
+    return false;
+  }
+};
+
+// A tile's queries over one block.
+static void read_block(const KVLayer& layer, const Tile& tile, const Block& block) {
+  const Stretch rows = rows_of(layer, tile, block);
+  const int64_t first = rows.low * tile.heads, last = rows.high * tile.heads;
+  for (int64_t row = rows.low, query = first; row < rows.high; row++)
+    for (int64_t head = 0; head < tile.heads; head++)
+      tile.read[query++] = stretch_of(layer, block, tile.position + row);
+  score_queries(tile, block, first, last);
+  for (int64_t query = first; query < last; query++) soften(tile, query);
+  mix_queries(tile, block, first, last);
+}
+
+static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
+  Block blocks[2];
+  bool more = text.next(tile, blocks[0]);
+  for (int i = 0; more; i = 1 - i) {
+    more = text.next(tile, blocks[1 - i]);
+    blocks[i].ahead = blocks[more ? 1 - i : i].places;
+    read_block(layer, tile, blocks[i]);
   }
 }
 
@@ -474,7 +501,7 @@ static void attend(const KVLayer& layer, const Heads& heads, const Span& span, i
     memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
     memset(tile.sums, 0, 4 * tile.queries() * 16);
     for (int64_t i = 0; i < tile.queries(); i++) tile.highest[i] = -__builtin_inff();
-    read_text(layer, heads, span, page_size, kv_head, tile);
+    read_text(layer, tile, {layer, heads, span, page_size, kv_head, 0});
     write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     first += tile.rows;
   }

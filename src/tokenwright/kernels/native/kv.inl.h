@@ -189,6 +189,7 @@ struct Block {
   bool sinks;  // whether these are sinks
   int64_t low, high;
   int64_t places[BLOCK];
+  const int64_t* ahead;  // the places of the block to be read next, to be fetched meanwhile
   int64_t first() const { return low & -16; }
   int64_t last() const { return whole(high, 16); }
 };
@@ -285,6 +286,11 @@ TW_INLINE void transpose(I* x) {
 #endif
 }
 
+// Have bytes brought near that are going to be read, or nothing happen if there are none.
+TW_INLINE void fetch(const uint8_t* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(x + i);
+}
+
 // The scales of a side: scales[group * 64 + lane].
 static void load_scales(const Block& block, const Side& side, int64_t size, float* scales) {
   const int64_t groups = row_scales(size);
@@ -293,6 +299,7 @@ static void load_scales(const Block& block, const Side& side, int64_t size, floa
       int32_t both[16] = {};
       for (int i = 0; i < 16; i++) {
         const uint16_t* from = side.scales + block.places[lane + i] * groups + g;
+        __builtin_prefetch(side.scales + block.ahead[lane + i] * groups + g);
         if (g + 1 < groups)
           memcpy(&both[i], from, 4);
         else
@@ -342,7 +349,10 @@ static void decode_keys_of(const Block& block, int64_t size, float* keys) {
     for (int64_t offset = 0; offset < bytes; offset += 64) {
       I x[16];
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i++) x[i] = load_some(codes + block.places[lane + i] * bytes + offset, bytes - offset);
+      for (int i = 0; i < 16; i++) {
+        __builtin_prefetch(codes + block.ahead[lane + i] * bytes + offset);
+        x[i] = load_some(codes + block.places[lane + i] * bytes + offset, bytes - offset);
+      }
       transpose(x);
       float* to = keys + offset / 4 * lines_in_four_bytes(FORMAT) * BLOCK + lane;
       for (int64_t i = 0; i < 16 && offset + 4 * i < bytes; i++)
@@ -376,6 +386,7 @@ static void decode_values_of(const Block& block, int64_t size, int64_t depth, fl
   const int64_t bytes = row_bytes(FORMAT, size), step = row_bytes(FORMAT, 16);
   for (int64_t lane = block.low; lane < block.high; lane++) {
     const uint8_t* from = codes + block.places[lane] * bytes;
+    fetch(codes + block.ahead[lane] * bytes, bytes);
     int64_t i = 0;
     for (; i + 16 <= size; i += 16, from += step) store(values + lane * depth + i, load_numbers<FORMAT>(from));
     if (i == size) continue;
@@ -398,6 +409,8 @@ static void decode_int8_values(const Block& block, int64_t size, int64_t depth, 
   const uint8_t* codes = (const uint8_t*)block.part->v.codes;
   for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
     const uint8_t *a = codes + block.places[lane] * size, *b = codes + block.places[lane + 1] * size;
+    fetch(codes + block.ahead[lane] * size, size);
+    fetch(codes + block.ahead[lane + 1] * size, size);
     for (int64_t i = 0; i < size; i += 16) {
       const I both = load_bytes(a + i, size - i) | load_bytes(b + i, size - i) << 16;
       const I signs = (both & all(0x00800080)) << 1;
@@ -411,6 +424,8 @@ static void decode_int4_values(const Block& block, int64_t size, int64_t depth, 
   const int64_t bytes = row_bytes(INT4, size);
   for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
     const uint8_t *a = codes + block.places[lane] * bytes, *b = codes + block.places[lane + 1] * bytes;
+    fetch(codes + block.ahead[lane] * bytes, bytes);
+    fetch(codes + block.ahead[lane + 1] * bytes, bytes);
     for (int64_t i = 0; i < bytes; i += 16) {
       const I both = load_bytes(a + i, bytes - i) | load_bytes(b + i, bytes - i) << 16;
       float* to = values + lane / 2 * depth + 2 * i;

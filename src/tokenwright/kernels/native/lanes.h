@@ -195,12 +195,18 @@ TW_INLINE float largest(F a) {
 // Sixteen numbers of another form, widened to fp32.
 TW_INLINE F load_bf16(const uint16_t* x) {
   F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16);
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (FPart)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(x + 8 * i))), 16);
+#else
   TW_PARTS {
     HPart h;
     memcpy(&h, x + i * WIDTH, sizeof h);
     UPart w = __builtin_convertvector(h, UPart) << 16;
     memcpy(&r.p[i], &w, sizeof w);
   }
+#endif
   return r;
 }
 TW_INLINE F load_f16(const uint16_t* x) {

@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 using namespace tw;
@@ -22,6 +24,24 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
+}
+
+// Tiles with int8 and bfloat16, and the system's leave to use them, which is asked for once in a process.
+bool has_amx() {
+#if defined(TW_EMULATE_AMX)
+  return has_avx512();
+#else
+  unsigned a, b, c, d = 0;
+  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
+  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (bf16 | tile | int8)) return false;
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;  // of arch_prctl
+  static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return granted;
+#else
+  return false;
+#endif
+#endif
 }
 #endif
 
@@ -54,6 +74,7 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
 #if defined(__x86_64__)
   if (!strcmp(name, "avx2") && has_avx2()) return avx2_kernels();
   if (!strcmp(name, "avx512") && has_avx512()) return avx512_kernels();
+  if (!strcmp(name, "amx") && has_amx()) return amx_kernels();
 #endif
   return nullptr;
 }

@@ -50,7 +50,7 @@ class Ready {
   // Makes room for `count` rows of a linear; before the threads begin.
   void reserve(const Matrix& m, int64_t count) {
     const int64_t depth = depth_of(m);
-    numbers_.of<float>(count * depth);
+    numbers_.of<float>((count + 31) / 32 * 32 * depth);  // tiles read whole: 32 rows at a time
     scales_.of<float>(count * depth / 32);
     sums_.of<int32_t>(count * depth / 32);
   }
