@@ -467,7 +467,7 @@ static void read_block(const KVLayer& layer, const Tile& tile, const Block& bloc
 }
 
 static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
-  Block blocks[2];
+  Block blocks[2] = {};
   bool more = text.next(tile, blocks[0]);
   for (int i = 0; more; i = 1 - i) {
     more = text.next(tile, blocks[1 - i]);
