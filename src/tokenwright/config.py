@@ -236,7 +236,7 @@ class WeightFormat:
 
     def __post_init__(self) -> None:
         if self.name not in WEIGHT_NAMES:
-            raise RequestError(f"weights {self.name!r} are not known; use {', '.join(WEIGHT_NAMES)}")
+            raise RequestError(f"weights {self.name!r} is not known; use {', '.join(WEIGHT_NAMES)}")
         if self.name in WEIGHT_GROUPS and (type(self.group) is not int or self.group not in (32, 64)):
             raise RequestError(f"{self.name} weights share a scale in groups of 32 or 64, not of {self.group!r}")
         if self.name not in WEIGHT_GROUPS and self.group != 0:

@@ -47,7 +47,7 @@ def test_page(run: Run) -> None:
     ) in text
     assert (
         "this engine      takes 8.00 GiB for the KV with LLM(pages=4096, max_sequences=8): 4,096 pages and one more; "
-        "on the CPU give --dtype bfloat16"
+        "without native kernels give --dtype bfloat16"
     ) in text
 
 
@@ -60,7 +60,9 @@ def test_page_of_a_window(run: Run) -> None:
     assert "131,072 tokens, all layers keep 4,096 and 4 sinks\n" in text
     assert "The most at batch 4: texts without end; at 131,072 tokens: batch 32\n" in text
     options = 'kv="k=int8,v=int4,first=64,native=0+-1", window=4096, sinks=4'
-    assert f"LLM(pages=32768, max_sequences=4, {options}): 1,160 + 16 + 1,160 pages and one more of each; on" in text
+    assert (
+        f"LLM(pages=32768, max_sequences=4, {options}): 1,160 + 16 + 1,160 pages and one more of each; without" in text
+    )
     assert "bfloat16 all the same: the first 64 tokens, and layers 0 and 31\n" in text
 
 
@@ -78,7 +80,7 @@ def test_page_of_a_window(run: Run) -> None:
         (("gemma-3-4b",), ["tokens, 29 layers keep 1,024", "it has no decoder for Gemma3", "image"]),
         (("deepseek-v3",), ["61 layers x (1,024 + 128 B)", "8 of 256 experts", "(MTP)", "its files hold fp8"]),
         (("gpt2", "--kv", "k=int8,v=int4"), ["12 heads x (68 + 36 B)", "takes 14.85 MiB", "int8 and int4 cache: "]),
-        (("gpt2", "--weights", "int4"), ["every matrix, embeddings included", "norms and biases in float32"]),
+        (("gpt2", "--weights", "int4"), ["groups of 32", "embeddings and head as int8", 'weights="int4"']),
         (("gpt2", "--kv", "int8,native=0", "--batch", 2), ["1 layer x", "11 layers x", "128 + 128 pages and one"]),
         (("stories", "--window", "100"), ["all layers keep 100", "a text may go on without end", "40 pages"]),
     ],

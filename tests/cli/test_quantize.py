@@ -76,9 +76,9 @@ def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp
     (tmp_path / "there").mkdir()
     assert "exists already and is not overwritten" in refused("quantize", model, tmp_path / "there")
     assert "no quantised format" in refused("quantize", model, tmp_path / "q", "--weights", "bfloat16")
-    assert "weights 'int2' are not known" in refused("quantize", model, tmp_path / "q", "--weights", "int2")
-    assert "weights 'int2' are not known" in refused("generate", "x", "--model", model, "--weights", "int2")
-    assert "weights 'int2' are not known" in refused("inspect", model, "--weights", "int2")
+    assert "weights 'int2' is not known" in refused("quantize", model, tmp_path / "q", "--weights", "int2")
+    assert "weights 'int2' is not known" in refused("generate", "x", "--model", model, "--weights", "int2")
+    assert "weights 'int2' is not known" in refused("inspect", model, "--weights", "int2")
     assert "in groups of 32 or 64" in refused("generate", "x", "--model", model, "--weights", "int8:16")
     assert run("quantize", model, tmp_path / "q").exit_code == 0
     assert "quantised already" in refused("quantize", tmp_path / "q", tmp_path / "r")

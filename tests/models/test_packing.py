@@ -382,7 +382,7 @@ def test_a_changed_bit_is_found_by_name(folder: Path) -> None:
     [
         ({"version": "0"}, 'packed in version "0", and this Tokenwright reads version 1'),
         ({"version": None}, "packed in version null"),
-        ({"weights": "int3"}, "weights 'int3' are not known"),
+        ({"weights": "int3"}, "weights 'int3' is not known"),
         ({"weights": "int8"}, "holds no int8 weights"),
         ({"dtype": "int8"}, 'dtype = "int8" is not one of'),
         ({"quant_method": "other"}, "quantised weights"),

@@ -45,7 +45,11 @@ Kv = Annotated[
     ),
 ]
 Weights = Annotated[
-    str, Option(help="How weights are kept: native, float32, bfloat16, float16, int8, int4.", rich_help_panel=PLANNED)
+    str,
+    Option(
+        help="How matrices are kept: native, float32, bfloat16, float16, int8, int4; or int8:32 with its group.",
+        rich_help_panel=PLANNED,
+    ),
 ]
 Window = Annotated[
     str | None,
@@ -129,7 +133,7 @@ def page(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[str]:
     """The sizes in both units, and what each is made of."""
     rows = {
-        "weights": (plan.weight_bytes, [f"{plan.blueprint.parameters:,} parameters, {plan.weights.name}"]),
+        "weights": (plan.weight_bytes, [f"{plan.blueprint.parameters:,} parameters, {plan.weights}"]),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_resident(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
@@ -237,10 +241,12 @@ def _engine(plan: Plan) -> str:
         return f"cannot run this yet: {'; '.join(plan.hindrances)}"
     pages = " + ".join(f"{group.pages:,}" for group in plan.engine_groups)
     one = "one more" if len(plan.engine_groups) == 1 else "one more of each"
-    wide = (
-        "" if plan.weights.name == "float32" else f"; on the CPU give --dtype {plan.weights.name}, else it is float32"
-    )
     options = [f"pages={plan.engine_pages}", f"max_sequences={plan.batch}"]
+    if plan.weights.quantised and plan.blueprint.packed is None:
+        options.append(f'weights="{plan.weights}"')
+    wide = (
+        "" if plan.native == "float32" else f"; without native kernels give --dtype {plan.native}, else it is float32"
+    )
     if plan.kv != KVFormat():
         options.append(f'kv="{plan.kv}"')
     if plan.window is not None:
@@ -369,7 +375,7 @@ def _subtitle(plan: Plan) -> str:
     kv = plan.k.name if plan.k == plan.v else f"{plan.k.name} and {plan.v.name}"
     window = "" if plan.window is None else f"window {plan.window:,} · "
     sinks = f"sinks {plan.sinks:,} · " if plan.sinks else ""
-    return f"batch {plan.batch:,} · cache in {kv} · {window}{sinks}weights in {plan.weights.name} · derived from shapes"
+    return f"batch {plan.batch:,} · cache in {kv} · {window}{sinks}weights in {plan.weights} · derived from shapes"
 
 
 def _kinks(frame: Frame, plan: Plan) -> list[str]:

@@ -12,9 +12,8 @@ as far as sizes go, `resident.py` counts what a sequence keeps of its K and V, `
 
 from pathlib import Path
 
-from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.cache.spec import Latent
-from tokenwright.config import KVFormat
+from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.errors import RequestError
 from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.planner.blueprint import Blueprint, Layer
@@ -25,8 +24,6 @@ from tokenwright.planner.units import Size, read_bytes, read_count, read_rate, r
 
 __all__ = ["Bandwidth", "Blueprint", "Layer", "Plan", "plan"]
 
-WEIGHTS = {name: codec for name, codec in CODECS.items() if name != "fp8"}  # fp8 files scale by blocks of their own
-
 
 def plan(
     model: str | Path = "stories",
@@ -34,7 +31,7 @@ def plan(
     context: Size | None = None,
     batch: int = 1,
     kv: str | KVFormat = "native",
-    weights: str = "native",
+    weights: str | WeightFormat = "native",
     window: Size | None = None,
     sinks: int = 0,
     memory: Size | None = None,
@@ -46,7 +43,8 @@ def plan(
     context: tokens of each sequence, 8192 or "8k"; by default all that the model has. batch: sequences at once.
     kv: how K and V are kept, as LLM takes it: float32, bfloat16, float16, fp8, int8 or int4, or "k=int8,v=int4"; after
         it first=64 keeps the first tokens native, native=0+-1 these layers. native is the dtype of the weights, and of
-        quantised weights the checkpoint's. weights: a dtype, int8 or int4; native is the checkpoint's dtype.
+        quantised weights the checkpoint's. weights: how matrices are kept, as LLM takes it: a dtype, int8 or int4, or
+        with its group, such as int8:32; native is the checkpoint's dtype, and of a quantised folder its format.
     window: the most tokens that any layer reaches back, itself included; what is behind is let go. sinks: first tokens
         that stay in reach all the same. memory: bytes, "24GB" (10^9) or "24GiB" (2^30).
     bandwidth: bytes per second, "30GB/s", or "measured" to measure this machine's (a third of a second).
@@ -59,20 +57,15 @@ def plan(
     room = None if memory is None else read_bytes(memory, "memory")
     sequences = read_count(batch, "batch")
     form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
-    chosen = _weights(weights)
+    wanted = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
     name, shape = find(model)
-    stored = chosen or CODECS[shape.dtype]
+    if shape.packed is not None and wanted not in (shape.packed, WeightFormat("native")):
+        raise RequestError(f"the weights of {name} are kept as {shape.packed}; leave weights out")
+    stored = (shape.packed or wanted).resolved(shape.dtype)
     specs = specs_of(shape, native_dtype(shape, stored), form, reach, sinks)
     latents = [isinstance(layer.layout, Latent) for layer in shape.layers]
     if any(latent and spec.k != spec.v for latent, spec in zip(latents, specs, strict=True)):
         raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")
     speed = measure() if bandwidth == "measured" else given
     return Plan(name, shape, tokens or shape.context, sequences, form, stored, specs, reach, sinks, room, speed)
-
-
-def _weights(name: str) -> Codec | None:
-    """The codec of that name; None for native, which depends on the model."""
-    if name not in WEIGHTS and name != "native":
-        raise RequestError(f"weights {name!r} is not known; use native, {', '.join(WEIGHTS)}")
-    return WEIGHTS.get(name)

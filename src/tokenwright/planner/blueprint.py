@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from tokenwright.cache.codec import Codec
 from tokenwright.cache.spec import Heads, Latent
-from tokenwright.config import DType, ModelConfig
+from tokenwright.config import DTYPE_BYTES, DType, ModelConfig, WeightFormat
+from tokenwright.kernels.weights import packed_sizes
+from tokenwright.models.layout import format_of
 
 Shape = tuple[int, ...]
 
@@ -40,6 +41,7 @@ class Blueprint:
     layers: tuple[Layer, ...]
     chosen: int = 0
     config: ModelConfig | None = None
+    packed: WeightFormat | None = None  # of a folder whose weights are quantised
     remarks: tuple[str, ...] = field(default=())
 
     @cached_property
@@ -69,32 +71,44 @@ class Blueprint:
         missed = (1 - self.chosen / self.experts) ** rows if self.experts else 1.0
         return round(self.experts * (1 - missed))
 
-    def weight_bytes(self, matrices: Codec, vectors: Codec) -> int:
-        """Bytes of all weights, with matrices in one codec and vectors (norms, biases) in another."""
-        return sum(_nbytes(shape, matrices, vectors) for shape in self.tensors.values())
+    def weight_bytes(self, form: WeightFormat) -> int:
+        """Bytes of all weights in a format that is not native."""
+        return sum(_nbytes(name, shape, form) for name, shape in self.tensors.items())
 
-    def read_bytes(self, matrices: Codec, vectors: Codec, rows: int) -> int:
+    def read_bytes(self, form: WeightFormat, rows: int) -> int:
         """Bytes of the weights that a step of `rows` tokens reads.
 
         All but tables in which a row is looked up, and the experts that no token meets.
         """
         met = self.experts_met(rows)
         tables = {"positions.weight"} | ({"embed.weight"} if "head.weight" in self.tensors else set())
-        shapes = [shape for name, shape in self.tensors.items() if name not in tables]
-        return sum(_nbytes((met, *shape[1:]) if len(shape) == 3 else shape, matrices, vectors) for shape in shapes)
+        read = {name: shape for name, shape in self.tensors.items() if name not in tables}
+        return sum(_nbytes(name, (met, *shape[1:]) if len(shape) == 3 else shape, form) for name, shape in read.items())
 
 
-def of_config(config: ModelConfig, remarks: tuple[str, ...] = ()) -> Blueprint:
+def of_config(config: ModelConfig, packed: WeightFormat | None = None, remarks: tuple[str, ...] = ()) -> Blueprint:
     """The blueprint of a model that the engine runs."""
     layout = Heads(config.kv_heads, config.head_size)
     pair_flops = 4 * config.heads * config.head_size
     layers = tuple(Layer(layout, window, pair_flops) for window in config.windows)
     return Blueprint(
-        config.architecture, config.context, config.dtype, config.shapes, layers, config=config, remarks=remarks
+        config.architecture,
+        config.context,
+        config.dtype,
+        config.shapes,
+        layers,
+        config=config,
+        packed=packed,
+        remarks=remarks,
     )
 
 
-def _nbytes(shape: Shape, matrices: Codec, vectors: Codec) -> int:
-    """Bytes of one tensor; a matrix is quantised along its input, the last dimension."""
-    codec = matrices if len(shape) > 1 else vectors
-    return prod(shape[:-1]) * codec.nbytes(shape[-1])
+def _nbytes(name: str, shape: Shape, form: WeightFormat) -> int:
+    """Bytes of one tensor. Where matrices are quantised, all else is kept in fp32, a table of positions too."""
+    if not form.quantised:
+        return prod(shape) * DTYPE_BYTES[form.name]
+    if len(shape) < 2 or name == "positions.weight":
+        return 4 * prod(shape)
+    *each, out, inner = shape
+    codes, scales = packed_sizes(out, inner, format_of(name.removesuffix(".weight"), form))
+    return prod(each) * (codes + 2 * scales)

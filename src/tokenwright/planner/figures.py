@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any, cast
 
 from tokenwright.cache import LayerSpec, group_layers, groups_for
-from tokenwright.cache.codec import CODECS, NATIVE, Codec
-from tokenwright.config import DType, EngineConfig, KVFormat, Rope
+from tokenwright.cache.codec import CODECS, Codec
+from tokenwright.config import DType, EngineConfig, KVFormat, Rope, WeightFormat
 from tokenwright.engine.reach import Group, Reach
 from tokenwright.planner.bandwidth import Bandwidth
 from tokenwright.planner.blueprint import Blueprint
@@ -44,7 +44,7 @@ class Plan:
     context: int
     batch: int
     kv: KVFormat
-    weights: Codec
+    weights: WeightFormat
     specs: tuple[LayerSpec, ...]
     window: int | None = None
     sinks: int = 0
@@ -77,8 +77,8 @@ class Plan:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """All weights. Quantised are matrices alone; norms and biases stay in the checkpoint's dtype."""
-        return self.blueprint.weight_bytes(self.weights, self._vectors)
+        """All weights. Quantised are matrices alone; beside them norms, biases and positions are kept in float32."""
+        return self.blueprint.weight_bytes(self.weights)
 
     @cached_property
     def resident(self) -> Resident:
@@ -165,7 +165,7 @@ class Plan:
     @property
     def weight_bytes_read(self) -> int:
         """Weights that a decode step reads: all but looked-up tables, and of experts those that the batch meets."""
-        return self.blueprint.read_bytes(self.weights, self._vectors, self.batch)
+        return self.blueprint.read_bytes(self.weights, self.batch)
 
     @property
     def decode_bytes(self) -> int:
@@ -203,11 +203,7 @@ class Plan:
     @property
     def hindrances(self) -> tuple[str, ...]:
         """Why this version's engine cannot run the plan, in words; empty where it can."""
-        found = {
-            f"it has no decoder for {self.blueprint.architecture}": self.blueprint.config is None,
-            f"it has no {self.weights.name} weights": self.weights.name not in NATIVE,
-        }
-        return tuple(words for words, holds in found.items() if holds)
+        return () if self.blueprint.config else (f"it has no decoder for {self.blueprint.architecture}",)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -225,7 +221,7 @@ class Plan:
             "model_context": shape.context,
             "context": self.context,
             "batch": self.batch,
-            "weights": self.weights.name,
+            "weights": str(self.weights),
             "kv": {"k": self.k.name, "v": self.v.name, "first": self.kv.first, "native": list(self.kv.native)},
             "window": self.window,
             "sinks": self.sinks,
@@ -249,11 +245,6 @@ class Plan:
             "engine": self._engine_facts(),
             "remarks": list(self.remarks),
         }
-
-    @property
-    def _vectors(self) -> Codec:
-        """How norms and biases are kept: converted with the weights, but never quantised."""
-        return self.weights if self.weights.name in NATIVE else CODECS[self.blueprint.dtype]
 
     def _engine_facts(self) -> dict[str, Any]:
         sizes = [
@@ -283,6 +274,6 @@ class Plan:
         return bisect_right(range(top), limit, key=self.resident.most) - 1
 
 
-def native_dtype(shape: Blueprint, weights: Codec) -> DType:
+def native_dtype(shape: Blueprint, weights: WeightFormat) -> DType:
     """The dtype of a native cache."""
-    return cast(DType, weights.name) if weights.name in NATIVE else shape.dtype
+    return shape.dtype if weights.quantised else cast(DType, weights.name)

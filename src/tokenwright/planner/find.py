@@ -1,6 +1,7 @@
 """From a name to a blueprint: the model inside, a folder, a config.json, a known model, or a name on the hub."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tokenwright.models import hub
 from tokenwright.models.checkpoint import STORIES
 from tokenwright.models.families import parse_config
 from tokenwright.models.keys import read_json
+from tokenwright.models.packed_file import own_quantisation
 from tokenwright.planner.blueprint import Blueprint, of_config
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.others import planned_only
@@ -45,10 +47,14 @@ def _local(name: str) -> Path | None:
 
 
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
-    blueprint = planned_only(config, where)
+    settings = dict(config)
+    own = own_quantisation(settings, where)
+    blueprint = planned_only(settings, where)
     if blueprint is not None:
         return blueprint
-    parsed = parse_config(config, where)[1]
+    parsed = parse_config(settings, where)[1]
+    if own is not None:
+        return of_config(replace(parsed, dtype=own[1]), own[0])
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
     assumed = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
-    return of_config(parsed, assumed)
+    return of_config(parsed, remarks=assumed)

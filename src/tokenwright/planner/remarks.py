@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tokenwright.cache.codec import GROUP
+from tokenwright.models.layout import format_of
 
 if TYPE_CHECKING:
     from tokenwright.planner.figures import Plan
-
-_GROUPED = f"in groups of {GROUP}, each with a float16 scale"
 
 
 def remarks(plan: Plan) -> Iterator[str]:
@@ -18,10 +17,12 @@ def remarks(plan: Plan) -> Iterator[str]:
     shape = plan.blueprint
     yield from shape.remarks
     yield from _reach(plan)
-    if plan.weights.group:
+    if plan.weights.quantised:
+        finer = format_of("embed", plan.weights)
+        embeddings = "" if finer == plan.weights else f", but embeddings and head as {finer}"
         yield (
-            f"{plan.weights.name} weights: every matrix, embeddings included, symmetric along its input {_GROUPED}; "
-            f"norms and biases in {shape.dtype}"
+            f"{plan.weights} weights: matrices along their input {_grouped(plan.weights.group)}{embeddings}; norms, "
+            "biases and positions in float32"
         )
     yield from _formats(plan)
     if shape.experts:
@@ -45,6 +46,10 @@ def _reach(plan: Plan) -> Iterator[str]:
         yield f"sinks: the first {_tokens(plan.sinks)} in reach of every layer with a window, on top of it"
 
 
+def _grouped(group: int) -> str:
+    return f"in groups of {group}, each with a float16 scale"
+
+
 def _tokens(count: int) -> str:
     return "token stays" if count == 1 else f"{count:,} tokens stay"
 
@@ -52,7 +57,8 @@ def _tokens(count: int) -> str:
 def _formats(plan: Plan) -> Iterator[str]:
     scaled = [codec for codec in (plan.k, plan.v) if codec.group]
     if scaled:
-        yield f"{' and '.join(dict.fromkeys(codec.name for codec in scaled))} cache: each token and head {_GROUPED}"
+        names = " and ".join(dict.fromkeys(codec.name for codec in scaled))
+        yield f"{names} cache: each token and head {_grouped(GROUP)}"
     if plan.kept_native:
         yield f"in {plan.native} all the same: {', and '.join(plan.kept_native)}"
     if plan.kv_bytes(plan.context) < plan.kv_bytes_per_sequence:
