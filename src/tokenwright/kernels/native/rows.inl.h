@@ -39,7 +39,8 @@ static void norm(const Norm& by, int64_t size, const float* x, float* y) {
   }
 }
 
-TW_INLINE F sigmoid(F x) { return all(1.0f) / (all(1.0f) + exponential(smaller(all(0.0f) - x, all(88.0f)))); }
+// 0 below -88.4, where e^-x is taken for infinite: so that x times it is nothing, however far x goes.
+TW_INLINE F sigmoid(F x) { return all(1.0f) / (all(1.0f) + exponential(smaller(all(0.0f) - x, all(89.0f)))); }
 
 TW_INLINE F activated(int64_t activation, F x) {
   if (activation == SILU) return x * sigmoid(x);
@@ -48,7 +49,7 @@ TW_INLINE F activated(int64_t activation, F x) {
     const F cubic = fma(x * x, x * all(0.044715f), x);
     return x * sigmoid(cubic * all(1.5957691216f));
   }
-  if (activation == RELU) return larger(x, all(0.0f));
+  if (activation == RELU) return larger(all(0.0f), x);  // NaN stays NaN
   float each[16];
   store(each, x);
   for (int i = 0; i < 16; i++) each[i] = 0.5f * each[i] * (1.0f + erff(each[i] * 0.70710678f));
