@@ -23,7 +23,7 @@ class Vllm:
             dtype="bfloat16",
             max_model_len=job.length,
             max_num_seqs=job.streams,
-            max_num_batched_tokens=job.streams * job.length,
+            max_num_batched_tokens=job.length,
             enable_prefix_caching=False,
         ).llm_engine
         self.requests = 0
