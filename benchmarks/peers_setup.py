@@ -3,7 +3,7 @@
     python benchmarks/peers_setup.py [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
 
 Each peer has a virtual environment of its own, ROOT/peers/PEER/venv, since their dependencies clash; pip takes the
-packages by name (llama.cpp is compiled, which takes a compiler, CMake and a quarter of an hour on two cores). What is
+packages by name (llama.cpp is compiled, which takes a compiler and many minutes on two cores). What is
 there already is left alone. What cannot be had is told with the last line of its log, and kept in
 ROOT/peers/PEER/setup.json, from which `peers.py` tells it again. The logs stay in ROOT/peers/PEER.
 """
@@ -28,7 +28,7 @@ CONSTRAINTS = HERE.parent / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
 VERSIONS = "versions.txt"  # of the packages in a peer's environment
 UNWANTED = ("torchvision", "torchaudio")  # not of the build of torch for CPUs, and imported where they are found
-JOBS = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "MAX_JOBS": "2"}
+BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # of llama.cpp, without its images
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class State:
 def run(command: Sequence[str | Path], log: Path) -> str | None:
     """Run a command, its output into `log`; returns its last line if it failed."""
     with log.open("w", encoding="utf-8") as out:
-        environment = {**os.environ, **JOBS}
+        environment = {**BUILD, **os.environ}  # whoever sets one of these means it
         code = subprocess.call(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
     if code == 0:
         return None
