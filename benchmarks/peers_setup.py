@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
 VERSIONS = "versions.txt"  # of the packages in a peer's environment
-UNWANTED = ("torchvision", "torchaudio")  # not of the build of torch for CPUs, and imported where they are found
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they want torch's build for CUDA, and are imported if found
 BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # of llama.cpp, without its images
 
 
