@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable
 from ctypes import byref
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -204,7 +205,7 @@ def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_siz
     text, other = Text(case), Text(case, other_size)
     whole = text.attend(isa)
     cuts = sorted({0, case.rows, *data.draw(st.lists(st.integers(0, case.rows), max_size=6))})
-    chunks = [range(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    chunks = [range(start, stop) for start, stop in pairwise(cuts)]
     assert torch.equal(whole, other.attend(isa, chunks))
     row = data.draw(st.integers(0, case.rows - 1))
     assert torch.equal(whole[row], text.attend(isa, [range(row, row + 1)])[row])
