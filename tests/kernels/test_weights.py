@@ -178,6 +178,21 @@ def test_what_does_not_fit_is_counted(form: str, most: float) -> None:
     assert Packed.empty(3, 32, WeightFormat.parse(form)).pack_rows(0, w) == 0
 
 
+@pytest.mark.parametrize("form", ["int8", "int4", "int4:64"])
+def test_zeros_have_no_sign(form: str) -> None:
+    """Where all of a group is 0, the signs of its zeros leave no trace, whoever packs."""
+    plain, signed = torch.zeros(32, 128), torch.zeros(32, 128).copysign(noise(32, 128))
+    signed[16:] = -0.0
+    expected, made = packed(plain, form), packed(signed, form)
+    assert torch.equal(made.codes, expected.codes)
+    assert torch.equal(made.scales.view(torch.int16), expected.scales.view(torch.int16))
+    for isa in ISAS:
+        kernels = find_kernels("native", isa)
+        assert kernels is not None
+        kernels.pack(made, 0, signed)
+        assert torch.equal(made.scales.view(torch.int16), expected.scales.view(torch.int16))
+
+
 @pytest.mark.skipif(not ISAS, reason="no native kernels were compiled")
 @settings(max_examples=150, deadline=None)
 @given(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -268,6 +269,17 @@ def test_a_folder_that_cannot_be_written_is_told(model: Checkpoint, tmp_path: Pa
     with pytest.warns(RuntimeWarning, match="set TOKENWRIGHT_CACHE to another folder"):
         weights = load_packed(model, INT8, "float32", cache=WeightCache(tmp_path / "file" / "weights", smallest=0))
     assert same(weights, pack_checkpoint(model, INT8))
+
+
+def test_what_killed_writers_left_is_removed(model: Checkpoint, cache: WeightCache) -> None:
+    cache.folder.mkdir(parents=True)
+    old, new = cache.folder / ".x.safetensors.1-1", cache.folder / ".y.safetensors.2-2"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    load_packed(model, INT8, "float32", cache=cache)
+    assert not old.exists()
+    assert new.exists()
 
 
 def test_damaged_memory_of_digests_does_no_harm(model: Checkpoint, cache: WeightCache) -> None:

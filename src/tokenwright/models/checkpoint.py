@@ -29,10 +29,10 @@ from tokenwright.models.packed_file import own_quantisation, read_packed_header
 
 STORIES = Path(__file__).parent.parent / "stories"  # the model that ships inside
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+Report = Callable[[int, int], None]  # bytes read so far, bytes in all
+
 HEAD = "lm_head.weight"  # in both families
 _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embeddings
-
-Report = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ a model has is F32 under its own name. The metadata say the version, the format,
 reads a file checks what it holds, so that a damaged one is never computed with.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import zlib
@@ -12,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, cast, get_args
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
 import torch
 
@@ -22,6 +25,9 @@ from tokenwright.kernels.weights import packed_sizes
 from tokenwright.models.headers import Stored, read_header_and_metadata
 from tokenwright.models.keys import shown
 from tokenwright.models.layout import Weights, dense_names, empty_weights, format_of, matrices, shape_of
+
+if TYPE_CHECKING:
+    from tokenwright.models.checkpoint import Report
 
 METHOD = "tokenwright"  # quantization_config.quant_method in config.json, and `format` in the metadata
 VERSION = "1"  # of the layout, and of which matrices are kept in which format
@@ -64,7 +70,7 @@ def read_packed_header(file: Path, config: ModelConfig, form: WeightFormat) -> d
     return _read_header(file, config, form)[0]
 
 
-def read_weights(file: Path, config: ModelConfig, form: WeightFormat, report: Any = None) -> Weights:
+def read_weights(file: Path, config: ModelConfig, form: WeightFormat, report: Report | None = None) -> Weights:
     """The weights in a file, checked. `report`: called with (bytes read, bytes in all).
 
     Raises CheckpointError where the file is not the model's, damaged or unreadable.
@@ -85,12 +91,12 @@ def read_weights(file: Path, config: ModelConfig, form: WeightFormat, report: An
     return weights
 
 
-def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Any = None) -> None:
+def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
     """Write a new file and put it in its place at once: whoever opens it meanwhile finds the old one or the new one.
 
     Raises OSError where that cannot be done; then nothing is left behind.
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside = file.with_name(f".{file.name}.{os.getpid()}-{get_ident()}")
     try:
         with beside.open("xb") as stream:
             _write(stream, dict(named_tensors(weights)), form, report)
@@ -174,7 +180,7 @@ def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
     return len(memory)
 
 
-def _write(stream: BinaryIO, tensors: Mapping[str, torch.Tensor], form: WeightFormat, report: Any) -> None:
+def _write(stream: BinaryIO, tensors: Mapping[str, torch.Tensor], form: WeightFormat, report: Report | None) -> None:
     with ThreadPoolExecutor(THREADS, "tokenwright-sum") as pool:
         sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(_bytes_of(one)), tensors.values()), strict=True))
     stream.write(_header(tensors, form, sums))

@@ -8,12 +8,14 @@ checked as it is read: so processes can share a folder, and a damaged file is ma
 
 import json
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from tokenwright.config import Environment, WeightFormat
@@ -25,6 +27,7 @@ from tokenwright.models.packed_file import VERSION, read_weights, write_weights
 SMALLEST = 1 << 26  # bytes: less than this is quantised sooner than it is found
 _PIECE = 1 << 24  # bytes digested at a time
 _THREADS = 2  # that digest
+_STALE = 86_400  # seconds after which nobody is still writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class WeightCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             write_weights(self._file(checkpoint, form), weights, form)
         except OSError as error:
             warnings.warn(
@@ -71,6 +75,12 @@ class WeightCache:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed while they wrote have left."""
+        for file in self.folder.glob(".*"):
+            if time.time() - file.stat().st_mtime > _STALE:
+                _remove(file)
 
     @property
     def nbytes(self) -> int:
@@ -112,8 +122,11 @@ def digest_of(file: Path) -> str:
 
 
 def _stamp(file: Path) -> list[Any]:
-    """What changes with a file's contents."""
-    status = file.stat()
+    """What changes with a file's contents. Raises CheckpointError where the file has gone."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     return [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
 
 
@@ -127,7 +140,7 @@ def _remembered(memory: Path) -> Mapping[str, Any]:
 
 def _remember(memory: Path, known: Mapping[str, Any]) -> None:
     """Written beside and put in place at once. What cannot be remembered is found out again."""
-    beside = memory.with_name(f".{memory.name}.{os.getpid()}")
+    beside = memory.with_name(f".{memory.name}.{os.getpid()}-{get_ident()}")
     try:
         beside.write_text(json.dumps(known), encoding="utf-8")
         beside.replace(memory)
