@@ -7,9 +7,9 @@ checked as it is read: so processes can share a folder, and a damaged file is ma
 """
 
 import json
+import logging
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.checkpoint import Checkpoint, Report
 from tokenwright.models.layout import Weights, weight_bytes
 from tokenwright.models.packed_file import VERSION, read_weights, write_weights
+
+log = logging.getLogger(__name__)
 
 SMALLEST = 1 << 26  # bytes: less than this is quantised sooner than it is found
 _PIECE = 1 << 24  # bytes digested at a time
@@ -56,7 +58,7 @@ class WeightCache:
         try:
             return read_weights(file, checkpoint.config, form, report)
         except CheckpointError as error:
-            warnings.warn(f"cached weights cannot be used and are made again: {error}", RuntimeWarning, stacklevel=2)
+            log.warning("cached weights cannot be used and are made again: %s", error)
             _remove(file)
             return None
 
@@ -69,11 +71,9 @@ class WeightCache:
             self._sweep()
             write_weights(self._file(checkpoint, form), weights, form)
         except OSError as error:
-            warnings.warn(
-                f"the quantised weights cannot be kept in {self.folder} ({error.strerror or error}); make room there, "
-                "or set TOKENWRIGHT_CACHE to another folder",
-                RuntimeWarning,
-                stacklevel=2,
+            hint = "make room there, or set TOKENWRIGHT_CACHE to another folder"
+            log.warning(
+                "the quantised weights cannot be kept in %s (%s); %s", self.folder, error.strerror or error, hint
             )
 
     def _sweep(self) -> None:
