@@ -40,7 +40,7 @@ static void set_tiles(int64_t row_bytes) {
 
 // sums [live][16] of a block += integer sums * scale of the group * scale of the row.
 template <int T>
-TW_INLINE void scale_tile(const Pair& p, int64_t row, int64_t block, int64_t group, int32_t offset) {
+TW_INLINE void scale_tile(const Pair& p, int64_t row, int64_t block, int64_t group) {
   int32_t whole[16][16] __attribute__((aligned(64)));
   tile_store<T>(whole, 64);
   const int64_t groups = p.rows.groups;
@@ -50,14 +50,14 @@ TW_INLINE void scale_tile(const Pair& p, int64_t row, int64_t block, int64_t gro
     const int64_t at = (row + r) * groups + group;
     I total;
     memcpy(&total, whole[r], 64);
-    total = total + all(offset * p.rows.sums[at]);
+    total = total + all(p.rows.sums[at]);
     store(sums + r * 32, fma(to_float(total), scale * all(p.rows.scales[at]), load(sums + r * 32)));
   }
 }
 
 // Two tiles of rows by two blocks where there are so many; G groups to a slab.
 template <int G>
-static void integer_rows(const Pair& p, int32_t offset) {
+static void integer_rows(const Pair& p) {
   const int64_t depth = p.rows.depth, run = 64 / G;
   const int8_t* x = (const int8_t*)p.rows.numbers;
   for (int64_t row = p.top; row < p.bottom; row += 2 * TILE_ROWS) {
@@ -84,10 +84,10 @@ static void integer_rows(const Pair& p, int32_t offset) {
             tile_dot_bytes<3, 5, 7>();
           }
         }
-        scale_tile<0>(p, row, 0, group, offset);
-        if (two_blocks) scale_tile<1>(p, row, 1, group, offset);
-        if (two_rows) scale_tile<2>(p, row + TILE_ROWS, 0, group, offset);
-        if (two_rows && two_blocks) scale_tile<3>(p, row + TILE_ROWS, 1, group, offset);
+        scale_tile<0>(p, row, 0, group);
+        if (two_blocks) scale_tile<1>(p, row, 1, group);
+        if (two_rows) scale_tile<2>(p, row + TILE_ROWS, 0, group);
+        if (two_rows && two_blocks) scale_tile<3>(p, row + TILE_ROWS, 1, group);
       }
   }
 }
@@ -153,8 +153,10 @@ static void fetch(const Pair& p, int64_t bytes) {  // the next chunk, while this
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p.codes[b] + bytes + i, 0, 2);
 }
 
+static bool in_tiles(int64_t format) { return format == BF16 || format == INT8 || format == INT4; }
+
 static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
-  if (m.format != BF16 && m.format != INT8 && m.format != INT4) return avx512_kernels()->linear(m, rows, first, last, out);
+  if (!in_tiles(m.format)) return avx512_kernels()->linear(m, rows, first, last, out);
   static thread_local float sums[SUPER_ROWS * 32] __attribute__((aligned(64)));
   static thread_local uint8_t wide[2 * CHUNK * 1024] __attribute__((aligned(64)));
   const int64_t inputs = m.format == BF16 ? 32 : 64, slabs = (m.in + inputs - 1) / inputs;
@@ -178,8 +180,7 @@ static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t las
           widen(p.codes[b], p.slabs, wide + b * CHUNK * 1024);
           p.codes[b] = wide + b * CHUNK * 1024;
         }
-        const int32_t offset = m.format == INT8 ? -128 : -8;
-        m.group == 32 ? integer_rows<2>(p, offset) : integer_rows<1>(p, offset);
+        m.group == 32 ? integer_rows<2>(p) : integer_rows<1>(p);
       }
       finish(p, out);
     }
@@ -187,6 +188,10 @@ static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t las
 }
 
 static int64_t row_kind(int64_t format) { return format == BF16 ? ROWS_BF16 : avx512_kernels()->row_kind(format); }
+
+static int64_t together(int64_t format, int64_t rows) {
+  return in_tiles(format) ? 1 : avx512_kernels()->together(format, rows);
+}
 
 static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& rows) {
   if (rows.kind != ROWS_BF16) return avx512_kernels()->prepare(m, x, row, rows);
@@ -199,6 +204,7 @@ static Kernels made() {
   Kernels k = *avx512_kernels();
   k.name = "amx";
   k.row_kind = row_kind;
+  k.together = together;
   k.prepare = prepare;
   k.linear = linear;
   return k;

@@ -12,12 +12,16 @@ namespace tw {
 enum RowKind : int64_t { ROWS_F32 = 0, ROWS_INT8 = 1, ROWS_BF16 = 2 };
 
 // Rows made ready for a matrix, `depth` inputs each: `in` rounded up to whole slabs, zeros behind `in`.
+//
+// `together` rows lie side by side, unit by unit, so that a kernel walks through them with one pointer: a unit is a float,
+// four int8 or two bfloat16, and one scale or sum. There is room for whole tiles: rows up to the next multiple of 32.
 struct Rows {
   int64_t kind, rows, depth;
-  int64_t groups;   // of a row, where it is int8
-  void* numbers;    // [rows][depth] float, int8_t or bfloat16
-  float* scales;    // [rows][groups]
-  int32_t* sums;    // [rows][groups]: of the codes
+  int64_t groups;    // of a row, where it is int8
+  int64_t together;  // 1 or 4
+  void* numbers;     // [rows / together][depth in units][together] units
+  float* scales;     // [rows / together][groups][together]
+  int32_t* sums;     // as scales: what makes up for the offset of the weights' codes
 };
 
 // Where a linear's outputs go: y = x W^T + bias, and + add where that is not null. add may be y.
@@ -41,6 +45,7 @@ struct Kernels {
   const char* name;
 
   int64_t (*row_kind)(int64_t format);
+  int64_t (*together)(int64_t format, int64_t rows);
   // One row of fp32 inputs into place `row` of `rows`.
   void (*prepare)(const Matrix&, const float* x, int64_t row, const Rows&);
   // The blocks [first, last) of a linear, for all rows.

@@ -8,20 +8,20 @@
 namespace tw {
 namespace TW_ISA {
 
-// Rows and blocks that a kernel holds in registers at a time, and the rows of the float formats.
+// Rows and blocks that a kernel holds in registers at a time, and up to how many rows go through the weights at once.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 8, MOST_FLOAT_ROWS = 12, BLOCKS = 2;
+constexpr int MOST_ROWS = 8, MOST_FLOAT_ROWS = 12, BLOCKS = 2, FEW_ROWS = 16, SIDE_BY_SIDE = 4;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1;
+constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1, FEW_ROWS = 4, SIDE_BY_SIDE = 1;
 #else
-constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1;
+constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1, FEW_ROWS = 2, SIDE_BY_SIDE = 1;
 #endif
 
-constexpr int64_t LINE = 64;            // bytes: 16 outputs over the inputs that lie together
-constexpr int64_t SUPER_ROWS = 512;     // rows that are taken through a group of blocks together
-constexpr int64_t SUPER_BLOCKS = 8;     // blocks of such a group
-constexpr int64_t CHUNK = 1024;         // inputs that are taken through at a time, where there are many rows
-constexpr int64_t SHORT_CHUNK = 256;    // where there are few: the weights stay in L1 for the next rows
+constexpr int64_t LINE = 64;           // bytes: 16 outputs over the inputs that lie together
+constexpr int64_t AHEAD = 4096;        // bytes of a block's weights that are fetched before they are used
+constexpr int64_t SUPER_ROWS = 256;    // rows that are taken through a group of blocks together
+constexpr int64_t SUPER_BLOCKS = 8;    // blocks of such a group
+constexpr int64_t CHUNK_BYTES = 1024;  // of a row, taken through at a time: rows and weights stay in the nearest cache
 
 template <int64_t FORMAT>
 struct Slab {
@@ -95,20 +95,40 @@ TW_INLINE F half(I line, int which) {
   return load_f16(picked);
 }
 
-template <int64_t FORMAT, int R, int B>
+// What a kernel of R rows reads them by: one pointer for each four that lie together, or one for each row.
+template <typename Unit, int R, int TOGETHER>
+struct RowPointers {
+  static constexpr int count = TOGETHER == 1 ? R : (R + TOGETHER - 1) / TOGETHER;
+  const Unit* at[count];
+
+  // units: of a row. Of rows that lie alone, those behind the last one are the first once more.
+  TW_INLINE RowPointers from(const Work& work, const void* numbers, int64_t units, int64_t unit) {
+    RowPointers p;
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i++) {
+      const int64_t row = work.row + (TOGETHER > 1 ? i * TOGETHER : i < work.live ? i : 0);
+      p.at[i] = (const Unit*)numbers + row * units + unit * TOGETHER;
+    }
+    return p;
+  }
+  __attribute__((always_inline)) Unit get(int r, int64_t unit) const {
+    Unit value;
+    memcpy(&value, at[r / TOGETHER] + unit * TOGETHER + r % TOGETHER, sizeof value);
+    return value;
+  }
+};
+
+template <int64_t FORMAT, int R, int B, int TOGETHER>
 static void float_kernel(const Work& work) {
   constexpr int64_t per_line = FORMAT == F32 ? 1 : 2;
-  const int64_t depth = work.rows.depth, run = work.all_slabs * Slab<FORMAT>::bytes;
+  const int64_t run = work.all_slabs * Slab<FORMAT>::bytes;
   const uint8_t* w = (const uint8_t*)work.matrix.codes + work.block * run + work.slab * Slab<FORMAT>::bytes;
-  const float* x[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    x[r] = (const float*)work.rows.numbers + (work.row + (r < work.live ? r : 0)) * depth +
-           work.slab * Slab<FORMAT>::inputs;
+  using Pointers = RowPointers<float, R, TOGETHER>;
+  const auto x = Pointers::from(work, work.rows.numbers, work.rows.depth, work.slab * Slab<FORMAT>::inputs);
   F acc[R][B];
   begin<R, B>(work, acc);
   const int64_t lines = work.slabs * (Slab<FORMAT>::bytes / LINE);
-  const int64_t ahead = work.ahead ? 2048 : 0;
+  const int64_t ahead = work.ahead ? AHEAD : 0;
   for (int64_t i = 0; i < lines; i++) {
     F weights[B][per_line];
 #pragma GCC unroll 4
@@ -126,7 +146,7 @@ static void float_kernel(const Work& work) {
     for (int k = 0; k < per_line; k++)
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
-        const F value = all(x[r][i * per_line + k]);
+        const F value = all(x.get(r, i * per_line + k));
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) acc[r][b] = fma(weights[b][k], value, acc[r][b]);
       }
@@ -135,12 +155,11 @@ static void float_kernel(const Work& work) {
 }
 
 // What is to be added to sum(code * x) for each unit of sum(x): codes carry an offset where they are taken as unsigned.
-template <int64_t FORMAT>
-TW_INLINE int32_t offset() {
+TW_INLINE int32_t offset(int64_t format) {
 #if defined(__AVX512VNNI__)
-  return FORMAT == INT8 ? -128 : -8;
+  return format == INT8 ? -128 : -8;
 #else
-  return FORMAT == INT8 ? 0 : -8;
+  return format == INT8 ? 0 : -8;
 #endif
 }
 
@@ -176,23 +195,20 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
   return acc;
 }
 
-template <int64_t FORMAT, int64_t GROUP, int R, int B>
+template <int64_t FORMAT, int64_t GROUP, int R, int B, int TOGETHER>
 static void integer_kernel(const Work& work) {
   constexpr int64_t groups = 64 / GROUP, fours = GROUP / 4;
-  const int64_t depth = work.rows.depth, run = work.all_slabs * Slab<FORMAT>::bytes;
+  const int64_t run = work.all_slabs * Slab<FORMAT>::bytes;
   const uint8_t* w = (const uint8_t*)work.matrix.codes + work.block * run + work.slab * Slab<FORMAT>::bytes;
   const uint16_t* scales = work.matrix.scales + (work.block * work.all_slabs + work.slab) * groups * LANES;
-  const int8_t* x[R];
-  int64_t meta[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-    const int64_t row = work.row + (r < work.live ? r : 0);
-    x[r] = (const int8_t*)work.rows.numbers + row * depth + work.slab * 64;
-    meta[r] = row * work.rows.groups + work.slab * groups;
-  }
+  using Pointers = RowPointers<int32_t, R, TOGETHER>;
+  using Scales = RowPointers<float, R, TOGETHER>;
+  const auto x = Pointers::from(work, work.rows.numbers, work.rows.depth / 4, work.slab * 16);
+  const auto x_sums = Pointers::from(work, work.rows.sums, work.rows.groups, work.slab * groups);
+  const auto x_scales = Scales::from(work, work.rows.scales, work.rows.groups, work.slab * groups);
   F acc[R][B];
   begin<R, B>(work, acc);
-  const int64_t ahead = work.ahead ? 2048 : 0;
+  const int64_t ahead = work.ahead ? AHEAD : 0;
   for (int64_t s = 0; s < work.slabs; s++) {
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
@@ -200,7 +216,7 @@ static void integer_kernel(const Work& work) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) sums[r][b] = all(offset<FORMAT>() * work.rows.sums[meta[r] + s * groups + g]);
+        for (int b = 0; b < B; b++) sums[r][b] = all(x_sums.get(r, s * groups + g));
 #pragma GCC unroll 16
       for (int q = 0; q < fours; q++) {
         const int64_t four = g * fours + q;  // of the slab
@@ -219,8 +235,7 @@ static void integer_kernel(const Work& work) {
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-          int32_t values;
-          memcpy(&values, x[r] + s * 64 + four * 4, 4);
+          const int32_t values = x.get(r, s * 16 + four);
 #pragma GCC unroll 4
           for (int b = 0; b < B; b++) sums[r][b] = dot<FORMAT>(sums[r][b], codes[b], values);
         }
@@ -230,78 +245,92 @@ static void integer_kernel(const Work& work) {
         const F scale = load_f16(scales + (b * work.all_slabs + s) * groups * LANES + g * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
-          acc[r][b] = fma(to_float(sums[r][b]), scale * all(work.rows.scales[meta[r] + s * groups + g]), acc[r][b]);
+          acc[r][b] = fma(to_float(sums[r][b]), scale * all(x_scales.get(r, s * groups + g)), acc[r][b]);
       }
     }
   }
   end<R, B>(work, acc);
 }
 
-template <int64_t FORMAT, int64_t GROUP, int R, int B>
+template <int64_t FORMAT, int64_t GROUP, int R, int B, int TOGETHER>
 TW_INLINE void kernel(const Work& work) {
   if constexpr (FORMAT == INT8 || FORMAT == INT4)
-    integer_kernel<FORMAT, GROUP, R, B>(work);
+    integer_kernel<FORMAT, GROUP, R, B, TOGETHER>(work);
   else
-    float_kernel<FORMAT, R, B>(work);
+    float_kernel<FORMAT, R, B, TOGETHER>(work);
 }
 
-// Takes the next rows, at most `most`, with the smallest kernel that holds them; returns how many.
+// How many rows lie together: so many that a kernel's pointers find room in the registers.
+static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE : 1; }
+
+// Few rows: the weights come from memory, and all rows are taken through them at once.
+template <int64_t FORMAT, int64_t GROUP, int R, int B>
+static void in_one_go(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+  constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1;
+  const int64_t slabs = slabs_of(m);
+  for (int64_t block = first; block < last;) {
+    const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, true};
+    if (block + B <= last)
+      kernel<FORMAT, GROUP, R, B, side_by_side>(work);
+    else
+      kernel<FORMAT, GROUP, R, 1, side_by_side>(work);
+    block += block + B <= last ? B : 1;
+  }
+}
+
+// Many rows: the weights of a pair of blocks over a chunk of inputs are taken past all rows, some at a time.
 template <int64_t FORMAT, int64_t GROUP, int B>
-static int64_t some_rows(Work& work, int64_t left) {
-  constexpr bool exact = FORMAT == INT8 || FORMAT == INT4;
-  constexpr int most = exact ? MOST_ROWS : MOST_FLOAT_ROWS;
-  work.live = left < most ? left : most;
-  if (left == 1)
-    kernel<FORMAT, GROUP, 1, B>(work);
-  else if (left == 2 || most == 2)
-    kernel<FORMAT, GROUP, 2, B>(work);
-  else if (left <= 4 || most == 4)
-    kernel<FORMAT, GROUP, most < 4 ? most : 4, B>(work);
-  else if (left <= 8 || most == 8)
-    kernel<FORMAT, GROUP, most < 8 ? most : 8, B>(work);
-  else
-    kernel<FORMAT, GROUP, most, B>(work);
-  return work.live;
+static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
+  constexpr int most = FORMAT == INT8 || FORMAT == INT4 ? MOST_ROWS : MOST_FLOAT_ROWS;
+  for (work.row = top; work.row < bottom; work.row += work.live) {
+    const int64_t left = bottom - work.row;
+    work.live = left < most ? left : most;
+    work.sums = sums + (work.row - top) * work.sums_stride;
+    if (most > 8 && left <= 8 && left > 4)
+      kernel<FORMAT, GROUP, (most > 8 ? 8 : most), B, SIDE_BY_SIDE>(work);
+    else if (most > 4 && left <= 4)
+      kernel<FORMAT, GROUP, (most > 4 ? 4 : most), B, SIDE_BY_SIDE>(work);
+    else
+      kernel<FORMAT, GROUP, most, B, SIDE_BY_SIDE>(work);
+  }
+}
+
+template <int64_t FORMAT, int64_t GROUP>
+static void in_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+  static thread_local float sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
+  constexpr int64_t number = FORMAT == INT8 || FORMAT == INT4 ? 1 : 4;  // bytes of one in a row
+  constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (FORMAT == INT8 || FORMAT == INT4 ? 2 : 1);
+  const int64_t slabs = slabs_of(m);
+  for (int64_t group = first; group < last; group += SUPER_BLOCKS)
+    for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS)
+      for (int64_t slab = 0; slab < slabs; slab += chunk) {
+        const int64_t bottom = rows.rows - top < SUPER_ROWS ? rows.rows : top + SUPER_ROWS;
+        const int64_t end = last - group < SUPER_BLOCKS ? last : group + SUPER_BLOCKS;
+        for (int64_t block = group; block < end;) {
+          const int64_t some = slabs - slab < chunk ? slabs - slab : chunk;
+          const Work work{m,    rows, 0, 0, block, slab, some, slabs, nullptr, SUPER_BLOCKS * LANES, slab == 0,
+                          slab + chunk >= slabs, out, false};
+          float* kept = sums + (block - group) * LANES;
+          if (block + BLOCKS <= end)
+            past_rows<FORMAT, GROUP, BLOCKS>(work, top, bottom, kept);
+          else
+            past_rows<FORMAT, GROUP, 1>(work, top, bottom, kept);
+          block += block + BLOCKS <= end ? BLOCKS : 1;
+        }
+      }
 }
 
 template <int64_t FORMAT, int64_t GROUP>
 static void blocks_of(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
-  static thread_local float sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
-  const int64_t slabs = slabs_of(m), count = rows.rows;
-  const bool few = count <= 2 * MOST_ROWS;
-  const int64_t chunk_inputs = count <= MOST_ROWS ? m.in : few ? SHORT_CHUNK : CHUNK;
-  const int64_t chunk = (chunk_inputs + Slab<FORMAT>::inputs - 1) / Slab<FORMAT>::inputs;
-  const int64_t together = few ? BLOCKS : SUPER_BLOCKS;
-  for (int64_t block = first; block < last; block += together)
-    for (int64_t top = 0; top < count; top += SUPER_ROWS)
-      for (int64_t slab = 0; slab < slabs; slab += chunk) {
-        const int64_t bottom = count - top < SUPER_ROWS ? count : top + SUPER_ROWS;
-        for (int64_t row = top; row < bottom;) {
-          int64_t done = 0;
-          for (int64_t b = block; b < last && b < block + together;) {
-            const bool pair = BLOCKS == 2 && b + 1 < last && b + 1 < block + together;
-            float* kept = sums + (row - top) * SUPER_BLOCKS * LANES + (b - block) * LANES;
-            Work work{m,
-                      rows,
-                      row,
-                      0,
-                      b,
-                      slab,
-                      slabs - slab < chunk ? slabs - slab : chunk,
-                      slabs,
-                      kept,
-                      SUPER_BLOCKS * LANES,
-                      slab == 0,
-                      slab + chunk >= slabs,
-                      out,
-                      few};
-            done = pair ? some_rows<FORMAT, GROUP, BLOCKS>(work, bottom - row)
-                        : some_rows<FORMAT, GROUP, 1>(work, bottom - row);
-            b += pair ? BLOCKS : 1;
-          }
-          row += done;
-        }
-      }
+  const int64_t count = rows.rows;
+  if (count == 1) return in_one_go<FORMAT, GROUP, 1, BLOCKS>(m, rows, first, last, out);
+  if (count == 2) return in_one_go<FORMAT, GROUP, 2, BLOCKS>(m, rows, first, last, out);
+  if (FEW_ROWS >= 4 && count <= 4) return in_one_go<FORMAT, GROUP, 4, BLOCKS>(m, rows, first, last, out);
+#if defined(__AVX512F__)
+  if (count <= 8) return in_one_go<FORMAT, GROUP, 8, BLOCKS>(m, rows, first, last, out);
+  if (count <= 16) return in_one_go<FORMAT, GROUP, 16, 1>(m, rows, first, last, out);
+#endif
+  in_chunks<FORMAT, GROUP>(m, rows, first, last, out);
 }
 
 static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
@@ -331,7 +360,7 @@ TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes,
   const float most = largest(extreme) + sum(nothing);
   const float inverse = most > 0 ? 127.0f / most : 0.0f;
   *scale = most / 127.0f;
-  int32_t all_codes = 0;
+  uint32_t all_codes = 0;  // of NaN the codes are anything: their sum must be defined, and no more
   for (int64_t i = 0; i < group; i += 16) {
     int32_t each[16];
     const int64_t left = n - i < 16 ? n - i : 16;
@@ -339,24 +368,32 @@ TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes,
     memcpy(each, &code, 64);
     for (int k = 0; k < 16; k++) {
       codes[i + k] = (int8_t)each[k];
-      all_codes += each[k];
+      all_codes += (uint32_t)each[k];
     }
   }
-  *total = all_codes;
+  *total = (int32_t)all_codes;
+}
+
+// Where the units of a row begin, of which it has `units`.
+TW_INLINE int64_t place(int64_t row, int64_t units, int64_t together) {
+  return row / together * together * units + row % together;
 }
 
 static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& rows) {
   if (rows.kind == ROWS_F32) {
-    float* to = (float*)rows.numbers + row * rows.depth;
-    memcpy(to, x, 4 * m.in);
-    memset(to + m.in, 0, 4 * (rows.depth - m.in));
+    float* to = (float*)rows.numbers + place(row, rows.depth, rows.together);
+    for (int64_t i = 0; i < m.in; i++) to[i * rows.together] = x[i];
+    for (int64_t i = m.in; i < rows.depth; i++) to[i * rows.together] = 0;
     return;
   }
   for (int64_t g = 0; g < rows.groups; g++) {
     const int64_t left = m.in - g * m.group, n = left < 0 ? 0 : left < m.group ? left : m.group;
-    int8_t* codes = (int8_t*)rows.numbers + row * rows.depth + g * m.group;
-    const int64_t at = row * rows.groups + g;
+    const int64_t at = place(row, rows.groups, rows.together) + g * rows.together;
+    int8_t codes[64];
     quantise(x + (n ? g * m.group : 0), n, m.group, codes, rows.scales + at, rows.sums + at);
+    rows.sums[at] *= offset(m.format);
+    char* to = (char*)rows.numbers + 4 * (place(row, rows.depth / 4, rows.together) + g * m.group / 4 * rows.together);
+    for (int64_t i = 0; i < m.group / 4; i++) memcpy(to + 4 * i * rows.together, codes + 4 * i, 4);
   }
 }
 

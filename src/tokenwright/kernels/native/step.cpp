@@ -50,15 +50,22 @@ class Ready {
   // Makes room for `count` rows of a linear; before the threads begin.
   void reserve(const Matrix& m, int64_t count) {
     const int64_t depth = depth_of(m);
-    numbers_.of<float>((count + 31) / 32 * 32 * depth);  // tiles read whole: 32 rows at a time
-    scales_.of<float>(count * depth / 32);
-    sums_.of<int32_t>(count * depth / 32);
+    const int64_t room = (count + 31) / 32 * 32;
+    numbers_.of<float>(room * depth);
+    scales_.of<float>(room * depth / 32);
+    sums_.of<int32_t>(room * depth / 32);
   }
 
   Rows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
     const int64_t groups = m.group ? depth_of(m) / m.group : 0;
-    return Rows{kernels.row_kind(m.format), count,           depth_of(m),       groups,
-                numbers_.of<char>(0),       scales_.of<float>(0), sums_.of<int32_t>(0)};
+    return Rows{kernels.row_kind(m.format),
+                count,
+                depth_of(m),
+                groups,
+                kernels.together(m.format, count),
+                numbers_.of<char>(0),
+                scales_.of<float>(0),
+                sums_.of<int32_t>(0)};
   }
 
  private:

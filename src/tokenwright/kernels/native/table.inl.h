@@ -13,7 +13,7 @@ namespace TW_ISA {
 #define TW_STRING(x) #x
 #define TW_NAME(x) TW_STRING(x)
 
-static const Kernels table = {TW_NAME(TW_ISA), row_kind, prepare, linear, embed,  norm,
+static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, prepare, linear, embed,  norm,
                               activate,        gated,    rotate,  keep,   attend, attention_scratch,
                               pack,            summary};
 
