@@ -8,10 +8,10 @@ from ctypes import c_double, c_float, c_int64
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.native import FUSED, KERNELS, WEIGHTS, each_isa, needs_native, noise, packed, rows, threads
+from tests.kernels.native import FUSED, KERNELS, WEIGHTS, each_isa, examples, needs_native, noise, packed, rows, threads
 from tokenwright.errors import RequestError
 from tokenwright.kernels import Dense, ReferenceKernels, Rotation
 from tokenwright.kernels.native import find_kernels, usable
@@ -60,7 +60,7 @@ def terms(x: torch.Tensor, weight: Packed) -> torch.Tensor:
 
 
 @each_isa
-@settings(max_examples=80)
+@examples(80)
 @given(
     form=st.sampled_from(FLOATS),
     out=st.integers(1, 300),
@@ -79,7 +79,7 @@ def test_linear_of_floats(isa: str, form: str, out: int, inner: int, count: int,
 
 
 @each_isa
-@settings(max_examples=80)
+@examples(80)
 @given(
     form=st.sampled_from(INTEGERS),
     out=st.integers(1, 300),
@@ -98,7 +98,7 @@ def test_linear_of_whole_numbers(isa: str, form: str, out: int, inner: int, coun
 
 
 @pytest.mark.skipif(len(FUSED) < 2, reason="this processor has fewer than two instruction sets that fuse")
-@settings(max_examples=40)
+@examples(40)
 @given(form=st.sampled_from(INTEGERS), out=st.integers(1, 70), inner=SIZES, count=COUNTS, seed=st.integers(0, 99))
 def test_quantised_weights_give_the_same_bits_everywhere(
     form: str, out: int, inner: int, count: int, seed: int
@@ -109,7 +109,7 @@ def test_quantised_weights_give_the_same_bits_everywhere(
 
 
 @each_isa
-@settings(max_examples=60)
+@examples(60)
 @given(
     form=st.sampled_from(WEIGHTS),
     out=st.integers(1, 300),
@@ -148,7 +148,7 @@ def test_what_is_not_finite_stays_so(isa: str, form: str, bad: float) -> None:
 
 
 @each_isa
-@settings(max_examples=60)
+@examples(60)
 @given(
     count=st.integers(1, 9),
     size=st.integers(1, 600),
@@ -223,7 +223,7 @@ def test_activations_of_what_is_not_finite(isa: str, name: str) -> None:
 
 
 @each_isa
-@settings(max_examples=40)
+@examples(40)
 @given(count=st.integers(1, 9), heads=st.integers(1, 5), half=st.integers(1, 70))
 def test_rotate(isa: str, count: int, heads: int, half: int) -> None:
     x, angles = noise(count, heads, 2 * half), 9 * noise(count, half, seed=1).double()
@@ -243,7 +243,7 @@ def summary(isa: str, x: torch.Tensor) -> tuple[int, float, float]:
 
 
 @each_isa
-@settings(max_examples=60)
+@examples(60)
 @given(
     size=st.integers(1, 70) | st.sampled_from([8191, 8192, 8193]),
     wide=st.sampled_from([0.1, 3.0, 60.0]),
