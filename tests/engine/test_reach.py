@@ -52,6 +52,14 @@ def test_pages_are_those_the_positions_lie_in_each_once(reach, row, end, size):
     assert all(one.stop < other.start for one, other in pairwise(pages)), "side by side is one span"
 
 
+@given(reaches.filter(lambda reach: reach.window is not None), places, st.integers(1, 9))
+def test_behind_are_the_pages_of_earlier_rows_that_no_later_row_reads(reach, row, size):
+    """Of those that some row of the text up to `row` has read or written."""
+    used = {place // size for place in range(row) if is_read(reach, place, place)}
+    read = {place // size for place in positions(reach, row, row)}
+    assert used & set(reach.behind(row, size)) == used - read
+
+
 def taken(reach, tokens, chunk, size):
     """The most pages that some chunk of a text reads and writes, tried one by one."""
     return max(

@@ -13,6 +13,7 @@ from collections.abc import Sequence as ListLike
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tokenwright.decode.processors import adjusted, filtered
 from tokenwright.engine import Chunk, Fault, Likely, Output, Pick, Result, SamplingParams, Score, Step, Wants
@@ -61,20 +62,24 @@ def choose(
 
 def likeliest(logits: torch.Tensor, n: int) -> list[int]:
     """The ids of the n highest of logits [V], or of all if V is less, the highest first and the lower id on ties."""
-    row = logits.numpy()
-    if (n := min(n, len(row))) == 0:
+    if (n := min(n, len(logits))) == 0:
         return []
+    row = logits.numpy()
     ids = np.flatnonzero(row >= np.partition(row, -n)[-n])
     first: list[int] = ids[np.argsort(-row[ids], kind="stable")][:n].tolist()
     return first
 
 
-def log_totals(logits: torch.Tensor) -> torch.Tensor:
-    """The log of the summed exponentials [n] of each row of logits [n, V]: what a logit exceeds its logprob by."""
-    rows = max(1, BLOCK // logits.shape[1])
-    totals = logits.new_empty(len(logits))
-    for start in range(0, len(logits), rows):
-        totals[start : start + rows] = logits[start : start + rows].logsumexp(-1)
+def log_totals(logits: NDArray[np.float32]) -> list[float]:
+    """The log of the summed exponentials of each row of logits [n, V]: what a logit exceeds its log-probability by."""
+    step = max(1, BLOCK // logits.shape[1])
+    totals: list[float] = []
+    for start in range(0, len(logits), step):
+        rows = logits[start : start + step]
+        highest = rows.max(axis=1)
+        above = rows - highest[:, None]
+        sums = np.exp(above, out=above).sum(axis=1)
+        totals += [top + math.log(rest) for top, rest in zip(highest.tolist(), sums.tolist(), strict=True)]
     return totals
 
 
@@ -83,17 +88,15 @@ def score(chunk: Chunk, logits: torch.Tensor) -> Score:
 
     logits: [n, V], one row for each token of the chunk. Nothing was drawn there: the sampler's are 0.
     """
-    tokens = torch.tensor(chunk.following, dtype=torch.int64)
-    logits = logits[: len(tokens)]
-    totals = log_totals(logits)
-    told = logits.gather(1, tokens[:, None])[:, 0] - totals
+    logits = logits[: len(chunk.following)]
+    rows = list(zip(logits, logits.numpy(), log_totals(logits.numpy()), strict=True))
+    told = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
     tops: tuple[tuple[Likely, ...], ...] = ()
     if n := chunk.request.params.prompt_logprobs:
         tops = tuple(
-            tuple(Likely(i, float(row[i] - total), 0.0) for i in likeliest(row, n))
-            for row, total in zip(logits, totals, strict=True)
+            tuple(Likely(i, float(row[i]) - total, 0.0) for i in likeliest(tensor, n)) for tensor, row, total in rows
         )
-    return Score(chunk.sequence, chunk.start + 1, tuple(told.tolist()), tops)
+    return Score(chunk.sequence, chunk.start + 1, told, tops)
 
 
 Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
@@ -110,7 +113,6 @@ class TorchSampler:
     beams of a search choose together: their rows are handed to the search, and one bad row fails them all.
     """
 
-    @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]:
         """`look` is shown each chunk that picks, with its logits [V] and what `probabilities` made of them.
 
@@ -119,20 +121,33 @@ class TorchSampler:
         results: list[Result] = []
         searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by the identity of the search
         everything = output.logits.cpu()
-        for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            logits = everything[rows.start : rows.stop]
+        sound = np.isfinite(everything.numpy()).all(axis=1).tolist()  # [rows]
+        pairs = list(zip(step.chunks, output.rows, strict=True))
+        totals = _totals(everything.numpy(), sound, pairs)
+        for chunk, rows in pairs:
             if chunk.picks and chunk.request.search is not None:
-                searches.setdefault(id(chunk.request.search), []).append((chunk, logits))
-            elif not _sound(logits):
+                beams = searches.setdefault(id(chunk.request.search), [])
+                beams.append((chunk, everything[rows.start : rows.stop]))
+            elif not all(sound[rows.start : rows.stop]):
                 results.append(Fault(chunk.sequence, _unsound()))
             else:
                 if chunk.wants is Wants.ALL:
-                    results.append(score(chunk, logits))
+                    results.append(score(chunk, everything[rows.start : rows.stop]))
                 if chunk.picks:
-                    results += _picked(chunk, logits[-1], look)
+                    results += _picked(chunk, everything[rows.stop - 1], totals[rows.stop - 1], look)
         for beams in searches.values():
             results += _searched(beams, look)
         return results
+
+
+def _totals(
+    logits: NDArray[np.float32], sound: ListLike[bool], pairs: ListLike[tuple[Chunk, range]]
+) -> dict[int, float]:
+    """The `log_totals` of the sound rows of logits [rows, V] after which one token is picked, in one go, by row."""
+    ends = [rows.stop - 1 for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
+    picking = [row for row in ends if sound[row]]
+    chosen = logits if len(picking) == len(logits) else logits[picking]
+    return dict(zip(picking, log_totals(chosen), strict=True))
 
 
 def _sound(logits: torch.Tensor) -> bool:
@@ -143,8 +158,11 @@ def _unsound() -> EngineError:
     return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
 
 
-def _picked(chunk: Chunk, logits: torch.Tensor, look: Look) -> list[Result]:
-    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from its logits [V]."""
+def _picked(chunk: Chunk, logits: torch.Tensor, total: float, look: Look) -> list[Result]:
+    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from its logits [V].
+
+    total: the row's of `log_totals`.
+    """
     request, params = chunk.request, chunk.request.params
     try:
         mask = chunk.guard.mask()
@@ -156,12 +174,12 @@ def _picked(chunk: Chunk, logits: torch.Tensor, look: Look) -> list[Result]:
     chances = probabilities(row, params)
     tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
     look(chunk, logits, chances)
-    total = logits.logsumexp(-1)
-    first = likeliest(logits, params.logprobs or 0)
+    values = logits.numpy()
+    first = likeliest(logits, params.logprobs) if params.logprobs else []
     picks: list[Result] = []
     for choice, token in zip(chunk.choices, tokens, strict=True):
-        top = tuple(Likely(i, float(logits[i] - total), _drawn(chances, token, i)) for i in first)
-        of_model, of_sampler = float(logits[token] - total), _drawn(chances, token, token)
+        top = tuple(Likely(i, float(values[i]) - total, _drawn(chances, token, i)) for i in first)
+        of_model, of_sampler = float(values[token]) - total, _drawn(chances, token, token)
         picks.append(Pick(chunk.sequence, token, of_model, of_sampler, top, choice))
     return picks
 

@@ -2,7 +2,7 @@
 
 A page is a fixed number of token slots in all layers of a group; every group has its own pages. The pool hands out
 page numbers. What stands in the pages is the memory's business (a protocol): the pool only asks it to copy a page, or
-to take pages out and put them back. A sequence's page tables, one for each group, are dictionaries that only the pool
+to take pages out and put them back. A sequence's page tables, one for each group, are mappings that only the pool
 changes; the pages behind a window are no longer in them:
 
     table  {0: 3, 7: 0, 8: 7}    position p lives in page table[p // page_size], slot p % page_size
@@ -22,8 +22,8 @@ from struct import pack
 from typing import Any, Protocol
 
 from tokenwright.engine.reach import Group
+from tokenwright.engine.table import Table
 
-Table = dict[int, int]  # page of the text -> page of the group
 Tables = list[Table]  # one for each group
 
 
@@ -119,6 +119,11 @@ class Shelf:
         self.holders[page] = 1
         return page
 
+    def owned(self, table: Table, page: int) -> bool:
+        """Whether a text may write to its page: nobody else holds it, or could find it."""
+        found = table.pages[page] if page < len(table.pages) else Table.ABSENT
+        return found >= 0 and self.holders[found] == 1 and found not in self.names
+
     def hold(self, page: int) -> None:
         """One holder more of a page that holds something."""
         self.kept.pop(page, None)
@@ -213,7 +218,7 @@ class PagePool:
 
     def tables(self) -> Tables:
         """The tables of a sequence that holds nothing."""
-        return [{} for _ in self.groups]
+        return [Table() for _ in self.groups]
 
     def chain(self, salt: bytes = b"") -> Chain:
         """The names' beginning for texts of one salt: who has another one never meets their pages."""
@@ -237,15 +242,19 @@ class PagePool:
     def extend(self, tables: Tables, start: int, stop: int, ahead: int) -> bool:
         """Hold what computing [start, stop) reads and writes; where there is no window, up to `ahead` >= stop.
 
-        Pages that others hold as well, or may find, are copied before they are written to. All or nothing: False means
-        that too few pages are free.
+        The tables cover `start` already: only pages from there on are looked at. Pages that others hold as well, or may
+        find, are copied before they are written to. All or nothing: False means that too few pages are free.
         """
+        first, last = start // self.page_size, -(-stop // self.page_size)
         jobs: list[tuple[Shelf, Table, int, list[int], list[int], list[int]]] = []
         for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
+            if last == first + 1 and ahead <= last * self.page_size and shelf.owned(table, first):
+                continue  # nearly every step of one token
             reach = shelf.group.reach
             end = stop if reach.window is not None else ahead
-            missing = [page for span in reach.pages(start, end, self.page_size) for page in span if page not in table]
-            written = [page for page in range(start // self.page_size, -(-stop // self.page_size)) if page in table]
+            needed = (range(max(first, span.start), span.stop) for span in reach.pages(start, end, self.page_size))
+            missing = [page for span in needed for page in span if page not in table]
+            written = [page for page in range(first, last) if page in table]
             shared = [page for page in written if shelf.holders[table[page]] > 1]
             sealed = [page for page in written if page not in shared and table[page] in shelf.names]
             room = shelf.free - len(missing) - len(shared)
@@ -268,12 +277,18 @@ class PagePool:
         return True
 
     def trim(self, tables: Tables, computed: int) -> None:
-        """Let go of what no later token reads: the pages behind a window."""
+        """Let go of what no later token reads: the pages between sinks and window.
+
+        Those let go before were the first there, so what is left of them ends where the window begins.
+        """
         for shelf, table in zip(self._shelves, tables, strict=True):
             if shelf.group.reach.window is not None:
-                live = {page for span in shelf.group.reach.pages(computed, computed, self.page_size) for page in span}
-                for page in [page for page in table if page not in live]:
-                    shelf.drop(table.pop(page))
+                behind = shelf.group.reach.behind(computed, self.page_size)
+                page = min(behind.stop, len(table.pages))
+                while page > behind.start and page - 1 in table:
+                    page -= 1
+                for gone in range(page, min(behind.stop, len(table.pages))):
+                    shelf.drop(table.pop(gone))
 
     def rewind(self, tables: Tables) -> None:
         """Make ready for computing the text again from its start: windows lie elsewhere then."""
@@ -291,7 +306,7 @@ class PagePool:
         for shelf, table in zip(self._shelves, tables, strict=True):
             for page in table.values():
                 shelf.hold(page)
-        return [dict(table) for table in tables]
+        return [table.copy() for table in tables]
 
     def seal(self, tables: Tables, chain: Chain, tokens: Sequence[int], start: int, stop: int) -> None:
         """Name the pages that computing [start, stop) of `tokens` has filled."""
@@ -347,7 +362,7 @@ class PagePool:
                     return False
         return True
 
-    def find(self, chain: Chain, tokens: Sequence[int]) -> tuple[int, Tables]:
+    def find(self, chain: Chain, tokens: Sequence[int]) -> tuple[int, list[dict[int, int]]]:
         """How many tokens of a text can be spared, in full pages, and all these pages that are sealed, held or not."""
         cut = self.match(chain, tokens, len(tokens), tails=False)
         names = chain.names[: cut // self.page_size]
@@ -376,7 +391,8 @@ class PagePool:
         """Take contents in from outside, for which there is `room`: to be found by texts that begin as `tokens`."""
         names = chain.upto(tokens, self.page_size)
         for number, (row, shelf) in enumerate(zip(pages, self._shelves, strict=True)):
-            table = {page: shelf.take() for page in row}
+            table = Table()
+            table.update((page, shelf.take()) for page in row)
             try:
                 self.memory.write(number, list(table.values()), contents[number])
                 for page in table:

@@ -45,6 +45,14 @@ class Reach:
                 found.append(range(first, last))
         return found
 
+    def behind(self, row: int, page_size: int) -> range:
+        """The numbers of the text's pages that no row from `row` on reads any more, between sinks and window."""
+        assert self.window is not None, "nothing lies behind where all is read"
+        end = row if self.stop is None else min(row, self.stop)
+        sinks, near = min(self.sinks, end), max(self.start, row - self.window + 1)
+        first = -(-sinks // page_size) if sinks > self.start else self.start // page_size
+        return range(first, near // page_size if near < end else -(-end // page_size))
+
     def most_pages(self, tokens: int, chunk: int, page_size: int) -> int:
         """The most pages that a text of `tokens` takes at a time, if at most `chunk` of them are computed at once."""
         tokens = tokens if self.stop is None else min(tokens, self.stop)

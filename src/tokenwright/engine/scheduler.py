@@ -162,7 +162,7 @@ class Scheduler:
                 return Step(self._left(chunks))  # it gave its own pages back: the pool is tight, admit nobody
             chunks.append(self._chunk(sequence, length))
             budget -= length
-        while budget and (admitted := self._admit(self._coming(chunks))):
+        while budget and self.waiting and (admitted := self._admit(self._coming(chunks))):
             for sequence in admitted:
                 length = self._length(sequence, budget, together)
                 if length and not self._reserve(sequence, sequence.computed + length):
@@ -418,7 +418,7 @@ class Scheduler:
             request=request,
             start=start,
             tokens=tuple(sequence.tokens[start:stop]),
-            tables=tuple(dict(table) for table in sequence.tables),
+            tables=tuple(sequence.tables),
             limit=sequence.limit,
             wants=wants,
             following=tuple(sequence.tokens[start + 1 : stop + 1]),

@@ -29,6 +29,7 @@ class Chunk:
 
     `tokens` stand at positions [start, start + len(tokens)). `tables`, one for each group of layers, say which page
     holds which page of the text: {position // page_size: page}. Pages that no row of the chunk reads may be missing.
+    They are the sequence's own, to be read until the step is committed.
     `following` are the known tokens at [start + 1, ...), one for each row but perhaps the last: what is scored.
     `choices` are the numbers of the texts that go on from here: several where a request for n texts, or for beams,
     leaves its prompt. `text` is the whole text so far and `guard` what watches it: the sequence's own, to be read.

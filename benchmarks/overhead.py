@@ -1,0 +1,299 @@
+"""What a step costs beside the model: the engine's own time, by streams and context.
+
+    python -m benchmarks.overhead [--streams 1 2 4 ..] [--contexts 64 8192] [--rounds 9] [--vocabulary 4096]
+                                  [--model MODEL] [--out build/benchmarks]
+
+Every stream has read its context and writes one token a step, greedily. A round is 64 steps (four pages are filled and
+named meanwhile); told are medians of the rounds, in microseconds a step:
+
+    prepared   the runner hands out logits that were made before: what is left is the engine, the sampler and the driver
+    real       the same with a model that is loaded (--model), and the batch that is built for it
+
+`whole` is the clock around a round. The parts come from rounds of their own, in which every part is a stopwatch's: who
+is called by another part is not counted in it, and what a stopwatch itself takes is taken off. `rest` is the loop, the
+driver and whoever fetches; `text` the guards, which make text of tokens (prepared runs make none). Two passes of the
+sampler over the vocabulary, argmax and logsumexp, count as `sampler`. The line of growth is fitted by least squares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import wraps
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quality import COLOURS, canvas, save, table
+from tokenwright import LLM, SamplingParams
+from tokenwright.decode import TextGuard, TorchSampler
+from tokenwright.driver import Driver
+from tokenwright.engine import Engine, Group, Output, PagePool, Request, Scheduler, Step, Wants
+
+PAGE = 16  # tokens
+STEPS = 64  # of a round
+WARM = 32  # steps before the first round
+PARTS = ("schedule", "batch", "model", "sampler", "commit", "expire", "text", "rest")
+Turn = Callable[[], None]  # one step: every stream has a token more
+
+
+class Silent:
+    """A sink that makes no text."""
+
+    stopped = None
+
+    def push(self, token: int, armed: bool = True) -> str:  # noqa: ARG002  (a sink is told every token)
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+    def fork(self) -> Silent:
+        return self
+
+
+class Prepared:
+    """A runner that hands out logits [S, V] made before."""
+
+    def __init__(self, streams: int, vocabulary: int) -> None:
+        self.logits = torch.randn(streams, vocabulary, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, step: Step) -> Output[torch.Tensor]:
+        wants = [chunk.wants is not Wants.NONE for chunk in step.chunks]
+        rows, row = [], 0
+        for one in wants:
+            rows.append(range(row, row + one))
+            row += one
+        return Output(tuple(rows), self.logits[:row])
+
+
+class Stopwatch:
+    """Nanoseconds of each part, without those of the parts that it calls."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._inner = [0]  # of the parts that are under way: what others have taken in them
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        clock, inner, spent, calls = time.perf_counter_ns, self._inner, self.spent, self.calls
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            inner.append(0)
+            began = clock()
+            try:
+                return function(*arguments, **options)
+            finally:
+                took = clock() - began
+                spent[part] += took - inner.pop()
+                calls[part] += 1
+                inner[-1] += took
+
+        return call
+
+    @staticmethod
+    def price() -> float:
+        """Nanoseconds that a timed call takes more than the call alone."""
+        watch, turns = Stopwatch(), 20_000
+        timed = watch.timed("nothing", int)
+        seconds = [min(_loop(one, turns) for _ in range(5)) for one in (int, timed)]
+        return (seconds[1] - seconds[0]) / turns * 1e9
+
+
+def _loop(function: Callable[[], object], turns: int) -> float:
+    began = time.perf_counter()
+    for _ in range(turns):
+        function()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def watched(engine: Engine[Any]) -> Iterator[Stopwatch]:
+    """A stopwatch on every part of an engine, taken off again."""
+    watch, runner, scheduler = Stopwatch(), engine.runner, engine.scheduler
+    places: list[tuple[Any, str, str]] = [
+        (scheduler, "schedule", "schedule"),
+        (runner, "forward", "model"),
+        (engine.sampler, "pick", "sampler"),
+        (scheduler, "commit", "commit"),
+        (scheduler, "expire", "expire"),
+        (TextGuard, "advance", "text"),
+        (TextGuard, "take", "text"),
+    ]
+    if hasattr(runner, "batcher"):
+        places.append((runner, "batcher", "batch"))
+    before = [vars(owner).get(name) for owner, name, _ in places]
+    for owner, name, part in places:
+        setattr(owner, name, watch.timed(part, getattr(owner, name)))
+    try:
+        yield watch
+    finally:
+        for (owner, name, _), old in zip(places, before, strict=True):
+            if old is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Medians of the rounds, in microseconds a step. `outside`: the whole without the model and the text."""
+
+    way: str
+    streams: int
+    context: int
+    whole: float
+    outside: float
+    parts: dict[str, float]
+
+
+def rounds_of(engine: Engine[Any], turn: Turn, rounds: int) -> tuple[list[float], list[dict[str, float]]]:
+    """Microseconds a step of each round: by the clock alone, and by parts."""
+    for _ in range(WARM):
+        turn()
+    wholes = [_loop(turn, STEPS) / STEPS * 1e6 for _ in range(rounds)]
+    price, parts = Stopwatch.price(), []
+    for _ in range(rounds):
+        with watched(engine) as watch:
+            whole = _loop(turn, STEPS) * 1e9
+        own = {part: watch.spent[part] - watch.calls[part] * price / 2 for part in PARTS[:-1]}
+        rest = whole - sum(watch.spent.values()) - sum(watch.calls.values()) * price / 2
+        parts.append({part: ns / STEPS / 1e3 for part, ns in {**own, "rest": rest}.items()})
+    return wholes, parts
+
+
+def point(way: str, streams: int, context: int, engine: Engine[Any], turn: Turn, rounds: int) -> Point:
+    wholes, rows = rounds_of(engine, turn, rounds)
+    parts = {part: max(0.0, median(row[part] for row in rows)) for part in PARTS}
+    whole = median(wholes)
+    elsewhere = median((row["model"] + row["text"]) for row in rows)
+    return Point(way, streams, context, whole, whole - elsewhere, parts)
+
+
+def written(rounds: int) -> int:
+    """Tokens that each stream writes in a measurement, and some more: none may end."""
+    return WARM + 2 * rounds * STEPS + 8
+
+
+def prepared(streams: int, context: int, vocabulary: int, rounds: int) -> Point:
+    most = written(rounds)
+    pages = streams * (-(-(context + most) // PAGE) + 1)
+    pool = PagePool([Group(pages)], PAGE)
+    scheduler = Scheduler(pool, token_budget=max(512, context), max_sequences=streams)
+    engine = Engine(Prepared(streams, vocabulary), TorchSampler(), scheduler, context + most)
+    driver = Driver(engine, layers=1, kv_bytes=lambda tokens: tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+    prompts = [tuple((5 + stream + place) % vocabulary for place in range(context)) for stream in range(streams)]
+    jobs = [driver.submit(Request(prompt, params, TextGuard(Silent(), ()))) for prompt in prompts]
+
+    def turn() -> None:
+        for job in jobs:
+            driver.fetch(job)
+
+    while any(not job.written for job in jobs):
+        driver._turn(jobs[-1])
+    return point("prepared", streams, context, engine, turn, rounds)
+
+
+def real(llm: LLM, streams: int, context: int, rounds: int) -> Point:
+    params = SamplingParams(temperature=0.0, max_tokens=written(rounds), ignore_eos=True)
+    size = llm.config.vocab_size
+    prompts = [[5 + (stream + place) % (size - 5) for place in range(context)] for stream in range(streams)]
+    texts = [llm.stream(prompt, params, salt=f"{streams} {context} {n}") for n, prompt in enumerate(prompts)]
+
+    def turn() -> None:
+        for text in texts:
+            next(text)
+
+    try:
+        return point("real", streams, context, llm.engine, turn, rounds)
+    finally:
+        for text in texts:
+            text.close()
+
+
+def growth(points: Sequence[Point]) -> tuple[float, float]:
+    """Microseconds of a step with no stream, and of one stream more, by least squares."""
+    each, once = np.polyfit([one.streams for one in points], [one.outside for one in points], 1)
+    return float(once), float(each)
+
+
+def lines(points: Sequence[Point]) -> Iterator[tuple[str, int, list[Point]]]:
+    """The points of one way and context, in the order of their streams."""
+    for way, context in dict.fromkeys((one.way, one.context) for one in points):
+        yield way, context, [one for one in points if (one.way, one.context) == (way, context)]
+
+
+def report(points: Sequence[Point]) -> str:
+    head = ["", "context", "streams", "whole", "**outside**", *PARTS]
+    rows = [
+        [one.way, f"{one.context:,}", str(one.streams), f"{one.whole:,.1f}", f"**{one.outside:,.1f}**"]
+        + [f"{one.parts[part]:,.1f}" for part in PARTS]
+        for one in points
+    ]
+    text = "Microseconds a step; outside: the whole without the model and the text.\n\n" + table(head, rows)
+    for way, context, its in lines(points):
+        if len(its) > 1:
+            once, each = growth(its)
+            text += f"\n{way}, context {context:,}: {once:.1f} + {each:.2f} a stream"
+    return text
+
+
+def picture(points: Sequence[Point], path: Path) -> None:
+    figure, axes = canvas(figsize=(6.5, 3.6))
+    for colour, (way, context, its) in zip(COLOURS, lines(points), strict=False):
+        streams = [one.streams for one in its]
+        axes.plot(streams, [one.outside for one in its], "o-", color=colour, label=f"{way}, context {context:,}")
+    axes.set(xlabel="streams", ylabel="µs a step outside the model and the text", ylim=(0, None))
+    axes.legend()
+    save(figure, path)
+
+
+def measure(arguments: argparse.Namespace) -> list[Point]:
+    rounds = arguments.rounds
+    points = [
+        prepared(streams, context, arguments.vocabulary, rounds)
+        for context in arguments.contexts
+        for streams in arguments.streams
+    ]
+    if arguments.model is None:
+        return points
+    pages = max(arguments.streams) * (-(-(max(arguments.contexts) + written(rounds)) // PAGE) + 1)
+    with LLM(arguments.model, page_size=PAGE, pages=pages) as llm:
+        fits = [context for context in arguments.contexts if context + written(rounds) <= llm.context]
+        points += [real(llm, streams, context, rounds) for context in fits for streams in arguments.streams]
+    return points
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 8192])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--model", help="a folder or a name: measure with a real model, too")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    before = os.getloadavg()[0]
+    points = measure(arguments)
+    print(f"{platform.machine()}, load {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{report(points)}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = {"vocabulary": arguments.vocabulary, "points": [asdict(one) for one in points]}
+    (arguments.out / "overhead.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    picture(points, arguments.out / "overhead.svg")
+
+
+if __name__ == "__main__":
+    main()
