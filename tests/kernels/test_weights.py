@@ -149,6 +149,17 @@ def test_rows_are_packed_alone(form: str) -> None:
     assert not after[18:23].any()
 
 
+@pytest.mark.parametrize("out", [100, 8192, 8200])
+def test_large_matrices_have_memory_of_their_own(out: int) -> None:
+    """Aligned, as long as it must be, and not shared with another; large pages or not."""
+    made, other = (Packed.empty(out, 1024, WeightFormat("int8", 64)) for _ in range(2))
+    assert made.codes.numel() == packed_sizes(out, 1024, WeightFormat("int8", 64))[0]
+    assert made.codes.data_ptr() % 64 == 0
+    made.codes.fill_(1)
+    other.codes.fill_(2)
+    assert (made.codes == 1).all()
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_and_blocks_agree(form: str) -> None:
     made = packed(noise(40, 70), form)
