@@ -55,11 +55,24 @@ TW_INLINE F load(const float* x) {
 }
 TW_INLINE void store(float* x, F v) { memcpy(x, &v, 64); }
 TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16, zeros behind them
+#if defined(__AVX512F__)
+  F r;
+  r.p[0] = (FPart)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
+#else
+  if (n == 16) return load(x);
   F r = {};
   memcpy(&r, x, 4 * n);
+#endif
   return r;
 }
-TW_INLINE void store(float* x, F v, int64_t n) { memcpy(x, &v, 4 * n); }
+TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v.p[0]);
+#else
+  if (n == 16) return store(x, v);
+  memcpy(x, &v, 4 * n);
+#endif
+}
 
 TW_INLINE F all(float x) {
   F r;

@@ -360,18 +360,15 @@ TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes,
   const float most = largest(extreme) + sum(nothing);
   const float inverse = most > 0 ? 127.0f / most : 0.0f;
   *scale = most / 127.0f;
-  uint32_t all_codes = 0;  // of NaN the codes are anything: their sum must be defined, and no more
+  F all_codes = {};
   for (int64_t i = 0; i < group; i += 16) {
-    int32_t each[16];
     const int64_t left = n - i < 16 ? n - i : 16;
-    const I code = to_int(rounded(load(x + (left > 0 ? i : 0), left > 0 ? left : 0) * all(inverse)));
-    memcpy(each, &code, 64);
-    for (int k = 0; k < 16; k++) {
-      codes[i + k] = (int8_t)each[k];
-      all_codes += (uint32_t)each[k];
-    }
+    const F code = rounded(load(x + (left > 0 ? i : 0), left > 0 ? left : 0) * all(inverse));
+    all_codes = all_codes + code;
+    store_8((uint8_t*)codes + i, to_int(code));
   }
-  *total = (int32_t)all_codes;
+  const float added = sum(all_codes);
+  *total = added == added ? (int32_t)added : 0;  // a NaN shows in the scale
 }
 
 // Where the units of a row begin, of which it has `units`.
