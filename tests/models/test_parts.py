@@ -141,7 +141,7 @@ def test_linear_layers_side_by_side_are_one(bias: bool) -> None:
     kernels, x = ReferenceKernels(), torch.randn(3, 4)
     parts = [kernels.linear(x, linear(weights, name)) for name in ("q", "k")]
     assert (linear(weights, "q").bias is None) is not bias
-    torch.testing.assert_close(kernels.linear(x, linear(weights, "q", "k")), torch.cat(parts, -1))
+    torch.testing.assert_close(kernels.linear(x, linear(weights, "qk", "q", "k")), torch.cat(parts, -1))
     assert not weights, "what was joined is given up, so that memory does not hold it twice"
 
 

@@ -12,7 +12,7 @@ from tokenwright.config import KVFormat, Learned, ModelConfig, Rope
 from tokenwright.kernels import ReferenceKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
-from tokenwright.models.runner import Model
+from tokenwright.models.runner import Forward, Model
 from tokenwright.trace.cost import Cost, CostModel
 
 
@@ -149,7 +149,7 @@ def test_a_whole_run_is_the_sum_of_its_steps(tmp_path):
         kernels = Counting(llm.engine.runner.store.page_size)
         specs = layer_specs(llm.config, "float32")
         weights = Checkpoint.open(folder).tensors(torch.float32)
-        llm.engine.runner.decoder = Decoder(llm.config, kernels, weights)
+        llm.engine.runner.compute = Forward(llm.config, Decoder(llm.config, kernels, weights), llm.engine.runner.store)
         costs = CostModel(llm.config, specs)
         for cache in (True, False):
             kernels.cost = Cost()

@@ -332,7 +332,7 @@ class Twice(Wrong):
     """Does all its work twice."""
 
     def forward(self, step, tap):
-        self.runner.forward(step)
+        self.runner.forward(step, lambda *_: None)  # who looks makes it run operation by operation, and is counted
         return self.runner.forward(step, tap)
 
 
