@@ -24,7 +24,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
-from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, Rope
+from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, Rope, WeightFormat
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import (
     Engine,
@@ -41,8 +41,12 @@ from tokenwright.engine import (
 )
 from tokenwright.engine import Sequence as Text
 from tokenwright.kernels import Kernels, ReferenceKernels
+from tokenwright.kernels.native import NativeKernels
 from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.decoder import Decoder
+from tokenwright.models.layout import Weights
+from tokenwright.models.packing import load_packed
+from tokenwright.models.program import NativeDecoder
 from tokenwright.models.runner import Model, TorchRunner
 
 CPU = torch.device("cpu")
@@ -92,9 +96,14 @@ class Subject:
     weights: Mapping[str, torch.Tensor]
     dtype: DType
     oracle: PreTrainedModel
+    packed: Weights | None = None  # the same weights for native kernels
     _last: tuple[object, torch.Tensor] | None = field(default=None, repr=False)
 
     def decoder(self, kernels: Kernels | None = None) -> Decoder:
+        """On the reference kernels, or on given ones; with native kernels a step is one call."""
+        if isinstance(kernels, NativeKernels):
+            assert self.packed is not None, "make_subject packs weights"
+            return NativeDecoder(self.config, kernels, kernels, dict(self.packed))
         return Decoder(self.config, kernels or ReferenceKernels(), dict(self.weights))
 
     def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
@@ -156,7 +165,8 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
         path, oracle = make_checkpoint(Path(folder) / "model", kind, dtype=dtype)
         checkpoint = Checkpoint.open(path)
         weights = checkpoint.tensors(getattr(torch, dtype))
-    return Subject(kind, checkpoint.config, weights, dtype, oracle)
+        packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
+    return Subject(kind, checkpoint.config, weights, dtype, oracle, packed)
 
 
 def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt_logprobs: bool = False) -> Request:
@@ -214,15 +224,18 @@ class Figures:
 
 
 class Families(Ledger[Figures]):
-    """By kind."""
+    """By kernels and kind."""
 
     title = "transformers as the oracle, fp32"
 
     def lines(self) -> Iterator[str]:
-        yield f"{'kind':<14}{'texts':>7}{'rows':>9}{'worst, prefill':>16}{'worst, cached':>15}   margin > {MARGIN:g}"
-        for kind, one in self.items():
+        yield (
+            f"{'kernels':<11}{'kind':<14}{'texts':>7}{'rows':>9}{'worst, prefill':>16}{'worst, cached':>15}"
+            f"   margin > {MARGIN:g}"
+        )
+        for (kernels, kind), one in sorted(self.items()):
             yield (
-                f"{kind:<14}{one.texts:>7}{one.rows:>9}{one.prefill:>16.1e}{one.decode:>15.1e}"
+                f"{kernels:<11}{kind:<14}{one.texts:>7}{one.rows:>9}{one.prefill:>16.1e}{one.decode:>15.1e}"
                 f"{one.qualified / one.picks:>12.2%}"
             )
         picks, qualified = (sum(getattr(one, name) for one in self.values()) for name in ("picks", "qualified"))

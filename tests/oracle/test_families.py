@@ -1,5 +1,7 @@
 """Every family against transformers, through the engine: logits at prefill and at each of 64 cached steps.
 
+With the reference kernels and with native ones, whose weights are kept in float32.
+
 The oracle is teacher-forced: it computes our own text, prompt and greedy continuation, in one causal pass, and
 each row of logits that our sampler was given is compared with its row. Once for each kind the oracle also writes
 by itself, step by step over its own cache. The conftest prints the worst differences and the share of tokens
@@ -26,6 +28,8 @@ from tests.oracle.harness import (
     prompt_of,
     write,
 )
+from tokenwright.kernels import Kernels, ReferenceKernels
+from tokenwright.kernels.native import find_kernels
 
 STEPS = 64
 PROMPTS = (1, 17, 300)
@@ -47,11 +51,23 @@ def one_of_each() -> list[tuple[str, int, int, int]]:
     ]
 
 
+def all_kernels() -> dict[str, Kernels]:
+    """The reference, and the processor's best native ones where they were compiled."""
+    native = find_kernels()
+    return {"reference": ReferenceKernels(), **({} if native is None else {"native": native})}
+
+
 def compare(subject: Subject, length: int, page_size: int, budget: int) -> None:
+    """The same with all kernels, so that the oracle mostly computes once."""
+    for name, kernels in all_kernels().items():
+        compare_one(subject, name, kernels, length, page_size, budget)
+
+
+def compare_one(subject: Subject, name: str, kernels: Kernels, length: int, page_size: int, budget: int) -> None:
     """Write 65 greedy tokens: one from the prefill's last row, and one from each of 64 cached steps."""
     limit = length + STEPS + 1
     sampler = Recorder()
-    engine = subject.engine(sampler, page_size=page_size, token_budget=budget)
+    engine = subject.engine(sampler, page_size=page_size, token_budget=budget, kernels=kernels)
     every_row = (length + page_size + budget) % 2 == 0  # of the prompt, or the last alone
     [text] = write(engine, [greedy(prompt_of(length), STEPS + 1, prompt_logprobs=every_row)])
     rows = sampler.rows[text.id]
@@ -60,7 +76,7 @@ def compare(subject: Subject, length: int, page_size: int, budget: int) -> None:
 
     theirs = subject.logits(text.tokens[:-1], limit)
     worst = {place: float((row - theirs[place]).abs().max()) for place, row in rows.items()}
-    figures = LEDGER.setdefault(subject.kind, Figures())
+    figures = LEDGER.setdefault((name, subject.kind), Figures())
     figures.texts += 1
     figures.rows += len(rows)
     figures.prefill = max([figures.prefill, *(worst[place] for place in worst if place < length)])
@@ -118,13 +134,14 @@ def test_the_oracle_writes_the_same_by_itself(kind: str) -> None:
     assert (ours - theirs)[: shared + 1].abs().max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("kernels", all_kernels().values(), ids=all_kernels())
 @pytest.mark.parametrize("length", [30, 128, 129, 300])
-def test_dynamic_scaling_is_fixed_by_the_longest_the_text_can_become(length: int) -> None:
+def test_dynamic_scaling_is_fixed_by_the_longest_the_text_can_become(length: int, kernels: Kernels) -> None:
     """Within the original context of 128, across it, and beyond; batched, so that every text has its own base."""
     subject = make_subject("dynamic")
     requests = [greedy(prompt_of(length, seed=2), most) for most in (1, 20, 120)]
     sampler = Recorder()
-    for text in write(subject.engine(sampler, pages=128), requests):
+    for text in write(subject.engine(sampler, pages=128, kernels=kernels), requests):
         theirs = subject.logits(text.tokens[:-1], text.limit)
         assert text.limit == length + text.request.params.max_tokens
         for place, row in sampler.rows[text.id].items():
