@@ -4,10 +4,13 @@ The oracle of each text is the naive run under the same spec: everything anew fo
 in one chunk. A way of running is a function that writes the same text otherwise and answers with what it saw: rows of
 logits by position, and the tokens. `Case.differences` compares.
 
-Sums run in fp64 here (`ReferenceKernels(wide=torch.float64)`): a quantised cache turns a difference of 1e-7, which
-neighbours in a product leave, into another code. Activations stay fp32.
+With native kernels, a step as one call (`Program`), every row is equal to the bit, whatever the weights' format. With
+the reference, rows are equal within `TOLERANCE`; its sums run in fp64 here (`ReferenceKernels(wide=torch.float64)`): a
+quantised cache turns a difference of 1e-7, which neighbours in a product leave, into another code. Activations stay
+fp32.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,12 +24,16 @@ from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
-from tokenwright.config import KVFormat
+from tokenwright.config import DType, KVFormat, WeightFormat
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.reach import Reach
 from tokenwright.kernels import Kernels, ReferenceKernels
+from tokenwright.kernels.native import find_kernels
 from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.models.decoder import Decoder
+from tokenwright.models.packing import load_packed
+from tokenwright.models.program import NativeDecoder
 from tokenwright.models.runner import TorchRunner
 
 TOLERANCE = 1e-5
@@ -56,6 +63,7 @@ KINDS = {
 }
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once
+WEIGHTS = ("float32", "bfloat16", "int8", "int4")  # of the native kernels
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=NEW),
     "seeded": SamplingParams(temperature=0.9, seed=11, max_tokens=NEW),
@@ -64,8 +72,6 @@ SAMPLINGS = {
 
 @cache
 def make_subject(kind: str) -> Subject:
-    import tempfile
-
     one = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
@@ -101,11 +107,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Case:
-    """One cell but for the way: a kind, a format, a sampling."""
+    """One cell but for the way: a kind, a format, a sampling; and the weights' format, or the reference with fp32."""
 
     kind: str
     kv: str
     sampling: str
+    weights: str = "reference"
 
     @property
     def subject(self) -> Subject:
@@ -114,7 +121,12 @@ class Case:
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         kind = KINDS[self.kind]
-        return layer_specs(self.subject.config, "float32", KVFormat.parse(self.kv), kind.window, kind.sinks)
+        return layer_specs(self.subject.config, self.dtype, KVFormat.parse(self.kv), kind.window, kind.sinks)
+
+    @property
+    def dtype(self) -> DType:
+        """What a native cache is kept in."""
+        return "bfloat16" if self.weights == "bfloat16" else "float32"
 
     @property
     def params(self) -> SamplingParams:
@@ -146,10 +158,16 @@ class Case:
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
-        runner = TorchRunner(self.subject.config, decoder(self.kind, kernels), memory)
+        runner = TorchRunner(self.subject.config, self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory, swap=swap)
         engine = Engine(around(runner), sampler, scheduler(pool, budget, sequences), CONTEXT)
         return Bench(engine, memory, sampler)
+
+    def decoder(self, kernels: Kernels | None) -> Decoder:
+        """The one that all benches share, or one of its own over given kernels."""
+        if kernels is not None:
+            return self.subject.decoder(kernels)
+        return plain_decoder(self.kind) if self.weights == "reference" else native_decoder(self.kind, self.weights)
 
     def naive(self, prompt: Sequence[int] | None = None, forced: Sequence[int] | None = None) -> "Seen":
         """The oracle: everything anew for every token."""
@@ -168,12 +186,18 @@ _NAIVE: dict[Any, "Seen"] = {}
 
 
 @cache
-def _plain(kind: str) -> Any:
+def plain_decoder(kind: str) -> Decoder:
     return make_subject(kind).decoder(ReferenceKernels(wide=torch.float64))
 
 
-def decoder(kind: str, kernels: Kernels | None) -> Any:
-    return _plain(kind) if kernels is None else make_subject(kind).decoder(kernels)
+@cache
+def native_decoder(kind: str, weights: str) -> Decoder:
+    one, kernels = KINDS[kind], find_kernels("native")
+    assert kernels is not None, "what is asked for is there, or refused"
+    with tempfile.TemporaryDirectory() as folder:
+        path, _ = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
+        packed = load_packed(Checkpoint.open(path), WeightFormat.parse(weights), "float32")
+    return NativeDecoder(make_subject(kind).config, kernels, kernels, packed)
 
 
 @dataclass(frozen=True)
@@ -200,35 +224,41 @@ class Compared:
 
 
 class Matrix(Ledger[Compared]):
-    """By way of running."""
+    """By kernels and way of running."""
 
     title = "the cache against the naive loop"
 
     def lines(self) -> Iterator[str]:
-        yield f"{'way of running':<42}{'texts':>7}{'rows':>9}{'equal to the bit':>18}{'worst':>10}"
-        for name, one in self.items():
-            yield f"{name:<42}{one.texts:>7}{one.rows:>9}{one.equal / one.rows:>18.2%}{one.worst:>10.1e}"
+        yield f"{'kernels':<11}{'way of running':<42}{'texts':>7}{'rows':>9}{'equal to the bit':>18}{'worst':>10}"
+        for (kernels, way), one in sorted(self.items()):
+            equal = f"{one.equal / one.rows:.2%}"
+            yield f"{kernels:<11}{way:<42}{one.texts:>7}{one.rows:>9}{equal:>18}{one.worst:>10.1e}"
         texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
         yield (
             f"{texts} texts and {rows} rows of logits, over {len(KINDS)} kinds x {len(FORMATS) + 1} formats x "
-            f"{len(SAMPLINGS)} samplings x {len(self)} ways"
+            f"{len(SAMPLINGS)} samplings x {len({way for _, way in self})} ways; with native kernels {len(WEIGHTS)} "
+            "formats of weights by turns"
         )
 
 
 LEDGER = opened(Matrix())
 
 
-def compare(way: str, seen: Seen, oracle: Seen) -> None:
-    """The same tokens, and rows of logits within the tolerance wherever both have them."""
-    ledger = LEDGER.setdefault(way, Compared())
+def compare(case: Case, way: str, seen: Seen, oracle: Seen) -> None:
+    """The same tokens, and wherever both have them the same rows of logits: to the bit with native kernels."""
+    kernels = "reference" if case.weights == "reference" else "native"
+    ledger = LEDGER.setdefault((kernels, way), Compared())
     shared = sorted(seen.rows.keys() & oracle.rows.keys())
     assert shared == sorted(oracle.rows), "the last rows of the text are there to be compared"
     worst = max(float((seen.rows[place] - oracle.rows[place]).abs().max()) for place in shared)
+    equal = sum(torch.equal(seen.rows[place], oracle.rows[place]) for place in shared)
     ledger.texts += 1
     ledger.rows += len(shared)
-    ledger.equal += sum(torch.equal(seen.rows[place], oracle.rows[place]) for place in shared)
+    ledger.equal += equal
     ledger.worst = max(ledger.worst, worst)
     assert worst <= TOLERANCE, f"a logit differs by {worst:.1e}"
+    if kernels == "native":
+        assert equal == len(shared), f"{len(shared) - equal} of {len(shared)} rows differ, by {worst:.1e} at most"
     assert list(seen.tokens) == list(oracle.tokens)
 
 

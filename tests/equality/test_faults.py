@@ -1,7 +1,8 @@
 """Planted faults: each must turn the matrix red, else its green says little.
 
 A fault is a wrapper made here around the runner, the kernels, the store or the scheduler; nothing in the engine knows
-of it. The naive oracle runs without it.
+of it. The naive oracle runs without it. What is planted in the store, the scheduler or the pool is found with the
+reference and with native kernels; a wrong operation with those that it is planted in.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import torch
 
 from tests.equality import harness, ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Matrix, Seen
+from tests.kernels.native import needs_native
 from tests.oracle.test_faults import moved_by_one
 from tokenwright.cache import KVStore, KVView
 from tokenwright.engine import Scheduler
@@ -22,6 +24,9 @@ from tokenwright.engine.pages import Chain, PagePool, Shelf, Table, Tables
 from tokenwright.engine.reach import Reach
 from tokenwright.errors import EngineError
 from tokenwright.kernels import ReferenceKernels, Span
+from tokenwright.models.batch import Piece
+from tokenwright.models.decoder import Logits
+from tokenwright.models.runner import TorchRunner
 
 assert ways.LATE  # imported for what it registers
 
@@ -190,29 +195,103 @@ def written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PagePool, "extend", extend)
 
 
+# ---- In the native step ----
+
+
+def program_of(runner: TorchRunner) -> Any:
+    assert runner.compute.program is not None, "this fault is for native kernels"
+    return runner.compute.program
+
+
+def one_bit(when: Callable[[Sequence[Piece]], bool]) -> Callable[[TorchRunner], TorchRunner]:
+    """The last logit of a step is the next larger number: no tolerance would see it."""
+
+    def around(runner: TorchRunner) -> TorchRunner:
+        program = program_of(runner)
+
+        def wrong(pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
+            logits = program(pieces, wanted)
+            if wanted and when(pieces):
+                logits.rows[-1, -1] = logits.rows[-1, -1].nextafter(torch.tensor(torch.inf))
+            return logits
+
+        runner.compute.program = wrong
+        return runner
+
+    return around
+
+
+def turned_late(runner: TorchRunner) -> TorchRunner:
+    """What is computed from a cache is turned by the angles of the next position."""
+    program = program_of(runner)
+    address = program._turns.address
+
+    def later(start: int, stop: int, *more: Any) -> int:
+        return address(start + bool(start), stop + bool(start), *more)
+
+    program._turns.address = later
+    return runner
+
+
+def scaled_alone(runner: TorchRunner) -> TorchRunner:
+    """As WrongScale: after each step of one token, its scales are made too large."""
+    program, store = program_of(runner), runner.store
+
+    def wrong(pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
+        logits = program(pieces, wanted)
+        for piece in (one for one in pieces if len(one.tokens) == 1):
+            for layer in range(len(store.specs)):
+                for part in store.view(layer).parts:
+                    slots = store.slots(part.group, piece.tables[part.group], range(piece.start, piece.stop))
+                    part.k.memory[1][slots] *= 1.02
+        return logits
+
+    runner.compute.program = wrong
+    return runner
+
+
 Patch = Callable[[pytest.MonkeyPatch], None]
+REFERENCE, NATIVE = ("reference",), ("bfloat16",)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`way` is the one that must see it. `bench`: what replaces a part of the engine; `patch`: what is done to it."""
+    """`way` is the one that must see it. `bench`: what replaces a part of the engine; `patch`: what is done to it.
+
+    `on`: the formats of weights, or the reference, that it is planted with.
+    """
 
     way: str
     kind: str = "GQA"
     kv: str = "native"
     bench: dict[str, Any] = field(default_factory=dict)
     patch: Patch | None = None
+    on: tuple[str, ...] = (*REFERENCE, *NATIVE)
 
 
 FAULTS = {
-    "position + 1": Fault("pages of 1, 16 and 64", bench={"around": moved_by_one(lambda piece: piece.start > 0)}),
-    "no mask": Fault("chunks of 1, 7 and the whole", bench={"kernels": NoMask}),
-    "no window within a chunk": Fault("chunks of 1, 7 and the whole", "window", bench={"kernels": NoWindow}),
-    "stale page": Fault("held and resumed", bench={"kernels": StalePage}),
+    "position + 1": Fault(
+        "pages of 1, 16 and 64", bench={"around": moved_by_one(lambda piece: piece.start > 0)}, on=REFERENCE
+    ),
+    "no mask": Fault("chunks of 1, 7 and the whole", bench={"kernels": NoMask}, on=REFERENCE),
+    "no window within a chunk": Fault(
+        "chunks of 1, 7 and the whole", "window", bench={"kernels": NoWindow}, on=REFERENCE
+    ),
+    "stale page": Fault("held and resumed", bench={"kernels": StalePage}, on=REFERENCE),
     "skipped rollback": Fault("held and resumed", bench={"scheduler": NoRollback}),
-    "wrong scale, int8": Fault("pages of 1, 16 and 64", kv="int8", bench={"kernels": WrongScale}),
-    "wrong scale, int4": Fault("batch of 1, 2 and 17", kv="int4", bench={"kernels": WrongScale}),
-    "sinks at their true distance": Fault("pages of 1, 16 and 64", "window + sinks", bench={"kernels": SinksFarAway}),
+    "wrong scale, int8": Fault("pages of 1, 16 and 64", kv="int8", bench={"kernels": WrongScale}, on=REFERENCE),
+    "wrong scale, int4": Fault("batch of 1, 2, 8 and 17", kv="int4", bench={"kernels": WrongScale}, on=REFERENCE),
+    "one bit in company": Fault(
+        "batch of 1, 2, 8 and 17", bench={"around": one_bit(lambda pieces: len(pieces) > 1)}, on=NATIVE
+    ),
+    "one bit in a chunk": Fault(
+        "chunks of 1, 7 and the whole", bench={"around": one_bit(lambda pieces: pieces[0].start > 0)}, on=NATIVE
+    ),
+    "turned late": Fault("pages of 1, 16 and 64", bench={"around": turned_late}, on=NATIVE),
+    "scaled alone, int8": Fault("pages of 1, 16 and 64", kv="int8", bench={"around": scaled_alone}, on=NATIVE),
+    "sinks at their true distance": Fault(
+        "pages of 1, 16 and 64", "window + sinks", bench={"kernels": SinksFarAway}, on=REFERENCE
+    ),
     "a shared page is not copied": Fault("forked", bench={"store": NoCopy}),
     "a shared page is written in place": Fault("forked", patch=written_in_place),
     "swapped back in another order": Fault("put off at every step, swapped", bench={"store": Shuffled}),
@@ -220,7 +299,8 @@ FAULTS = {
     "names of a page's own tokens": Fault("a prefix found, at every cut", patch=weak_names),
     "a hit without its window": Fault("a prefix found, at every cut", "window", patch=no_window_asked),
     "named before it is computed": Fault("after one that was given up half-way", patch=sealed_too_early),
-    "let go too early": Fault("pages of 1, 16 and 64", "hybrid", patch=trimmed_too_early),
+    # Native kernels believe a page table: one without a page that is read has no meaning there.
+    "let go too early": Fault("pages of 1, 16 and 64", "hybrid", patch=trimmed_too_early, on=REFERENCE),
     "used up but still named": Fault("held and resumed", patch=sealed_are_blank),
     "found but not held": Fault("a prefix found, at every cut", patch=held_by_nobody),
 }
@@ -236,13 +316,19 @@ class Planted(Case):
         return super().bench(**options, **plant)
 
     def naive(self, *args: Any, **options: Any) -> Seen:
-        return Case(self.kind, self.kv, self.sampling).naive(*args, **options)
+        return Case(self.kind, self.kv, self.sampling, self.weights).naive(*args, **options)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_turns_the_matrix_red(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def planted(name: str, weights: str) -> Any:
+    return pytest.param(name, weights, marks=needs_native if weights in NATIVE else ())
+
+
+@pytest.mark.parametrize(("name", "weights"), [planted(name, one) for name in FAULTS for one in FAULTS[name].on])
+def test_a_planted_fault_turns_the_matrix_red(
+    name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fault = FAULTS[name]
-    case = Planted(fault.kind, fault.kv, "greedy")
+    case = Planted(fault.kind, fault.kv, "greedy", weights)
     case.naive(), case.naive(case.naive().tokens[:-3])  # before the engine is made worse
     monkeypatch.setattr(Planted, "plant", fault.bench)
     if fault.patch is not None:
@@ -253,8 +339,11 @@ def test_a_planted_fault_turns_the_matrix_red(name: str, tmp_path: Path, monkeyp
     print(f"{name}: {caught.value!s:.120}")
 
 
-@pytest.mark.parametrize("way", sorted({fault.way for fault in FAULTS.values()}))
-def test_a_bench_without_a_fault_is_green(way: str, tmp_path: Path) -> None:
+WAYS_ASKED = sorted({(fault.way, weights) for fault in FAULTS.values() for weights in fault.on})
+
+
+@pytest.mark.parametrize(("way", "weights"), [planted(*one) for one in WAYS_ASKED])
+def test_a_bench_without_a_fault_is_green(way: str, weights: str, tmp_path: Path) -> None:
     """The same machinery, nothing planted."""
-    WAYS[way](Planted("GQA", "native", "greedy"), tmp_path)
+    WAYS[way](Planted("GQA", "native", "greedy", weights), tmp_path)
     assert PROMPT

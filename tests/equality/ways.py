@@ -12,33 +12,33 @@ FEW = 3  # tokens written where there are many texts
 
 @way("no cache, in parts")
 def naive_in_parts(case: Case, folder: Path) -> None:
-    compare("no cache, in parts", alone(case, case.bench(budget=7), cache=False), case.naive())
+    compare(case, "no cache, in parts", alone(case, case.bench(budget=7), cache=False), case.naive())
 
 
 @way("pages of 1, 16 and 64")
 def pages(case: Case, folder: Path) -> None:
     for page_size in (1, 16, 64):
-        compare("pages of 1, 16 and 64", alone(case, case.bench(page_size=page_size)), case.naive())
+        compare(case, "pages of 1, 16 and 64", alone(case, case.bench(page_size=page_size)), case.naive())
 
 
 @way("chunks of 1, 7 and the whole")
 def chunks(case: Case, folder: Path) -> None:
     for budget in (1, 7, CONTEXT):
-        compare("chunks of 1, 7 and the whole", alone(case, case.bench(budget=budget)), case.naive())
+        compare(case, "chunks of 1, 7 and the whole", alone(case, case.bench(budget=budget)), case.naive())
 
 
-@way("batch of 1, 2 and 17")
+@way("batch of 1, 2, 8 and 17")
 def batch(case: Case, folder: Path) -> None:
-    for size in (1, 2, 17):
+    for size in (1, 2, 8, 17):
         bench = case.bench(pages=80)
         others = [bench.engine.submit(case.request(prompt_of(5 + 3 * n, seed=n))) for n in range(1, size)]
         text = bench.engine.submit(case.request())
         bench.run()
-        compare("batch of 1, 2 and 17", Seen(bench.rows(text), text.tokens), case.naive())
+        compare(case, "batch of 1, 2, 8 and 17", Seen(bench.rows(text), text.tokens), case.naive())
         if others:  # a neighbour too, whose prompt is of another length
             other = others[-1]
             oracle = case.naive(other.request.prompt)
-            compare("batch of 1, 2 and 17", Seen(bench.rows(other), other.tokens), oracle)
+            compare(case, "batch of 1, 2, 8 and 17", Seen(bench.rows(other), other.tokens), oracle)
 
 
 @way("a prefix found, at every cut")
@@ -56,7 +56,7 @@ def prefix(case: Case, folder: Path) -> None:
             bench.run()
             assert text.reused == min(cut, PROMPT - 1) // page_size * page_size, "what is shared is not computed"
             assert text.forwarded + text.reused == len(text.tokens) - 1
-            compare("a prefix found, at every cut", Seen(bench.rows(text), text.tokens), oracle.first(FEW))
+            compare(case, "a prefix found, at every cut", Seen(bench.rows(text), text.tokens), oracle.first(FEW))
             assert donor.state is State.FINISHED
 
 
@@ -72,7 +72,7 @@ def given_up(case: Case, folder: Path) -> None:
         text = bench.engine.submit(case.request())
         bench.run()
         assert text.reused == 7 * steps, "its last page is found, though it is not full"
-        compare("after one that was given up half-way", Seen(bench.rows(text), text.tokens), case.naive())
+        compare(case, "after one that was given up half-way", Seen(bench.rows(text), text.tokens), case.naive())
 
 
 @way("put off at every step, computed again")
@@ -89,7 +89,7 @@ def preempted(case: Case, folder: Path) -> None:
         bench.run(put_off)
         assert text.preemptions == NEW - 1
         assert bool(text.reused) is share
-        compare("put off at every step, computed again", Seen(bench.rows(text), text.tokens), case.naive())
+        compare(case, "put off at every step, computed again", Seen(bench.rows(text), text.tokens), case.naive())
 
 
 @way("put off at every step, swapped")
@@ -107,8 +107,10 @@ def swapped(case: Case, folder: Path) -> None:
 
     bench.run(put_off)
     assert text.forwarded == len(text.tokens) - 1, "nothing was computed twice"
-    compare("put off at every step, swapped", Seen(bench.rows(text), text.tokens), case.naive())
-    compare("put off at every step, swapped", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(33, seed=3)))
+    compare(case, "put off at every step, swapped", Seen(bench.rows(text), text.tokens), case.naive())
+    compare(
+        case, "put off at every step, swapped", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(33, seed=3))
+    )
 
 
 @way("saved and restored")
@@ -122,7 +124,7 @@ def saved(case: Case, folder: Path) -> None:
         text = bench.engine.submit(case.request(first.tokens[:-3]))
         bench.run()
         assert text.reused == min(spared, len(first.tokens) - 4) // page_size * page_size
-        compare("saved and restored", Seen(bench.rows(text), text.tokens), case.naive(first.tokens[:-3]))
+        compare(case, "saved and restored", Seen(bench.rows(text), text.tokens), case.naive(first.tokens[:-3]))
 
 
 @way("forked")
@@ -144,10 +146,10 @@ def forked(case: Case, folder: Path) -> None:
         bench.run()
         assert child.reused == PROMPT + LATE - 1
         assert grandchild.reused == PROMPT + LATE + 2
-        compare("forked", Seen(bench.rows(parent), parent.tokens), case.naive())
+        compare(case, "forked", Seen(bench.rows(parent), parent.tokens), case.naive())
         for text in (child, grandchild):
             oracle = case.naive(text.request.prompt, forced=bench.sampler.forced[text.id])
-            compare("forked", Seen(bench.rows(text), text.tokens), oracle)
+            compare(case, "forked", Seen(bench.rows(text), text.tokens), oracle)
 
 
 @way("held and resumed")
@@ -165,11 +167,13 @@ def held(case: Case, folder: Path) -> None:
         if written == LATE:
             other = bench.engine.submit(case.request(prompt_of(PROMPT, seed=4)))
             bench.run()
-            compare("held and resumed", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(PROMPT, seed=4)))
+            compare(
+                case, "held and resumed", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(PROMPT, seed=4))
+            )
             assert text.preemptions == 1, "there was no room for both"
     bench.engine.hold(text.id, None)
     bench.run()
-    compare("held and resumed", Seen(bench.rows(text), text.tokens), case.naive())
+    compare(case, "held and resumed", Seen(bench.rows(text), text.tokens), case.naive())
 
 
 @way("the cache switched off and on")
@@ -183,4 +187,4 @@ def switched(case: Case, folder: Path) -> None:
             bench.engine.use_cache(text.id, not text.cache)
 
     bench.run(switch)
-    compare("the cache switched off and on", Seen(bench.rows(text), text.tokens), case.naive())
+    compare(case, "the cache switched off and on", Seen(bench.rows(text), text.tokens), case.naive())

@@ -18,7 +18,7 @@ from tokenwright.cache import Keys, KVView
 from tokenwright.config import Learned, ModelConfig
 from tokenwright.engine.reach import Reach
 from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.models.batch import Batch, Piece
+from tokenwright.models.batch import Batch, Batcher, Piece
 from tokenwright.models.families import parse_config
 from tokenwright.models.runner import TorchRunner
 
@@ -87,19 +87,22 @@ class StalePage(ReferenceKernels):
             part.v.write(places[fresh], v[fresh])
 
 
+class Moved:
+    """A runner's batcher whose pieces, those that match, stand one position later than they should."""
+
+    def __init__(self, batcher: Batcher, when: Callable[[Piece], bool]) -> None:
+        self.batcher, self.store, self.when = batcher, batcher.store, when
+
+    def __call__(self, pieces: Sequence[Piece]) -> Batch:
+        right = self.batcher(pieces)
+        anywhere = [defaultdict(int)] * len(right.slots)  # for where they would lie, which is not used
+        later = self.batcher([replace(one, start=one.start + self.when(one), tables=anywhere) for one in pieces])
+        return replace(right, positions=later.positions, rotation=later.rotation)
+
+
 def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], TorchRunner]:
-    """Wrap a runner's batcher: the pieces that match stand one position later than they should."""
-
     def around(runner: TorchRunner) -> TorchRunner:
-        batcher = runner.compute.batcher
-
-        def moved(pieces: Sequence[Piece]) -> Batch:
-            right = batcher(pieces)
-            anywhere = [defaultdict(int)] * len(right.slots)  # for where they would lie, which is not used
-            later = batcher([replace(one, start=one.start + when(one), tables=anywhere) for one in pieces])
-            return replace(right, positions=later.positions, rotation=later.rotation)
-
-        runner.compute.batcher = moved
+        runner.compute.batcher = Moved(runner.compute.batcher, when)
         return runner
 
     return around
