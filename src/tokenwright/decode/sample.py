@@ -8,7 +8,7 @@ number of the choice alone: never on the batch, the step or what was drawn befor
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
 
 import numpy as np
@@ -83,13 +83,15 @@ def log_totals(logits: NDArray[np.float32]) -> list[float]:
     return totals
 
 
-def score(chunk: Chunk, logits: torch.Tensor) -> Score:
+def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> Score:
     """The model's log-probabilities, over all ids at temperature 1, of the tokens that are known to follow.
 
-    logits: [n, V], one row for each token of the chunk. Nothing was drawn there: the sampler's are 0.
+    logits: [n, V], one row for each token of the chunk; totals: their `log_totals`, if these are known. Nothing was
+    drawn there: the sampler's are 0.
     """
-    logits = logits[: len(chunk.following)]
-    rows = list(zip(logits, logits.numpy(), log_totals(logits.numpy()), strict=True))
+    known = len(chunk.following)
+    logits = logits[:known]
+    rows = list(zip(logits, logits.numpy(), totals[:known] or log_totals(logits.numpy()), strict=True))
     told = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
     tops: tuple[tuple[Likely, ...], ...] = ()
     if n := chunk.request.params.prompt_logprobs:
@@ -121,9 +123,13 @@ class TorchSampler:
         results: list[Result] = []
         searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by the identity of the search
         everything = output.logits.cpu()
-        sound = np.isfinite(everything.numpy()).all(axis=1).tolist()  # [rows]
         pairs = list(zip(step.chunks, output.rows, strict=True))
-        totals = _totals(everything.numpy(), sound, pairs)
+        totals: Mapping[int, float] | tuple[float, ...] = output.log_totals
+        if totals:
+            sound = list(map(math.isfinite, totals))
+        else:
+            sound = np.isfinite(everything.numpy()).all(axis=1).tolist()  # [rows]
+            totals = _totals(everything.numpy(), sound, pairs)
         for chunk, rows in pairs:
             if chunk.picks and chunk.request.search is not None:
                 beams = searches.setdefault(id(chunk.request.search), [])
@@ -132,9 +138,12 @@ class TorchSampler:
                 results.append(Fault(chunk.sequence, _unsound()))
             else:
                 if chunk.wants is Wants.ALL:
-                    results.append(score(chunk, everything[rows.start : rows.stop]))
+                    known = output.log_totals[rows.start : rows.stop]
+                    results.append(score(chunk, everything[rows.start : rows.stop], known))
                 if chunk.picks:
-                    results += _picked(chunk, everything[rows.stop - 1], totals[rows.stop - 1], look)
+                    last = rows.stop - 1
+                    best = output.best[last] if output.best else None
+                    results += _picked(chunk, everything[last], totals[last], best, look)
         for beams in searches.values():
             results += _searched(beams, look)
         return results
@@ -158,10 +167,10 @@ def _unsound() -> EngineError:
     return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
 
 
-def _picked(chunk: Chunk, logits: torch.Tensor, total: float, look: Look) -> list[Result]:
+def _picked(chunk: Chunk, logits: torch.Tensor, total: float, best: int | None, look: Look) -> list[Result]:
     """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from its logits [V].
 
-    total: the row's of `log_totals`.
+    total: the row's of `log_totals`. best: the argmax, if it is known.
     """
     request, params = chunk.request, chunk.request.params
     try:
@@ -172,7 +181,10 @@ def _picked(chunk: Chunk, logits: torch.Tensor, total: float, look: Look) -> lis
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(chunk.sequence, exhausted())]
     chances = probabilities(row, params)
-    tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
+    if best is not None and chances is None and row is logits:
+        tokens = [best] * len(chunk.choices)
+    else:
+        tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
     look(chunk, logits, chances)
     values = logits.numpy()
     first = likeliest(logits, params.logprobs) if params.logprobs else []

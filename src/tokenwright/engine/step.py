@@ -69,10 +69,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Output(Generic[T]):
-    """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i."""
+    """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
+
+    Of each row, where the kernels told: `best`, the index of the largest logit, the lowest of equals; `log_totals`,
+    log(sum(exp)), NaN where a logit is not finite.
+    """
 
     rows: tuple[range, ...]
     logits: T
+    best: tuple[int, ...] = ()
+    log_totals: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

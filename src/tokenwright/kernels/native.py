@@ -7,7 +7,7 @@ on that row alone, to the bit. `find_kernels` is how one gets them.
 import ctypes
 import logging
 from collections.abc import Sequence
-from ctypes import byref, c_void_p
+from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
 
 import torch
@@ -122,6 +122,17 @@ class NativeKernels:
             )
         )
         return out
+
+    def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Of each row of logits [n, V] the index of the largest, the lowest of equals, and log(sum(exp)).
+
+        That is NaN where some logit is not finite.
+        """
+        rows, vocab = logits.shape
+        best, totals = (c_int64 * rows)(), (c_double * rows)()
+        places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
+        self._whole(self.library.tw_summarise(self.handle, rows, vocab, *places, torch.get_num_threads()))
+        return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
         """`Packed.pack_rows`: to the same bytes. Returns how many numbers have no finite form."""

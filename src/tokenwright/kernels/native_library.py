@@ -140,6 +140,7 @@ _FUNCTIONS = {
     "tw_gated": ("", "nnnpp"),
     "tw_rotate": ("", "nnnppp"),
     "tw_summary": ("", "npppp"),
+    "tw_summarise": ("n", "nnpppn"),
     "tw_pack": ("n", "pnpnnnn"),
 }
 _TYPES = {"p": c_void_p, "n": c_int64, "": None}

@@ -32,7 +32,8 @@ class Forward:
             self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * len(self.decoder.layers)
             return self.program(pieces, wanted)
         x = self.decoder.forward(self.batcher(pieces), self.batcher.store, tap)  # [T, width]
-        return Logits(self.decoder.logits(x[list(wanted)]))
+        logits = self.decoder.logits(x[list(wanted)])
+        return Logits(logits) if self.program is None else Logits(logits, *self.program.model.kernels.summarise(logits))
 
 
 class TorchRunner:
@@ -53,7 +54,8 @@ class TorchRunner:
             wanted += kept
             first += len(chunk.tokens)
         pieces = [Piece(chunk.tokens, chunk.start, chunk.tables, chunk.limit) for chunk in step.chunks]
-        return Output(tuple(rows), self.compute(pieces, wanted, tap).rows)
+        logits = self.compute(pieces, wanted, tap)
+        return Output(tuple(rows), logits.rows, logits.best, logits.log_totals)
 
 
 def _wanted(chunk: Chunk, rows: range) -> range:

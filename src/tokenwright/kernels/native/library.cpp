@@ -125,6 +125,11 @@ TW_EXPORT void tw_summary(const Kernels* k, int64_t n, const float* x, int64_t* 
   k->summary(n, x, index, most, total);
 }
 
+TW_EXPORT int64_t tw_summarise(const Kernels* k, int64_t n, int64_t vocab, const float* logits, int64_t* best,
+                               double* log_total, int64_t threads) {
+  return without_throwing([&] { summarise(*k, n, vocab, logits, best, log_total, threads); });
+}
+
 // Packs rows [first, first + count) of a matrix, shared out by whole blocks; returns how many numbers are not finite.
 TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_format, const void* source, int64_t stride,
                 int64_t first, int64_t count, int64_t threads) {

@@ -21,6 +21,7 @@ constexpr int64_t LINE = 64;           // bytes: 16 outputs over the inputs that
 constexpr int64_t AHEAD = 4096;        // bytes of a block's weights that are fetched before they are used
 constexpr int64_t SUPER_ROWS = 256;    // rows that are taken through a group of blocks together
 constexpr int64_t SUPER_BLOCKS = 8;    // blocks of such a group
+constexpr int64_t SHORT_CHUNK = 512;   // inputs that nine to sixteen rows are taken through at a time
 constexpr int64_t CHUNK_BYTES = 1024;  // of a row, taken through at a time: rows and weights stay in the nearest cache
 
 template <int64_t FORMAT>
@@ -43,7 +44,7 @@ struct Work {  // of a kernel: some rows of a chunk of inputs, for one block or 
   int64_t sums_stride;    // floats from one row to the next
   bool first, last;       // chunk of the inputs
   const Out& out;
-  bool ahead;             // fetch the weights before they are used: they come from memory
+  int64_t ahead;          // bytes: how far before they are used weights are fetched; 0: they are near already
 };
 
 TW_INLINE void finish(const Work& work, int64_t block, int64_t row, F v) {
@@ -128,13 +129,12 @@ static void float_kernel(const Work& work) {
   F acc[R][B];
   begin<R, B>(work, acc);
   const int64_t lines = work.slabs * (Slab<FORMAT>::bytes / LINE);
-  const int64_t ahead = work.ahead ? AHEAD : 0;
   for (int64_t i = 0; i < lines; i++) {
     F weights[B][per_line];
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
       const uint8_t* at = w + b * run + i * LINE;
-      __builtin_prefetch(at + ahead);
+      if (work.ahead) __builtin_prefetch(at + work.ahead);
       if (FORMAT == F32) {
         weights[b][0] = bits_to_float(load_line(at));
       } else {
@@ -208,7 +208,6 @@ static void integer_kernel(const Work& work) {
   const auto x_scales = Scales::from(work, work.rows.scales, work.rows.groups, work.slab * groups);
   F acc[R][B];
   begin<R, B>(work, acc);
-  const int64_t ahead = work.ahead ? AHEAD : 0;
   for (int64_t s = 0; s < work.slabs; s++) {
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
@@ -225,10 +224,10 @@ static void integer_kernel(const Work& work) {
         for (int b = 0; b < B; b++) {
           const uint8_t* at = w + b * run + s * Slab<FORMAT>::bytes;
           if (FORMAT == INT8) {
-            __builtin_prefetch(at + four * LINE + ahead);
+            if (work.ahead) __builtin_prefetch(at + four * LINE + work.ahead);
             codes[b] = load_line(at + four * LINE);
           } else {
-            if (four < 8) __builtin_prefetch(at + four * LINE + ahead);
+            if (work.ahead && four < 8) __builtin_prefetch(at + four * LINE + work.ahead);
             const I both = load_line(at + (four & 7) * LINE);
             codes[b] = (four < 8 ? both : both >> 4) & all(0x0f0f0f0f);
           }
@@ -269,7 +268,7 @@ static void in_one_go(const Matrix& m, const Rows& rows, int64_t first, int64_t 
   constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1;
   const int64_t slabs = slabs_of(m);
   for (int64_t block = first; block < last;) {
-    const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, true};
+    const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, AHEAD};
     if (block + B <= last)
       kernel<FORMAT, GROUP, R, B, side_by_side>(work);
     else
@@ -309,7 +308,7 @@ static void in_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t 
         for (int64_t block = group; block < end;) {
           const int64_t some = slabs - slab < chunk ? slabs - slab : chunk;
           const Work work{m,    rows, 0, 0, block, slab, some, slabs, nullptr, SUPER_BLOCKS * LANES, slab == 0,
-                          slab + chunk >= slabs, out, false};
+                          slab + chunk >= slabs, out, 0};
           float* kept = sums + (block - group) * LANES;
           if (block + BLOCKS <= end)
             past_rows<FORMAT, GROUP, BLOCKS>(work, top, bottom, kept);
@@ -320,6 +319,25 @@ static void in_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t 
       }
 }
 
+// Nine to sixteen rows: so many stay near for a chunk of inputs only. The next block's weights are fetched meanwhile.
+template <int64_t FORMAT, int64_t GROUP>
+static void in_short_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+  float sums[SUPER_BLOCKS][16 * LANES] __attribute__((aligned(64)));
+  constexpr int64_t chunk = SHORT_CHUNK / Slab<FORMAT>::inputs;
+  const int64_t slabs = slabs_of(m), run = slabs * Slab<FORMAT>::bytes;
+  for (int64_t group = first; group < last; group += SUPER_BLOCKS)
+    for (int64_t slab = 0; slab < slabs; slab += chunk) {
+      const int64_t end = last - group < SUPER_BLOCKS ? last : group + SUPER_BLOCKS;
+      for (int64_t block = group; block < end; block++) {
+        const int64_t some = slabs - slab < chunk ? slabs - slab : chunk;
+        const int64_t next = block + 1 < end ? run : chunk * Slab<FORMAT>::bytes - (end - 1 - group) * run;
+        const Work work{m,     rows, 0, rows.rows, block, slab, some, slabs, sums[block - group], LANES, slab == 0,
+                        slab + chunk >= slabs, out,  next};
+        kernel<FORMAT, GROUP, 16, 1, SIDE_BY_SIDE>(work);
+      }
+    }
+}
+
 template <int64_t FORMAT, int64_t GROUP>
 static void blocks_of(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
   const int64_t count = rows.rows;
@@ -328,7 +346,7 @@ static void blocks_of(const Matrix& m, const Rows& rows, int64_t first, int64_t 
   if (FEW_ROWS >= 4 && count <= 4) return in_one_go<FORMAT, GROUP, 4, BLOCKS>(m, rows, first, last, out);
 #if defined(__AVX512F__)
   if (count <= 8) return in_one_go<FORMAT, GROUP, 8, BLOCKS>(m, rows, first, last, out);
-  if (count <= 16) return in_one_go<FORMAT, GROUP, 16, 1>(m, rows, first, last, out);
+  if (count <= 16) return in_short_chunks<FORMAT, GROUP>(m, rows, first, last, out);
 #endif
   in_chunks<FORMAT, GROUP>(m, rows, first, last, out);
 }

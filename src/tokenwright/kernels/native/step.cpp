@@ -92,6 +92,15 @@ int64_t piece_of(const Matrix& m, int64_t threads) {
   return piece < 2 ? 2 : piece;
 }
 
+// Of a stretch of logits: the place of the largest, that number, and sum(exp(x - most)).
+struct Partial {
+  int64_t index;
+  float most;
+  double total;
+};
+
+int64_t summary_pieces(int64_t vocab) { return (vocab + SUMMARY - 1) / SUMMARY; }
+
 // What the threads of one forward pass share.
 struct Pass {
   const Kernels& k;
@@ -100,11 +109,7 @@ struct Pass {
   Room& r;
   float *x, *normed, *qkv, *sink, *mixed, *up, *act, *scratch;
   int64_t scratch_each;
-  struct Partial {
-    int64_t index;
-    float most;
-    double total;
-  }* partial;
+  Partial* partial;
 };
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
@@ -237,14 +242,27 @@ void embed_rows(Pass& p, Team& team) {
 }
 
 // log(sum(exp)) of a row from the totals of its pieces, and its largest number.
-void merge(const Pass::Partial* parts, int64_t count, int64_t* best, double* log_total) {
-  const Pass::Partial* most = parts;
+void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total) {
+  const Partial* most = parts;
   for (int64_t i = 1; i < count; i++)
     if (parts[i].most > most->most) most = parts + i;
   double total = 0;
   for (int64_t i = 0; i < count; i++) total += parts[i].total * exp((double)parts[i].most - most->most);
   *best = most->index;
   *log_total = log(total) + most->most;
+}
+
+void summarise_all(const Kernels& k, Team& team, int64_t thread, int64_t rows, int64_t vocab, const float* logits,
+                   Partial* partial, int64_t* best, double* log_total) {
+  const int64_t pieces = summary_pieces(vocab);
+  team.each(rows * pieces, [&](int64_t unit) {
+    const int64_t at = unit % pieces * SUMMARY, n = vocab - at < SUMMARY ? vocab - at : SUMMARY;
+    Partial& part = partial[unit];
+    k.summary(n, logits + unit / pieces * vocab + at, &part.index, &part.most, &part.total);
+    part.index += at;
+  });
+  if (thread == 0)
+    for (int64_t i = 0; i < rows; i++) merge(partial + i * pieces, pieces, best + i, log_total + i);
 }
 
 void head_rows(Pass& p, Team& team, int64_t thread) {
@@ -258,16 +276,7 @@ void head_rows(Pass& p, Team& team, int64_t thread) {
     p.k.prepare(model.head, normed, i, ready);
   });
   linears_of(p, team, model.head, ready, p.batch.logits, nullptr, vocab);
-  const int64_t pieces = (vocab + SUMMARY - 1) / SUMMARY;
-  team.each(wanted * pieces, [&](int64_t unit) {
-    const int64_t at = unit % pieces * SUMMARY, n = vocab - at < SUMMARY ? vocab - at : SUMMARY;
-    Pass::Partial& part = p.partial[unit];
-    p.k.summary(n, p.batch.logits + unit / pieces * vocab + at, &part.index, &part.most, &part.total);
-    part.index += at;
-  });
-  if (thread == 0)
-    for (int64_t i = 0; i < wanted; i++)
-      merge(p.partial + i * pieces, pieces, p.batch.best + i, p.batch.log_total + i);
+  summarise_all(p.k, team, thread, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total);
 }
 
 void run_pass(void* context, Team& team, int64_t thread) {
@@ -284,7 +293,6 @@ void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t t
   const Heads& h = model.heads;
   const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
   const int64_t each = k.attention_scratch(h);
-  const int64_t pieces = (model.vocab + SUMMARY - 1) / SUMMARY;
   for (int64_t i = 0; i < model.layers; i++)
     for (const Matrix* m : {&model.layer[i].qkv, &model.layer[i].o, &model.layer[i].up, &model.layer[i].down})
       r.ready.reserve(*m, rows);
@@ -304,7 +312,7 @@ void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t t
             r.act.of<float>(threads * model.mlp_width),
             r.scratch.of<float>(threads * each),
             each,
-            r.partial.of<Pass::Partial>(batch.wanted * pieces)};
+            r.partial.of<Partial>(batch.wanted * summary_pieces(model.vocab))};
   run_on_threads(threads, run_pass, &pass);
 }
 
@@ -324,6 +332,25 @@ void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x
         Job& j = *(Job*)context;
         team.each(j.ready.rows, [&](int64_t row) { j.k.prepare(j.m, j.x + row * j.m.in, row, j.ready); });
         linear(j.k, team, j.m, j.ready, Out{j.y, nullptr, j.m.out});
+      },
+      &job);
+}
+
+void summarise(const Kernels& k, int64_t n, int64_t vocab, const float* logits, int64_t* best, double* log_total,
+               int64_t threads) {
+  struct Job {
+    const Kernels& k;
+    int64_t n, vocab;
+    const float* logits;
+    int64_t* best;
+    double* log_total;
+    Partial* partial;
+  } job{k, n, vocab, logits, best, log_total, room().partial.of<Partial>(n * summary_pieces(vocab))};
+  run_on_threads(
+      threads,
+      [](void* context, Team& team, int64_t thread) {
+        Job& j = *(Job*)context;
+        summarise_all(j.k, team, thread, j.n, j.vocab, j.logits, j.partial, j.best, j.log_total);
       },
       &job);
 }
