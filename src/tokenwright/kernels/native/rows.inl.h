@@ -84,9 +84,12 @@ static void summary(int64_t n, const float* x, int64_t* index, float* most, doub
       break;
     }
   *most = high;
-  F mass = {};
-  for (i = 0; i + 16 <= n; i += 16) mass = mass + exponential(load(x + i) - all(high));
-  double all_mass = sum(mass);
+  double all_mass = 0;
+  for (i = 0; i + 16 <= n;) {
+    F mass = {};
+    for (int k = 0; k < 8 && i + 16 <= n; k++, i += 16) mass = mass + exponential(load(x + i) - all(high));
+    all_mass += sum(mass);
+  }
   for (; i < n; i++) all_mass += expf(x[i] - high);
   bool sound = true;  // a NaN is no larger than anything: it shows in a sum alone
   F zero = {};
