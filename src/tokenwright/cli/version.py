@@ -34,8 +34,8 @@ def _build_lines(folders: Iterable[str]) -> list[str]:
         lines.append(f"built with {notes['cxx']}")
     else:
         lines.append(
-            "built without a C++ compiler: nothing is lost today, the kernels run in torch; native kernels "
-            "will need one (install g++ or clang++, then reinstall)"
+            "built without a C++ compiler: no native kernels, the slow reference kernels in torch are used "
+            "(install g++ or clang++, then Tokenwright again)"
         )
     web = notes.get("web")
     lines.append(f"the web page: {web}" if web else f"built without the web page: {why_no_page(notes)}")
