@@ -41,7 +41,7 @@ def test_text_and_facts(generate: Run, model: Path) -> None:
     assert not end
     prompt_tokens = expected.usage.prompt_tokens
     assert line.startswith(f"{prompt_tokens} prompt + 20 generated tokens · TTFT ")
-    assert f" · {3 * (prompt_tokens + 19)} layer-tokens · float32 on cpu · length" in line
+    assert f" · {3 * (prompt_tokens + 19)} layer-tokens · float32 on cpu ({llm.kernels} kernels) · length" in line
     assert re.search(r" tok/s · weights [\d.]+ KiB \(float32\) · KV cache [\d.]+ KiB · ", line)
 
 

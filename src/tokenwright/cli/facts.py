@@ -48,6 +48,7 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
         "weight_bytes": llm.weight_bytes,
         "kv": llm.kv_format,
         "device": llm.device,
+        "kernels": llm.kernels,
     }
 
 
@@ -65,7 +66,7 @@ def facts_line(llm: LLM, completion: Completion) -> str:
         f"weights {binary(llm.weight_bytes)} ({llm.weights})",
         f"KV cache {binary(usage.kv_bytes)}",
         f"{usage.layer_tokens:,} layer-tokens",
-        f"{llm.dtype} on {llm.device}",
+        f"{llm.dtype} on {llm.device} ({llm.kernels} kernels)",
     ]
     if usage.seed is not None:
         parts.append(f"seed {usage.seed}")

@@ -81,7 +81,7 @@ def race(
         token_budget=token_budget,
     ) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
-        about = f"{model}, {llm.dtype} on {llm.device}{quantised}"
+        about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
         lanes = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
         result = Result(lanes, about, llm.config.layers, page_size)
     _save(out, picture(result))

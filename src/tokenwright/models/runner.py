@@ -25,12 +25,15 @@ class Forward:
         self.batcher = Batcher(config, store)
         self.program = Program(decoder.native, store) if isinstance(decoder, NativeDecoder) else None
 
-    @torch.inference_mode()
     def __call__(self, pieces: Sequence[Piece], wanted: Sequence[int], tap: Tap = ignore) -> Logits:
         """`wanted`: rows, counted over all pieces."""
-        if self.program is not None and tap is ignore:
-            self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * len(self.decoder.layers)
-            return self.program(pieces, wanted)
+        if self.program is None or tap is not ignore:
+            return self._by_parts(pieces, wanted, tap)
+        self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * len(self.decoder.layers)
+        return self.program(pieces, wanted)
+
+    @torch.inference_mode()
+    def _by_parts(self, pieces: Sequence[Piece], wanted: Sequence[int], tap: Tap) -> Logits:
         x = self.decoder.forward(self.batcher(pieces), self.batcher.store, tap)  # [T, width]
         logits = self.decoder.logits(x[list(wanted)])
         return Logits(logits) if self.program is None else Logits(logits, *self.program.model.kernels.summarise(logits))
