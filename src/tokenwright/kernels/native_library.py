@@ -156,15 +156,20 @@ def find(folders: Iterable[str] | None = None) -> Path | None:
 def load(file: Path) -> ctypes.CDLL:
     """The library, its functions declared. Raises RequestError for one that does not fit these sources."""
     library = ctypes.CDLL(str(file))
+    foreign = RequestError(f"{file} was compiled from other sources than these; install Tokenwright again")
+    try:
+        library.tw_sizes.restype = c_int64
+        library.tw_kernels.restype, library.tw_kernels.argtypes = c_void_p, (c_char_p,)
+        for name, (result, takes) in _FUNCTIONS.items():
+            function = library[name]
+            function.restype, function.argtypes = _TYPES[result], (c_void_p, *(_TYPES[one] for one in takes))
+            setattr(library, name, function)
+    except AttributeError:
+        raise foreign from None
     sizes = (c_int64 * len(_STRUCTS))()
-    library.tw_sizes.restype = c_int64
     known = library.tw_sizes(sizes, c_int64(len(_STRUCTS)))
     if known != len(_STRUCTS) or list(sizes) != [ctypes.sizeof(struct) for struct in _STRUCTS]:
-        raise RequestError(f"{file} was compiled from other sources than these; install Tokenwright again")
-    library.tw_kernels.restype, library.tw_kernels.argtypes = c_void_p, (c_char_p,)
-    for name, (result, takes) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = _TYPES[result], (c_void_p, *(_TYPES[one] for one in takes))
+        raise foreign
     return library
 
 
