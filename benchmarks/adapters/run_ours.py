@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 from protocol import Job, Written, serve
 
 from tokenwright import LLM, SamplingParams
@@ -13,10 +11,7 @@ WEIGHTS = {"bf16": "native", "int8": "int8", "int4": "int4"}
 
 class Ours:
     def __init__(self, job: Job) -> None:
-        options = {"weights": WEIGHTS[job.format]} if "weights" in inspect.signature(LLM).parameters else {}
-        if not options and job.format != "bf16":
-            raise RuntimeError(f"this version of Tokenwright has no {job.format} weights")
-        self.llm = LLM(str(job.model), **options)
+        self.llm = LLM(str(job.model), weights=WEIGHTS[job.format])
         self.texts = 0
 
     def run(self, prompts: list[list[int]], tokens: int) -> Written:

@@ -25,6 +25,14 @@ inline void pause() {
 #endif
 }
 
+// One look of many: after the first ones others get the core, who may be whom it waits for.
+inline void look(int times) {
+  if (times < BARRIER_SPINS)
+    pause();
+  else
+    std::this_thread::yield();
+}
+
 // Threads that live as long as the process. Each waits for its next job: it looks for a while, then it sleeps.
 class Pool {
  public:
@@ -46,7 +54,7 @@ class Pool {
     }
     if (sleeping_.load() > 0) wake_.notify_all();
     body(context, team, 0);
-    while (busy_.load(std::memory_order_acquire) > 0) pause();
+    for (int i = 0; busy_.load(std::memory_order_acquire) > 0; i++) look(i);
   }
 
  private:
@@ -88,12 +96,7 @@ void Team::barrier() {
     round_.store(round + 1, std::memory_order_release);
     return;
   }
-  for (int i = 0; round_.load(std::memory_order_acquire) == round; i++) {
-    if (i < BARRIER_SPINS)
-      pause();
-    else
-      std::this_thread::yield();
-  }
+  for (int i = 0; round_.load(std::memory_order_acquire) == round; i++) look(i);
 }
 
 void run_on_threads(int64_t threads, void (*body)(void*, Team&, int64_t), void* context) {
