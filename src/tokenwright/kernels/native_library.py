@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -161,7 +162,7 @@ def load(file: Path) -> ctypes.CDLL:
         library.tw_sizes.restype = c_int64
         library.tw_kernels.restype, library.tw_kernels.argtypes = c_void_p, (c_char_p,)
         for name, (result, takes) in _FUNCTIONS.items():
-            function = library[name]
+            function: Any = library[name]
             function.restype, function.argtypes = _TYPES[result], (c_void_p, *(_TYPES[one] for one in takes))
             setattr(library, name, function)
     except AttributeError:
