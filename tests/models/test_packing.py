@@ -323,7 +323,7 @@ for _ in range(10):
     [
         ({"TOKENWRIGHT_CACHE": "/here"}, "/here/weights"),
         ({"XDG_CACHE_HOME": "/there"}, "/there/tokenwright/weights"),
-        ({"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/tokenwright/weights"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/nowhere"}, "/nowhere/.cache/tokenwright/weights"),
     ],
 )
 def test_where_the_cache_is(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
