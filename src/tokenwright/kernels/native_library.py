@@ -143,6 +143,8 @@ _FUNCTIONS = {
     "tw_summary": ("", "npppp"),
     "tw_summarise": ("n", "nnpppn"),
     "tw_pack": ("n", "pnpnnnn"),
+    "tw_read": ("n", "pnn"),
+    "tw_multiply": ("n", "nnn"),
 }
 _TYPES = {"p": c_void_p, "n": c_int64, "": None}
 

@@ -1,203 +1,461 @@
 // Linear layers on the matrix unit; all else is AVX-512's.
 //
 // A slab is a tile as it lies in memory: 16 outputs over 64 bytes' worth of inputs. Rows go in tiles of 16, short ones
-// with the rest of their room behind them, whose results are not looked at: so a row is computed the same way whatever
-// its neighbours. Quantised formats come to the same integer sums as everywhere, and to the same bits. bfloat16 takes its
-// rows rounded to bfloat16, as the unit reads them.
+// with room behind them whose results are not looked at: so a row is computed the same way whatever its neighbours.
+// Quantised formats come to the same integer sums as everywhere, and to the same bits; few rows of them are AVX-512's,
+// which reads the weights as fast and needs no tiles. bfloat16 takes its rows rounded to bfloat16, as the unit reads
+// them, however many they are.
 #define TW_ISA amx
 #include "kernels.h"
 #include "lanes.h"
+#include "quantise.inl.h"
 #include "tiles.h"
 
 namespace tw {
 namespace TW_ISA {
 
-constexpr int64_t TILE_ROWS = 16;
-constexpr int64_t CHUNK = 16;  // slabs that are taken through all rows together; they stay in a core's own cache
-constexpr int64_t SUPER_ROWS = 512;  // rows that are taken through a pair of blocks together
+constexpr int64_t TILE = 1024;         // bytes
+constexpr int64_t TILE_ROWS = 16;      // also what `Rows::together` is where rows lie in tiles
+constexpr int64_t FEW_ROWS = 8;        // so many rows of a quantised format are left to AVX-512
+constexpr int64_t CHUNK = 16;          // slabs that many rows are taken through at a time
+constexpr int64_t AHEAD = 8192;        // bytes of a block's weights that are fetched before they are used
+constexpr int64_t SUPER_ROWS = 512;    // rows that are taken through a group of blocks together
+constexpr int64_t SUPER_BLOCKS = 8;    // blocks of such a group
+constexpr int64_t KEPT = 2;            // slabs whose integer sums are kept until they are scaled
 
-struct Pair {  // of blocks, or a single one, and the rows of a chunk of slabs
+// Rows in tiles, [row / 16][slab][16][64 bytes], past some blocks.
+struct Work {
   const Matrix& m;
   const Rows& rows;
-  int64_t block, blocks;
+  int64_t top, bottom;               // rows
   int64_t slab, slabs, all_slabs;
-  int64_t top, bottom;  // rows
-  const uint8_t* codes[2];
-  float* sums;  // [row - top][32]: of the chunks so far
+  float* sums;                       // [tile of rows][SUPER_BLOCKS][16][16]: of the chunks so far
+  const uint8_t* tiles[2];           // the chunk's weights, of one block or two side by side
+  int64_t block;                     // counted in the matrix
+  int64_t column;                    // of `sums`: the first of these blocks in its group
+
+  const uint8_t* x(int64_t row) const {
+    return (const uint8_t*)rows.numbers + (row / TILE_ROWS * all_slabs + slab) * TILE;
+  }
+  float* at(int64_t row, int64_t b) const {
+    return sums + ((row - top) / TILE_ROWS * SUPER_BLOCKS + column + b) * TILE_ROWS * LANES;
+  }
 };
 
-TW_INLINE int64_t live_rows(const Pair& p, int64_t row) {
-  return p.bottom - row < TILE_ROWS ? p.bottom - row : TILE_ROWS;
-}
-
-static void set_tiles(int64_t row_bytes) {
+static void set_tiles(int64_t rows, int64_t row_bytes) {
   TileConfig to;
-  for (int tile = 0; tile < 4; tile++) to.set(tile, 16, 64);               // C
-  for (int tile = 4; tile < 6; tile++) to.set(tile, 16, (int)row_bytes);   // A: rows
-  for (int tile = 6; tile < 8; tile++) to.set(tile, (int)row_bytes / 4, 64);  // B: weights
+  for (int tile = 0; tile < 4; tile++) to.set(tile, (int)rows, 64);                 // C
+  for (int tile = 4; tile < 6; tile++) to.set(tile, (int)rows, (int)row_bytes);     // A: rows
+  for (int tile = 6; tile < 8; tile++) to.set(tile, (int)row_bytes / 4, 64);        // B: weights
   configure(to);
 }
 
-// sums [live][16] of a block += integer sums * scale of the group * scale of the row.
+// ---- bfloat16 ----
+
 template <int T>
-TW_INLINE void scale_tile(const Pair& p, int64_t row, int64_t block, int64_t group) {
-  int32_t whole[16][16] __attribute__((aligned(64)));
-  tile_store<T>(whole, 64);
-  const int64_t groups = p.rows.groups;
-  const F scale = load_f16(p.m.scales + ((p.block + block) * groups + group) * LANES);
-  float* sums = p.sums + (row - p.top) * 32 + block * LANES;
-  for (int64_t r = 0; r < live_rows(p, row); r++) {
-    const int64_t at = (row + r) * groups + group;
+TW_INLINE void begin_tile(const Work& work, const float* sums) {
+  if (work.slab)
+    tile_load<T>(sums, 64);
+  else
+    tile_zero<T>();
+}
+
+// Two tiles of rows, or one, by two blocks, or one. ahead: bytes; 0: the weights are near.
+template <int ROWS, int BLOCKS, int64_t FETCH>
+static void bf16_tiles(const Work& work, int64_t row) {
+  const uint8_t *x0 = work.x(row), *x1 = x0 + (ROWS - 1) * work.all_slabs * TILE;
+  const uint8_t *w0 = work.tiles[0], *w1 = work.tiles[BLOCKS - 1];
+  begin_tile<0>(work, work.at(row, 0));
+  if (BLOCKS == 2) begin_tile<1>(work, work.at(row, 1));
+  if (ROWS == 2) begin_tile<2>(work, work.at(row + TILE_ROWS, 0));
+  if (ROWS == 2 && BLOCKS == 2) begin_tile<3>(work, work.at(row + TILE_ROWS, 1));
+  for (int64_t at = 0; at < work.slabs * TILE; at += TILE) {
+    if (FETCH)
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < TILE; i += 64) {
+        __builtin_prefetch(w0 + at + FETCH + i);
+        if (BLOCKS == 2) __builtin_prefetch(w1 + at + FETCH + i);
+      }
+    tile_load<4>(x0 + at, 64);
+    tile_load<6>(w0 + at, 64);
+    tile_dot_bf16<0, 4, 6>();
+    if (BLOCKS == 2) {
+      tile_load<7>(w1 + at, 64);
+      tile_dot_bf16<1, 4, 7>();
+    }
+    if (ROWS == 2) {
+      tile_load<5>(x1 + at, 64);
+      tile_dot_bf16<2, 5, 6>();
+      if (BLOCKS == 2) tile_dot_bf16<3, 5, 7>();
+    }
+  }
+  tile_store<0>(work.at(row, 0), 64);
+  if (BLOCKS == 2) tile_store<1>(work.at(row, 1), 64);
+  if (ROWS == 2) tile_store<2>(work.at(row + TILE_ROWS, 0), 64);
+  if (ROWS == 2 && BLOCKS == 2) tile_store<3>(work.at(row + TILE_ROWS, 1), 64);
+}
+
+// ---- int8 and int4 ----
+
+// A chunk of slabs as signed bytes.
+template <int64_t FORMAT, int64_t FETCH>
+static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
+  constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE;
+  for (int64_t s = 0; s < slabs; s++)
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < bytes; i += 64) {
+      if (FETCH) __builtin_prefetch(from + s * bytes + i + FETCH);
+      __m512i line = _mm512_loadu_si512(from + s * bytes + i);
+      if (FORMAT == INT8) {
+        _mm512_store_si512(to + s * TILE + i, _mm512_xor_si512(line, _mm512_set1_epi8((char)0x80)));
+      } else {
+        const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
+        _mm512_store_si512(to + s * TILE + i, _mm512_sub_epi8(_mm512_and_si512(line, low), eight));
+        line = _mm512_and_si512(_mm512_srli_epi16(line, 4), low);
+        _mm512_store_si512(to + s * TILE + i + TILE / 2, _mm512_sub_epi8(line, eight));
+      }
+    }
+}
+
+// Sums of a tile of rows and a block += integer sums * scale of the outputs * scale of the row, for one group.
+TW_INLINE void scale_group(F (&acc)[TILE_ROWS], const int32_t* totals, const uint16_t* scales, const float* x_scales) {
+  const F scale = load_f16(scales);
+#pragma GCC unroll 16
+  for (int r = 0; r < TILE_ROWS; r++) {
     I total;
-    memcpy(&total, whole[r], 64);
-    total = total + all(p.rows.sums[at]);
-    store(sums + r * 32, fma(to_float(total), scale * all(p.rows.scales[at]), load(sums + r * 32)));
+    memcpy(&total, totals + r * LANES, 64);
+    acc[r] = fma(to_float(total), scale * all(x_scales[r]), acc[r]);
   }
 }
 
-// Two tiles of rows by two blocks where there are so many; G groups to a slab.
-template <int G>
-static void integer_rows(const Pair& p) {
-  const int64_t depth = p.rows.depth, run = 64 / G;
-  const int8_t* x = (const int8_t*)p.rows.numbers;
-  for (int64_t row = p.top; row < p.bottom; row += 2 * TILE_ROWS) {
-    const bool two_rows = row + TILE_ROWS < p.bottom, two_blocks = p.blocks == 2;
-    for (int64_t s = 0; s < p.slabs; s++)
+// The scales of a block of outputs, or of a tile of rows, from a group on.
+TW_INLINE const uint16_t* scales_of(const Matrix& m, const Rows& rows, int64_t block, int64_t group) {
+  return m.scales + (block * rows.groups + group) * LANES;
+}
+TW_INLINE const float* x_scales_of(const Rows& rows, int64_t row, int64_t group) {
+  return rows.scales + (row / TILE_ROWS * rows.groups + group) * TILE_ROWS;
+}
+
+TW_INLINE void store_tile(float* sums, const F (&acc)[TILE_ROWS]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < TILE_ROWS; r++) store(sums + r * LANES, acc[r]);
+}
+
+TW_INLINE void scale_tile(const Work& work, int64_t row, int64_t b, int64_t group, int64_t groups,
+                          const int32_t (*totals)[TILE_ROWS * LANES]) {
+  float* sums = work.at(row, b);
+  const float* x_scales = x_scales_of(work.rows, row, group);
+  const uint16_t* scales = scales_of(work.m, work.rows, work.block + b, group);
+  F acc[TILE_ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < TILE_ROWS; r++) acc[r] = group ? load(sums + r * LANES) : F{};
+  for (int64_t g = 0; g < groups; g++) scale_group(acc, totals[g], scales + g * LANES, x_scales + g * TILE_ROWS);
+  store_tile(sums, acc);
+}
+
+// As bf16_tiles; G groups to a slab.
+template <int G, int ROWS, int BLOCKS>
+static void integer_tiles(const Work& work, int64_t row) {
+  constexpr int64_t run = 64 / G;
+  alignas(64) int32_t totals[ROWS * BLOCKS][KEPT * G][TILE_ROWS * LANES];
+  const uint8_t *x0 = work.x(row), *x1 = x0 + (ROWS - 1) * work.all_slabs * TILE;
+  for (int64_t s = 0; s < work.slabs; s += KEPT) {
+    const int64_t slabs = work.slabs - s < KEPT ? work.slabs - s : KEPT;
+    for (int64_t i = 0; i < slabs; i++)
+#pragma GCC unroll 2
       for (int g = 0; g < G; g++) {
-        const int8_t* at = x + row * depth + (p.slab + s) * 64 + g * run;
-        const int64_t w = s * 1024 + g * run / 4 * 64, group = (p.slab + s) * G + g;
-        tile_load<4>(at, depth);
-        tile_load<6>(p.codes[0] + w, 64);
+        const int64_t x = (s + i) * TILE + g * run, w = (s + i) * TILE + g * run / 4 * 64, kept = i * G + g;
+        tile_load<4>(x0 + x, 64);
+        tile_load<6>(work.tiles[0] + w, 64);
         tile_zero<0>();
         tile_dot_bytes<0, 4, 6>();
-        if (two_blocks) {
-          tile_load<7>(p.codes[1] + w, 64);
+        if (BLOCKS == 2) {
+          tile_load<7>(work.tiles[1] + w, 64);
           tile_zero<1>();
           tile_dot_bytes<1, 4, 7>();
         }
-        if (two_rows) {
-          tile_load<5>(at + TILE_ROWS * depth, depth);
+        if (ROWS == 2) {
+          tile_load<5>(x1 + x, 64);
           tile_zero<2>();
           tile_dot_bytes<2, 5, 6>();
-          if (two_blocks) {
+          if (BLOCKS == 2) {
             tile_zero<3>();
             tile_dot_bytes<3, 5, 7>();
           }
         }
-        scale_tile<0>(p, row, 0, group);
-        if (two_blocks) scale_tile<1>(p, row, 1, group);
-        if (two_rows) scale_tile<2>(p, row + TILE_ROWS, 0, group);
-        if (two_rows && two_blocks) scale_tile<3>(p, row + TILE_ROWS, 1, group);
+        tile_store<0>(totals[0][kept], 64);
+        if (BLOCKS == 2) tile_store<1>(totals[BLOCKS - 1][kept], 64);
+        if (ROWS == 2) tile_store<2>(totals[(ROWS - 1) * BLOCKS][kept], 64);
+        if (ROWS == 2 && BLOCKS == 2) tile_store<3>(totals[ROWS * BLOCKS - 1][kept], 64);
       }
+#pragma GCC unroll 2
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int b = 0; b < BLOCKS; b++)
+        scale_tile(work, row + r * TILE_ROWS, b, (work.slab + s) * G, slabs * G, totals[r * BLOCKS + b]);
   }
 }
 
-static void bf16_rows(const Pair& p) {
-  const int64_t depth = p.rows.depth * 2;  // bytes
-  const char* x = (const char*)p.rows.numbers;
-  for (int64_t row = p.top; row < p.bottom; row += 2 * TILE_ROWS) {
-    const bool two_rows = row + TILE_ROWS < p.bottom, two_blocks = p.blocks == 2;
-    float* sums = p.sums + (row - p.top) * 32;
-    tile_load<0>(sums, 128);
-    if (two_blocks) tile_load<1>(sums + LANES, 128);
-    if (two_rows) tile_load<2>(sums + TILE_ROWS * 32, 128);
-    if (two_rows && two_blocks) tile_load<3>(sums + TILE_ROWS * 32 + LANES, 128);
-    for (int64_t s = 0; s < p.slabs; s++) {
-      const char* at = x + row * depth + (p.slab + s) * 64;
-      tile_load<4>(at, depth);
-      tile_load<6>(p.codes[0] + s * 1024, 64);
-      tile_dot_bf16<0, 4, 6>();
-      if (two_blocks) {
-        tile_load<7>(p.codes[1] + s * 1024, 64);
-        tile_dot_bf16<1, 4, 7>();
-      }
-      if (two_rows) {
-        tile_load<5>(at + TILE_ROWS * depth, depth);
-        tile_dot_bf16<2, 5, 6>();
-        if (two_blocks) tile_dot_bf16<3, 5, 7>();
-      }
-    }
-    tile_store<0>(sums, 128);
-    if (two_blocks) tile_store<1>(sums + LANES, 128);
-    if (two_rows) tile_store<2>(sums + TILE_ROWS * 32, 128);
-    if (two_rows && two_blocks) tile_store<3>(sums + TILE_ROWS * 32 + LANES, 128);
-  }
-}
+// One tile of rows past a block whose weights come from memory: while one slab's products are made, those of the slab
+// before are scaled, and the sums stay in registers.
+template <int64_t FORMAT, int G>
+struct Stream {
+  static constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE, run = 64 / G;
+  const uint8_t *codes, *x;
+  alignas(64) uint8_t wide[2][TILE];
+  alignas(64) int32_t totals[2][G][TILE_ROWS * LANES];
 
-// A chunk of int4 slabs as bytes, in the order of int8 ones.
-static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
-  for (int64_t line = 0; line < slabs * 8; line++) {
-    I both;
-    memcpy(&both, from + line * 64, 64);
-    const I low = both & all(0x0f0f0f0f), high = both >> 4 & all(0x0f0f0f0f);
-    uint8_t* slab = to + line / 8 * 1024 + line % 8 * 64;
-    memcpy(slab, &low, 64);
-    memcpy(slab + 512, &high, 64);
-  }
-}
-
-static void finish(const Pair& p, const Out& out) {
-  for (int64_t b = 0; b < p.blocks; b++) {
-    const int64_t at = (p.block + b) * LANES, n = p.m.out - at < LANES ? p.m.out - at : LANES;
-    for (int64_t row = p.top; row < p.bottom; row++) {
-      F v = load(p.sums + (row - p.top) * 32 + b * LANES);
-      if (p.m.bias) v = v + load(p.m.bias + at, n);
-      if (out.add) v = v + load(out.add + row * out.stride + at, n);
-      store(out.y + row * out.stride + at, v, n);
+  template <int ODD>
+  __attribute__((always_inline)) void multiply(int64_t slab) {
+    widen<FORMAT, AHEAD>(codes + slab * bytes, 1, wide[ODD]);
+#pragma GCC unroll 2
+    for (int g = 0; g < G; g++) {
+      tile_load<4 + ODD>(x + slab * TILE + g * run, 64);
+      tile_load<6 + ODD>(wide[ODD] + g * run / 4 * 64, 64);
+      tile_zero<ODD>();
+      tile_dot_bytes<ODD, 4 + ODD, 6 + ODD>();
+      tile_store<ODD>(totals[ODD][g], 64);
     }
   }
+};
+
+template <int64_t FORMAT, int G>
+static void stream_block(const Matrix& m, const Rows& rows, int64_t block, float* sums) {
+  const int64_t slabs = rows.depth / 64;
+  Stream<FORMAT, G> stream;
+  stream.codes = (const uint8_t*)m.codes + block * slabs * stream.bytes;
+  stream.x = (const uint8_t*)rows.numbers;
+  const uint16_t* scales = scales_of(m, rows, block, 0);
+  const float* x_scales = x_scales_of(rows, 0, 0);
+  F acc[TILE_ROWS] = {};
+  const auto scale = [&](int64_t slab) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+    for (int g = 0; g < G; g++) {
+      const int64_t group = slab * G + g;
+      scale_group(acc, stream.totals[slab & 1][g], scales + group * LANES, x_scales + group * TILE_ROWS);
+    }
+  };
+  stream.template multiply<0>(0);
+  for (int64_t slab = 1; slab < slabs; slab += 2) {
+    stream.template multiply<1>(slab);
+    scale(slab - 1);
+    if (slab + 1 == slabs) break;
+    stream.template multiply<0>(slab + 1);
+    scale(slab);
+  }
+  scale(slabs - 1);
+  store_tile(sums, acc);
 }
 
-static void fetch(const Pair& p, int64_t bytes) {  // the next chunk, while this one is computed with
-  for (int64_t b = 0; b < p.blocks; b++)
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p.codes[b] + bytes + i, 0, 2);
+// ---- Both ----
+
+// Where the sums of a group of blocks go, which are columns of `Work::sums`.
+struct Columns {
+  int64_t first;   // block of the first column
+  int64_t count;
+  int64_t apart;   // 0, or blocks from the first half of the columns to the second
+
+  int64_t block(int64_t column) const {
+    return first + (apart && column >= count / 2 ? apart + column - count / 2 : column);
+  }
+};
+
+TW_INLINE F total_of(const Work& work, int64_t row, int64_t column, int64_t block) {
+  const int64_t at = block * LANES, n = work.m.out - at < LANES ? work.m.out - at : LANES;
+  const F v = load(work.at(row, column) + row % TILE_ROWS * LANES);
+  return work.m.bias ? v + load(work.m.bias + at, n) : v;
+}
+
+struct ToMemory {
+  const Out& out;
+
+  void operator()(const Work& work, const Columns& columns) const {
+    for (int64_t row = work.top; row < work.bottom; row++)
+      for (int64_t column = 0; column < columns.count; column++) {
+        const int64_t block = columns.block(column), at = block * LANES;
+        const int64_t n = work.m.out - at < LANES ? work.m.out - at : LANES;
+        F v = total_of(work, row, column, block);
+        if (out.add) v = v + load(out.add + row * out.stride + at, n);
+        store(out.y + row * out.stride + at, v, n);
+      }
+  }
+};
+
+// Inputs [input, input + n) of a row into its tiles; where n is 0, zeros. Behind the last row scales are zeros: what lies
+// there by chance may be numbers that processors take long to multiply.
+TW_INLINE void to_tiles(const Rows& rows, int64_t group, const float* x, int64_t row, int64_t input, int64_t n) {
+  const int64_t bytes = rows.kind == ROWS_BF16 ? 2 : 1, slabs = rows.depth * bytes / 64, at = input * bytes;
+  char* to = (char*)rows.numbers + (row / TILE_ROWS * slabs + at / 64) * TILE + row % TILE_ROWS * 64 + at % 64;
+  if (rows.kind == ROWS_BF16) return store_bf16((uint16_t*)to, load(x, n));
+  const int64_t scale = (row / TILE_ROWS * rows.groups + input / group) * TILE_ROWS + row % TILE_ROWS;
+  quantise(x, n, group, (int8_t*)to, rows.scales + scale, rows.sums + scale);
+  for (int64_t i = 1; row + 1 == rows.rows && (row + i) % TILE_ROWS; i++) rows.scales[scale + i] = 0;
+}
+
+struct ToRows {
+  const Between& between;
+
+  void operator()(const Work& work, const Columns& columns) const {
+    const Rows& to = between.to;
+    const int64_t group = between.down.group, step = to.kind == ROWS_BF16 ? LANES : group;
+    const int64_t units = between.gated ? 1 : columns.count * LANES / ACTIVATED;
+    for (int64_t row = work.top; row < work.bottom; row++)
+      for (int64_t unit = 0; unit < units; unit++) {
+        float up[2 * ACTIVATED] __attribute__((aligned(64))), act[ACTIVATED] __attribute__((aligned(64)));
+        const int64_t first = unit * ACTIVATED / LANES, some = (between.gated ? 2 : 1) * ACTIVATED / LANES;
+        for (int64_t i = 0; i < some; i++) store(up + i * LANES, total_of(work, row, first + i, columns.block(first + i)));
+        if (between.gated)
+          avx512_kernels()->gated(between.activation, ACTIVATED, up, act);
+        else
+          avx512_kernels()->activate(between.activation, ACTIVATED, up, act);
+        const int64_t input = columns.first * LANES + unit * ACTIVATED;
+        for (int64_t i = 0; i < ACTIVATED; i += step) to_tiles(to, group, act + i, row, input + i, step);
+      }
+  }
+};
+
+template <int64_t FORMAT, int ROWS, int BLOCKS, int64_t FETCH>
+static void tiles_of(const Work& work, int64_t row) {
+  if constexpr (FORMAT == BF16)
+    bf16_tiles<ROWS, BLOCKS, FETCH>(work, row);
+  else if (work.m.group == 32)
+    integer_tiles<2, ROWS, BLOCKS>(work, row);
+  else
+    integer_tiles<1, ROWS, BLOCKS>(work, row);
+}
+
+// A chunk of one block's or two blocks' weights past some rows. next: weights that come after, fetched meanwhile.
+template <int64_t FORMAT, int BLOCKS, int64_t FETCH>
+static void past_rows(Work work, const uint8_t* codes, int64_t run, const uint8_t* next) {
+  constexpr int64_t slab_bytes = FORMAT == INT4 ? TILE / 2 : TILE;
+  alignas(64) uint8_t wide[FORMAT == BF16 ? 1 : BLOCKS][FORMAT == BF16 ? 64 : CHUNK * TILE];
+  for (int b = 0; b < BLOCKS; b++) {
+    work.tiles[b] = codes + b * run;
+    if (FORMAT == BF16) continue;
+    widen<FORMAT, FETCH>(work.tiles[b], work.slabs, wide[b]);
+    work.tiles[b] = wide[b];
+  }
+  const int64_t pairs = (work.bottom - work.top + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
+  const int64_t share = (work.slabs * slab_bytes / pairs + 63) & -64;
+  for (int64_t row = work.top, i = 0; row < work.bottom; row += 2 * TILE_ROWS, i++) {
+    for (int64_t line = i * share; !FETCH && next && line < (i + 1) * share; line += 64)
+      for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(next + b * run + line, 0, 2);
+    if (row + TILE_ROWS < work.bottom)
+      tiles_of<FORMAT, 2, BLOCKS, FETCH>(work, row);
+    else
+      tiles_of<FORMAT, 1, BLOCKS, FETCH>(work, row);
+  }
+}
+
+// A group of blocks, all rows.
+template <int64_t FORMAT, typename To>
+static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns, const To& to) {
+  constexpr int64_t slab_bytes = FORMAT == INT4 ? TILE / 2 : TILE, inputs = FORMAT == BF16 ? 32 : 64;
+  static thread_local float sums[SUPER_ROWS / TILE_ROWS * SUPER_BLOCKS][TILE_ROWS * LANES] __attribute__((aligned(64)));
+  const int64_t slabs = (m.in + inputs - 1) / inputs, run = slabs * slab_bytes;
+  const bool few = rows.rows <= TILE_ROWS;
+  const int64_t chunk = few ? slabs : CHUNK;
+  for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS) {
+    const int64_t bottom = rows.rows - top < SUPER_ROWS ? rows.rows : top + SUPER_ROWS;
+    Work work{m, rows, top, bottom, 0, 0, slabs, sums[0], {nullptr, nullptr}, 0, 0};
+    for (; work.slab < slabs; work.slab += chunk) {
+      work.slabs = slabs - work.slab < chunk ? slabs - work.slab : chunk;
+      const uint8_t* codes = (const uint8_t*)m.codes + work.slab * slab_bytes;
+      for (work.column = 0; work.column < columns.count; work.column += 2) {
+        const bool two = work.column + 1 < columns.count, more = work.column + 2 < columns.count;
+        work.block = columns.block(work.column);
+        if (FORMAT != BF16 && few) {
+          for (int64_t b = 0; b <= two; b++)
+            m.group == 32 ? stream_block<FORMAT, 2>(m, rows, work.block + b, work.at(0, b))
+                          : stream_block<FORMAT, 1>(m, rows, work.block + b, work.at(0, b));
+          continue;
+        }
+        const uint8_t* next = codes + (more ? columns.block(work.column + 2) * run
+                                            : columns.first * run + work.slabs * slab_bytes);
+        if (few)
+          two ? past_rows<FORMAT, 2, AHEAD>(work, codes + work.block * run, run, next)
+              : past_rows<FORMAT, 1, AHEAD>(work, codes + work.block * run, run, next);
+        else
+          two ? past_rows<FORMAT, 2, 0>(work, codes + work.block * run, run, next)
+              : past_rows<FORMAT, 1, 0>(work, codes + work.block * run, run, next);
+      }
+    }
+    work.column = 0;
+    to(work, columns);
+  }
+}
+
+template <typename To>
+static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns, const To& to) {
+  if (m.format == BF16) return columns_of<BF16>(m, rows, columns, to);
+  m.format == INT8 ? columns_of<INT8>(m, rows, columns, to) : columns_of<INT4>(m, rows, columns, to);
+}
+
+static void begin_tiles(const Matrix& m, const Rows& rows) {
+  set_tiles(m.format == BF16 && rows.rows < TILE_ROWS ? rows.rows : TILE_ROWS, m.group ? m.group : 64);
 }
 
 static bool in_tiles(int64_t format) { return format == BF16 || format == INT8 || format == INT4; }
 
-static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
-  if (!in_tiles(m.format)) return avx512_kernels()->linear(m, rows, first, last, out);
-  static thread_local float sums[SUPER_ROWS * 32] __attribute__((aligned(64)));
-  static thread_local uint8_t wide[2 * CHUNK * 1024] __attribute__((aligned(64)));
-  const int64_t inputs = m.format == BF16 ? 32 : 64, slabs = (m.in + inputs - 1) / inputs;
-  const int64_t slab_bytes = m.format == INT4 ? 512 : 1024;
-  set_tiles(m.group ? m.group : 64);
-  for (int64_t block = first; block < last; block += 2)
-    for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS) {
-      const int64_t bottom = rows.rows - top < SUPER_ROWS ? rows.rows : top + SUPER_ROWS;
-      memset(sums, 0, (bottom - top + 2 * TILE_ROWS < SUPER_ROWS ? bottom - top + 2 * TILE_ROWS : SUPER_ROWS) * 128);
-      Pair p{m, rows, block, block + 1 < last ? 2 : 1, 0, 0, slabs, top, bottom, {nullptr, nullptr}, sums};
-      for (; p.slab < slabs; p.slab += CHUNK) {
-        p.slabs = slabs - p.slab < CHUNK ? slabs - p.slab : CHUNK;
-        for (int64_t b = 0; b < p.blocks; b++)
-          p.codes[b] = (const uint8_t*)m.codes + ((block + b) * slabs + p.slab) * slab_bytes;
-        fetch(p, p.slabs * slab_bytes);
-        if (m.format == BF16) {
-          bf16_rows(p);
-          continue;
-        }
-        for (int64_t b = 0; m.format == INT4 && b < p.blocks; b++) {
-          widen(p.codes[b], p.slabs, wide + b * CHUNK * 1024);
-          p.codes[b] = wide + b * CHUNK * 1024;
-        }
-        m.group == 32 ? integer_rows<2>(p) : integer_rows<1>(p);
-      }
-      finish(p, out);
-    }
-  release();
-}
-
 static int64_t row_kind(int64_t format) { return format == BF16 ? ROWS_BF16 : avx512_kernels()->row_kind(format); }
 
 static int64_t together(int64_t format, int64_t rows) {
-  return in_tiles(format) ? 1 : avx512_kernels()->together(format, rows);
+  if (format == BF16 || (in_tiles(format) && rows > FEW_ROWS)) return TILE_ROWS;
+  return avx512_kernels()->together(format, rows);
+}
+
+static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+  if (rows.together != TILE_ROWS) return avx512_kernels()->linear(m, rows, first, last, out);
+  if (!rows.rows) return;  // there are no tiles without rows
+  const int64_t width = rows.rows <= TILE_ROWS ? 2 : SUPER_BLOCKS;
+  begin_tiles(m, rows);
+  for (int64_t block = first; block < last; block += width)
+    columns_of(m, rows, {block, last - block < width ? last - block : width, 0}, ToMemory{out});
+  release();
+}
+
+static bool fuses(const Matrix&, const Rows& rows, const Between& between) {
+  return rows.together == TILE_ROWS && between.to.together == TILE_ROWS && rows.rows > TILE_ROWS &&
+         between.width % ACTIVATED == 0;
+}
+
+static void up_rows(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Between& between) {
+  constexpr int64_t unit = ACTIVATED / LANES;  // blocks
+  const int64_t units = between.gated ? 1 : SUPER_BLOCKS / unit;
+  begin_tiles(m, rows);
+  for (int64_t at = first; at < last; at += units) {
+    const int64_t some = last - at < units ? last - at : units;
+    if (between.gated)
+      columns_of(m, rows, {at * unit, 2 * unit, between.width / LANES}, ToRows{between});
+    else
+      columns_of(m, rows, {at * unit, some * unit, 0}, ToRows{between});
+  }
+  release();
 }
 
 static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& rows) {
-  if (rows.kind != ROWS_BF16) return avx512_kernels()->prepare(m, x, row, rows);
-  uint16_t* to = (uint16_t*)rows.numbers + row * rows.depth;
-  for (int64_t i = 0; i < m.in; i++) to[i] = to_bf16(x[i]);
-  memset(to + m.in, 0, 2 * (rows.depth - m.in));
+  if (rows.together != TILE_ROWS) return avx512_kernels()->prepare(m, x, row, rows);
+  const int64_t step = rows.kind == ROWS_BF16 ? LANES : m.group;
+  for (int64_t input = 0; input < rows.depth; input += step) {
+    const int64_t left = m.in - input, n = left < 0 ? 0 : left < step ? left : step;
+    to_tiles(rows, m.group, x + (n ? input : 0), row, input, n);
+  }
+}
+
+// Four tiles of products at a time, as the kernels hold them.
+static int64_t multiply(int64_t format, int64_t rounds) {
+  if (!in_tiles(format)) return avx512_kernels()->multiply(format, rounds);
+  alignas(64) uint8_t zeros[TILE] = {};
+  set_tiles(TILE_ROWS, 64);
+  tile_load<4>(zeros, 64), tile_load<5>(zeros, 64), tile_load<6>(zeros, 64), tile_load<7>(zeros, 64);
+  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  for (int64_t i = 0; i < rounds; i++)
+    if (format == BF16)
+      tile_dot_bf16<0, 4, 6>(), tile_dot_bf16<1, 4, 7>(), tile_dot_bf16<2, 5, 6>(), tile_dot_bf16<3, 5, 7>();
+    else
+      tile_dot_bytes<0, 4, 6>(), tile_dot_bytes<1, 4, 7>(), tile_dot_bytes<2, 5, 6>(), tile_dot_bytes<3, 5, 7>();
+  release();
+  return rounds * 4 * TILE_ROWS * LANES * (format == BF16 ? 32 : 64);
 }
 
 static Kernels made() {
@@ -207,6 +465,9 @@ static Kernels made() {
   k.together = together;
   k.prepare = prepare;
   k.linear = linear;
+  k.fuses = fuses;
+  k.up_rows = up_rows;
+  k.multiply = multiply;
   return k;
 }
 

@@ -31,6 +31,16 @@ struct Out {
   int64_t stride;  // floats from one row to the next, of both
 };
 
+// What lies between an MLP's first linear and its last one, whose rows are made ready meanwhile.
+struct Between {
+  int64_t activation;
+  int64_t gated;  // act(gates) * values: the first half of the outputs are the gates
+  int64_t width;  // inputs of the last linear
+  const Matrix& down;
+  const Rows& to;
+};
+constexpr int64_t ACTIVATED = 64;  // of these inputs, at a time
+
 // Rows [first, last) of a span, counted in the span, and query heads [head, head_last) of one KV head.
 struct Queries {
   int64_t first, last;
@@ -50,6 +60,10 @@ struct Kernels {
   void (*prepare)(const Matrix&, const float* x, int64_t row, const Rows&);
   // The blocks [first, last) of a linear, for all rows.
   void (*linear)(const Matrix&, const Rows&, int64_t first, int64_t last, const Out&);
+  // Whether `up_rows` can take these, and that for units [first, last) of ACTIVATED inputs of the last linear: linear,
+  // activation and the last linear's prepare in one, so that what lies between never goes to memory. Bit by bit the same.
+  bool (*fuses)(const Matrix& up, const Rows&, const Between&);
+  void (*up_rows)(const Matrix& up, const Rows&, int64_t first, int64_t last, const Between&);
   // Row `index` of a matrix, decoded: [in].
   void (*embed)(const Matrix&, int64_t index, float* x);
 
@@ -74,6 +88,11 @@ struct Kernels {
 
   // The index of the largest (the lowest of equals), the largest, and log(sum(exp)) of n numbers.
   void (*summary)(int64_t n, const float* x, int64_t* index, float* most, double* total);
+
+  // Limits: reads all of it, and returns what its words add up to; multiplies as fast as the kernels of a format could,
+  // and returns how many multiplications that were.
+  uint64_t (*read)(const void* data, int64_t bytes);
+  int64_t (*multiply)(int64_t format, int64_t rounds);
 };
 
 const Kernels* portable_kernels();

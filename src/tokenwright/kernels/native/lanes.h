@@ -298,6 +298,13 @@ TW_INLINE void store_8(uint8_t* x, I a) {
   }
 #endif
 }
+// As bfloat16: to the nearest, halves to the even one; NaN stays NaN.
+TW_INLINE void store_bf16(uint16_t* x, F v) {
+  const I u = float_to_bits(v);
+  I near = u + all(0x7fff) + (u >> 16 & all(1));
+  TW_PARTS near.p[i] = v.p[i] == v.p[i] ? near.p[i] : u.p[i] | 0x400000;
+  store_16(x, near >> 16);
+}
 TW_INLINE F from_fp8(I w) {  // e4m3 in the low bytes, zeros above them
   const I rest = w & all(0x7f);
   F f = bits_to_float(rest << 20) * all(1.329227995784916e36f);  // 2^120

@@ -130,6 +130,42 @@ TW_EXPORT int64_t tw_summarise(const Kernels* k, int64_t n, int64_t vocab, const
   return without_throwing([&] { summarise(*k, n, vocab, logits, best, log_total, threads); });
 }
 
+// Reads `bytes` by all threads in pieces as large as the kernels', so that each byte is read once.
+TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, int64_t threads) {
+  struct Job {
+    const Kernels* k;
+    const char* data;
+    int64_t bytes;
+    std::atomic<uint64_t> total{0};
+  } job{k, (const char*)data, bytes};
+  run_on_threads(
+      threads,
+      [](void* context, Team& team, int64_t) {
+        Job& j = *(Job*)context;
+        team.share(j.bytes, WEIGHT_PIECE,
+                   [&](int64_t first, int64_t last) { j.total += j.k->read(j.data + first, last - first); });
+      },
+      &job);
+  return job.total;
+}
+
+// `rounds` by each thread; returns the multiplications of all.
+TW_EXPORT int64_t tw_multiply(const Kernels* k, int64_t format, int64_t rounds, int64_t threads) {
+  struct Job {
+    const Kernels* k;
+    int64_t format, rounds;
+    std::atomic<int64_t> total{0};
+  } job{k, format, rounds};
+  run_on_threads(
+      threads,
+      [](void* context, Team&, int64_t) {
+        Job& j = *(Job*)context;
+        j.total += j.k->multiply(j.format, j.rounds);
+      },
+      &job);
+  return job.total;
+}
+
 // Packs rows [first, first + count) of a matrix, shared out by whole blocks; returns how many numbers are not finite.
 TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_format, const void* source, int64_t stride,
                 int64_t first, int64_t count, int64_t threads) {

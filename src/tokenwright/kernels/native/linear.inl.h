@@ -367,28 +367,6 @@ static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t las
 
 static int64_t row_kind(int64_t format) { return format == INT8 || format == INT4 ? ROWS_INT8 : ROWS_F32; }
 
-// A group of inputs as whole numbers from -127 to 127 times max |x| / 127. What is not finite makes the scale NaN.
-TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes, float* scale, int32_t* total) {
-  F extreme = {}, nothing = {};
-  for (int64_t i = 0; i < n; i += 16) {
-    const F v = load(x + i, n - i < 16 ? n - i : 16);
-    extreme = larger(magnitude(v), extreme);
-    nothing = fma(v, all(0.0f), nothing);
-  }
-  const float most = largest(extreme) + sum(nothing);
-  const float inverse = most > 0 ? 127.0f / most : 0.0f;
-  *scale = most / 127.0f;
-  F all_codes = {};
-  for (int64_t i = 0; i < group; i += 16) {
-    const int64_t left = n - i < 16 ? n - i : 16;
-    const F code = rounded(load(x + (left > 0 ? i : 0), left > 0 ? left : 0) * all(inverse));
-    all_codes = all_codes + code;
-    store_8((uint8_t*)codes + i, to_int(code));
-  }
-  const float added = sum(all_codes);
-  *total = added == added ? (int32_t)added : 0;  // a NaN shows in the scale
-}
-
 // Where the units of a row begin, of which it has `units`.
 TW_INLINE int64_t place(int64_t row, int64_t units, int64_t together) {
   return row / together * together * units + row % together;
@@ -411,6 +389,9 @@ static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& ro
     for (int64_t i = 0; i < m.group / 4; i++) memcpy(to + 4 * i * rows.together, codes + 4 * i, 4);
   }
 }
+
+static bool fuses(const Matrix&, const Rows&, const Between&) { return false; }
+static void up_rows(const Matrix&, const Rows&, int64_t, int64_t, const Between&) {}
 
 // Row `index` of a matrix, decoded.
 static void embed(const Matrix& m, int64_t index, float* x) {

@@ -12,7 +12,7 @@ namespace tw {
 namespace {
 
 constexpr int64_t SUMMARY = 8192;      // logits that are summed up at a time; totals are merged in order
-constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights that a thread takes at a time
+constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // more rows than that go past so many blocks together
 constexpr int64_t QUERY_ROWS = 16;     // rows of a chunk whose attention a thread takes at a time
 
 // Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
@@ -75,7 +75,7 @@ class Ready {
 // Everything a step computes in. Guarded by the pool's turn.
 struct Room {
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
-  Ready ready;
+  Ready ready, next;
 };
 
 Room& room() {
@@ -83,13 +83,18 @@ Room& room() {
   return mine;
 }
 
-int64_t piece_of(const Matrix& m, int64_t threads) {
+// Blocks that a thread takes at a time: some weights, and where there are many rows so many blocks that these are read
+// from a cache that is not each core's own no more often than need be.
+int64_t piece_of(const Matrix& m, int64_t rows, int64_t threads) {
   const int64_t bits = m.format == F32 ? 32 : m.format == INT8 ? 8 : m.format == INT4 ? 4 : 16;
   const int64_t block_bytes = m.in * LANES * bits / 8, blocks = blocks_of(m);
   int64_t piece = WEIGHT_PIECE / (block_bytes > 0 ? block_bytes : 1) & ~1;
   const int64_t even = (blocks + threads - 1) / threads;
+  if (rows > MANY_ROWS && piece < MANY_BLOCKS) piece = MANY_BLOCKS;
   if (piece > even) piece = even;
-  return piece < 2 ? 2 : piece;
+  if (piece < 2) piece = 2;
+  const int64_t rounds = (blocks + piece * threads - 1) / (piece * threads);  // all threads have as many pieces
+  return ((blocks + rounds * threads - 1) / (rounds * threads) + 1) & ~1;
 }
 
 // Of a stretch of logits: the place of the largest, that number, and sum(exp(x - most)).
@@ -113,7 +118,7 @@ struct Pass {
 };
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
-  team.share(blocks_of(m), piece_of(m, team.size()),
+  team.share(blocks_of(m), piece_of(m, rows.rows, team.size()),
              [&](int64_t first, int64_t last) { k.linear(m, rows, first, last, out); });
 }
 
@@ -215,17 +220,24 @@ void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
     p.k.norm(layer.mlp_norm, width, p.x + row * width, normed);
     p.k.prepare(layer.up, normed, row, ready);
   });
-  linears_of(p, team, layer.up, ready, p.up, nullptr, up_width);
-  ready = p.r.ready.rows(p.k, layer.down, rows);
-  team.each(rows, [&](int64_t row) {
-    float* act = p.act + thread * model.mlp_width;
-    if (model.gated)
-      p.k.gated(model.activation, model.mlp_width, p.up + row * up_width, act);
-    else
-      p.k.activate(model.activation, model.mlp_width, p.up + row * up_width, act);
-    p.k.prepare(layer.down, act, row, ready);
-  });
-  linears_of(p, team, layer.down, ready, p.x, p.x, width);
+  const Rows last = p.r.next.rows(p.k, layer.down, rows);
+  const Between between{model.activation, model.gated, model.mlp_width, layer.down, last};
+  if (p.k.fuses(layer.up, ready, between)) {
+    team.share(model.mlp_width / ACTIVATED, 2, [&](int64_t first, int64_t end) {
+      p.k.up_rows(layer.up, ready, first, end, between);
+    });
+  } else {
+    linears_of(p, team, layer.up, ready, p.up, nullptr, up_width);
+    team.each(rows, [&](int64_t row) {
+      float* act = p.act + thread * model.mlp_width;
+      if (model.gated)
+        p.k.gated(model.activation, model.mlp_width, p.up + row * up_width, act);
+      else
+        p.k.activate(model.activation, model.mlp_width, p.up + row * up_width, act);
+      p.k.prepare(layer.down, act, row, last);
+    });
+  }
+  linears_of(p, team, layer.down, last, p.x, p.x, width);
 }
 
 void embed_rows(Pass& p, Team& team) {
@@ -293,9 +305,10 @@ void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t t
   const Heads& h = model.heads;
   const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
   const int64_t each = k.attention_scratch(h);
-  for (int64_t i = 0; i < model.layers; i++)
-    for (const Matrix* m : {&model.layer[i].qkv, &model.layer[i].o, &model.layer[i].up, &model.layer[i].down})
-      r.ready.reserve(*m, rows);
+  for (int64_t i = 0; i < model.layers; i++) {
+    for (const Matrix* m : {&model.layer[i].qkv, &model.layer[i].o, &model.layer[i].up}) r.ready.reserve(*m, rows);
+    r.next.reserve(model.layer[i].down, rows);
+  }
   r.ready.reserve(model.head, batch.wanted);
   bool sinks = false;
   for (int64_t i = 0; i < model.layers; i++) sinks |= batch.kv[i].sinks > 0;

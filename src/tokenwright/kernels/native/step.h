@@ -6,6 +6,8 @@
 
 namespace tw {
 
+constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights that a thread takes at a time
+
 struct Layer {
   Norm attention_norm;
   Matrix qkv;           // the heads of q, then those of k, then those of v

@@ -3,7 +3,9 @@
 #include "lanes.h"
 
 #include "attention.inl.h"
+#include "quantise.inl.h"
 #include "linear.inl.h"
+#include "limits.inl.h"
 #include "pack.inl.h"
 #include "rows.inl.h"
 
@@ -13,9 +15,8 @@ namespace TW_ISA {
 #define TW_STRING(x) #x
 #define TW_NAME(x) TW_STRING(x)
 
-static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, prepare, linear, embed,  norm,
-                              activate,        gated,    rotate,  keep,   attend, attention_scratch,
-                              pack,            summary};
+static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, prepare, linear, fuses, up_rows, embed, norm, activate,
+                              gated, rotate, keep, attend, attention_scratch, pack, summary, read, multiply};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -52,7 +52,7 @@ template <int T>
 TW_INLINE void tile_store(void* to, int64_t stride) {
   for (int r = 0; r < shape.rows[T]; r++) memcpy((char*)to + r * stride, tiles[T].at[r], shape.bytes[T]);
 }
-// C += A B: signed bytes of A, unsigned ones of B, whose rows hold four of them for each column.
+// C += A B: signed bytes, of which B's rows hold four for each column.
 template <int C, int A, int B>
 TW_INLINE void tile_dot_bytes() {
   for (int m = 0; m < shape.rows[C]; m++)
@@ -60,7 +60,7 @@ TW_INLINE void tile_dot_bytes() {
       int32_t total;
       memcpy(&total, &tiles[C].at[m][4 * n], 4);
       for (int k = 0; k < shape.bytes[A]; k++)
-        total += (int32_t)(int8_t)tiles[A].at[m][k] * (int32_t)tiles[B].at[k / 4][4 * n + k % 4];
+        total += (int32_t)(int8_t)tiles[A].at[m][k] * (int32_t)(int8_t)tiles[B].at[k / 4][4 * n + k % 4];
       memcpy(&tiles[C].at[m][4 * n], &total, 4);
     }
 }
@@ -107,7 +107,7 @@ TW_INLINE void tile_store(void* to, int64_t stride) {
 }
 template <int C, int A, int B>
 TW_INLINE void tile_dot_bytes() {
-  __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
 TW_INLINE void tile_dot_bf16() {

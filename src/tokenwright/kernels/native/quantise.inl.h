@@ -1,0 +1,29 @@
+// A row's numbers in 8 bits, as the linears over quantised weights take them.
+
+namespace tw {
+namespace TW_ISA {
+
+// A group of inputs as whole numbers from -127 to 127 times max |x| / 127. What is not finite makes the scale NaN.
+TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes, float* scale, int32_t* total) {
+  F extreme = {}, nothing = {};
+  for (int64_t i = 0; i < n; i += 16) {
+    const F v = load(x + i, n - i < 16 ? n - i : 16);
+    extreme = larger(magnitude(v), extreme);
+    nothing = fma(v, all(0.0f), nothing);
+  }
+  const float most = largest(extreme) + sum(nothing);
+  const float inverse = most > 0 ? 127.0f / most : 0.0f;
+  *scale = most / 127.0f;
+  F all_codes = {};
+  for (int64_t i = 0; i < group; i += 16) {
+    const int64_t left = n - i < 16 ? n - i : 16;
+    const F code = rounded(load(x + (left > 0 ? i : 0), left > 0 ? left : 0) * all(inverse));
+    all_codes = all_codes + code;
+    store_8((uint8_t*)codes + i, to_int(code));
+  }
+  const float added = sum(all_codes);
+  *total = added == added ? (int32_t)added : 0;  // a NaN shows in the scale
+}
+
+}  // namespace TW_ISA
+}  // namespace tw
