@@ -31,6 +31,7 @@ struct Work {
   int64_t slab, slabs, all_slabs;
   float* sums;                       // [tile of rows][SUPER_BLOCKS][16][16]: of the chunks so far
   const uint8_t* tiles[2];           // the chunk's weights, of one block or two side by side
+  const uint8_t* next[2];            // weights that come after them, to be fetched meanwhile
   int64_t block;                     // counted in the matrix
   int64_t column;                    // of `sums`: the first of these blocks in its group
 
@@ -60,8 +61,16 @@ TW_INLINE void begin_tile(const Work& work, const float* sums) {
     tile_zero<T>();
 }
 
-// Two tiles of rows, or one, by two blocks, or one. ahead: bytes; 0: the weights are near.
-template <int ROWS, int BLOCKS, int64_t FETCH>
+// Ask for one slab of the weights that come next.
+template <int64_t BYTES, int BLOCKS>
+TW_INLINE void fetch(const Work& work, int64_t slab) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < BYTES; i += 64)
+    for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(work.next[b] + slab * BYTES + i);
+}
+
+// Two tiles of rows, or one, by two blocks, or one. FETCHED: bytes of each slab to come that are fetched on the way.
+template <int ROWS, int BLOCKS, int64_t FETCHED>
 static void bf16_tiles(const Work& work, int64_t row) {
   const uint8_t *x0 = work.x(row), *x1 = x0 + (ROWS - 1) * work.all_slabs * TILE;
   const uint8_t *w0 = work.tiles[0], *w1 = work.tiles[BLOCKS - 1];
@@ -70,12 +79,7 @@ static void bf16_tiles(const Work& work, int64_t row) {
   if (ROWS == 2) begin_tile<2>(work, work.at(row + TILE_ROWS, 0));
   if (ROWS == 2 && BLOCKS == 2) begin_tile<3>(work, work.at(row + TILE_ROWS, 1));
   for (int64_t at = 0; at < work.slabs * TILE; at += TILE) {
-    if (FETCH)
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < TILE; i += 64) {
-        __builtin_prefetch(w0 + at + FETCH + i);
-        if (BLOCKS == 2) __builtin_prefetch(w1 + at + FETCH + i);
-      }
+    fetch<FETCHED, BLOCKS>(work, at / TILE);
     tile_load<4>(x0 + at, 64);
     tile_load<6>(w0 + at, 64);
     tile_dot_bf16<0, 4, 6>();
@@ -98,13 +102,13 @@ static void bf16_tiles(const Work& work, int64_t row) {
 // ---- int8 and int4 ----
 
 // A chunk of slabs as signed bytes.
-template <int64_t FORMAT, int64_t FETCH>
+template <int64_t FORMAT, int64_t DISTANCE>
 static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
   constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE;
   for (int64_t s = 0; s < slabs; s++)
 #pragma GCC unroll 16
     for (int64_t i = 0; i < bytes; i += 64) {
-      if (FETCH) __builtin_prefetch(from + s * bytes + i + FETCH);
+      if (DISTANCE) __builtin_prefetch(from + s * bytes + i + DISTANCE);
       __m512i line = _mm512_loadu_si512(from + s * bytes + i);
       if (FORMAT == INT8) {
         _mm512_store_si512(to + s * TILE + i, _mm512_xor_si512(line, _mm512_set1_epi8((char)0x80)));
@@ -154,14 +158,15 @@ TW_INLINE void scale_tile(const Work& work, int64_t row, int64_t b, int64_t grou
 }
 
 // As bf16_tiles; G groups to a slab.
-template <int G, int ROWS, int BLOCKS>
+template <int G, int ROWS, int BLOCKS, int64_t FETCHED>
 static void integer_tiles(const Work& work, int64_t row) {
   constexpr int64_t run = 64 / G;
   alignas(64) int32_t totals[ROWS * BLOCKS][KEPT * G][TILE_ROWS * LANES];
   const uint8_t *x0 = work.x(row), *x1 = x0 + (ROWS - 1) * work.all_slabs * TILE;
   for (int64_t s = 0; s < work.slabs; s += KEPT) {
     const int64_t slabs = work.slabs - s < KEPT ? work.slabs - s : KEPT;
-    for (int64_t i = 0; i < slabs; i++)
+    for (int64_t i = 0; i < slabs; i++) {
+      fetch<FETCHED, BLOCKS>(work, s + i);
 #pragma GCC unroll 2
       for (int g = 0; g < G; g++) {
         const int64_t x = (s + i) * TILE + g * run, w = (s + i) * TILE + g * run / 4 * 64, kept = i * G + g;
@@ -188,6 +193,7 @@ static void integer_tiles(const Work& work, int64_t row) {
         if (ROWS == 2) tile_store<2>(totals[(ROWS - 1) * BLOCKS][kept], 64);
         if (ROWS == 2 && BLOCKS == 2) tile_store<3>(totals[ROWS * BLOCKS - 1][kept], 64);
       }
+    }
 #pragma GCC unroll 2
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
@@ -314,37 +320,30 @@ struct ToRows {
   }
 };
 
-template <int64_t FORMAT, int ROWS, int BLOCKS, int64_t FETCH>
+template <int64_t FORMAT, int ROWS, int BLOCKS, int64_t FETCHED>
 static void tiles_of(const Work& work, int64_t row) {
   if constexpr (FORMAT == BF16)
-    bf16_tiles<ROWS, BLOCKS, FETCH>(work, row);
+    bf16_tiles<ROWS, BLOCKS, FETCHED>(work, row);
   else if (work.m.group == 32)
-    integer_tiles<2, ROWS, BLOCKS>(work, row);
+    integer_tiles<2, ROWS, BLOCKS, FETCHED>(work, row);
   else
-    integer_tiles<1, ROWS, BLOCKS>(work, row);
+    integer_tiles<1, ROWS, BLOCKS, FETCHED>(work, row);
 }
 
-// A chunk of one block's or two blocks' weights past some rows. next: weights that come after, fetched meanwhile.
-template <int64_t FORMAT, int BLOCKS, int64_t FETCH>
-static void past_rows(Work work, const uint8_t* codes, int64_t run, const uint8_t* next) {
-  constexpr int64_t slab_bytes = FORMAT == INT4 ? TILE / 2 : TILE;
+// A chunk of one block's or two blocks' weights past some rows. The first rows fetch the weights that come next.
+template <int64_t FORMAT, int BLOCKS>
+static void past_rows(Work& work) {
+  constexpr int64_t fetched = FORMAT == INT4 ? TILE / 2 : TILE;
   alignas(64) uint8_t wide[FORMAT == BF16 ? 1 : BLOCKS][FORMAT == BF16 ? 64 : CHUNK * TILE];
-  for (int b = 0; b < BLOCKS; b++) {
-    work.tiles[b] = codes + b * run;
-    if (FORMAT == BF16) continue;
-    widen<FORMAT, FETCH>(work.tiles[b], work.slabs, wide[b]);
+  for (int b = 0; FORMAT != BF16 && b < BLOCKS; b++) {
+    widen<FORMAT, 0>(work.tiles[b], work.slabs, wide[b]);
     work.tiles[b] = wide[b];
   }
-  const int64_t pairs = (work.bottom - work.top + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
-  const int64_t share = (work.slabs * slab_bytes / pairs + 63) & -64;
-  for (int64_t row = work.top, i = 0; row < work.bottom; row += 2 * TILE_ROWS, i++) {
-    for (int64_t line = i * share; !FETCH && next && line < (i + 1) * share; line += 64)
-      for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(next + b * run + line, 0, 2);
-    if (row + TILE_ROWS < work.bottom)
-      tiles_of<FORMAT, 2, BLOCKS, FETCH>(work, row);
-    else
-      tiles_of<FORMAT, 1, BLOCKS, FETCH>(work, row);
-  }
+  if (work.bottom - work.top <= TILE_ROWS) return tiles_of<FORMAT, 1, BLOCKS, fetched>(work, work.top);
+  tiles_of<FORMAT, 2, BLOCKS, fetched>(work, work.top);
+  int64_t row = work.top + 2 * TILE_ROWS;
+  for (; row + TILE_ROWS < work.bottom; row += 2 * TILE_ROWS) tiles_of<FORMAT, 2, BLOCKS, 0>(work, row);
+  if (row < work.bottom) tiles_of<FORMAT, 1, BLOCKS, 0>(work, row);
 }
 
 // A group of blocks, all rows.
@@ -357,12 +356,11 @@ static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns
   const int64_t chunk = few ? slabs : CHUNK;
   for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS) {
     const int64_t bottom = rows.rows - top < SUPER_ROWS ? rows.rows : top + SUPER_ROWS;
-    Work work{m, rows, top, bottom, 0, 0, slabs, sums[0], {nullptr, nullptr}, 0, 0};
+    Work work{m, rows, top, bottom, 0, 0, slabs, sums[0], {nullptr, nullptr}, {nullptr, nullptr}, 0, 0};
     for (; work.slab < slabs; work.slab += chunk) {
       work.slabs = slabs - work.slab < chunk ? slabs - work.slab : chunk;
-      const uint8_t* codes = (const uint8_t*)m.codes + work.slab * slab_bytes;
       for (work.column = 0; work.column < columns.count; work.column += 2) {
-        const bool two = work.column + 1 < columns.count, more = work.column + 2 < columns.count;
+        const bool two = work.column + 1 < columns.count, last = work.column + 2 >= columns.count;
         work.block = columns.block(work.column);
         if (FORMAT != BF16 && few) {
           for (int64_t b = 0; b <= two; b++)
@@ -370,14 +368,14 @@ static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns
                           : stream_block<FORMAT, 1>(m, rows, work.block + b, work.at(0, b));
           continue;
         }
-        const uint8_t* next = codes + (more ? columns.block(work.column + 2) * run
-                                            : columns.first * run + work.slabs * slab_bytes);
-        if (few)
-          two ? past_rows<FORMAT, 2, AHEAD>(work, codes + work.block * run, run, next)
-              : past_rows<FORMAT, 1, AHEAD>(work, codes + work.block * run, run, next);
-        else
-          two ? past_rows<FORMAT, 2, 0>(work, codes + work.block * run, run, next)
-              : past_rows<FORMAT, 1, 0>(work, codes + work.block * run, run, next);
+        const uint8_t* codes = (const uint8_t*)m.codes + work.slab * slab_bytes;
+        const uint8_t* next = last ? codes + columns.first * run + work.slabs * slab_bytes
+                                   : codes + columns.block(work.column + 2) * run;
+        for (int64_t b = 0; b < 2; b++) {
+          work.tiles[b] = codes + (work.block + b) * run;
+          work.next[b] = few ? work.tiles[b] + AHEAD : next + b * run;
+        }
+        two ? past_rows<FORMAT, 2>(work) : past_rows<FORMAT, 1>(work);
       }
     }
     work.column = 0;
