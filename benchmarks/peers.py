@@ -1,4 +1,4 @@
-"""Ours and the other engines, in turn in one run, on the models of `shapes.py`.
+"""Ours and the other engines, in turn in one run, on the models of `bench/shapes.py`.
 
     python benchmarks/peers_setup.py                                   # once: installs the peers, converts the models
     python benchmarks/peers.py [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3]
@@ -23,11 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -36,49 +33,17 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-import shapes
 from peers_setup import PEERS, State
+
+from tokenwright.bench import shapes
+from tokenwright.bench.limits import processor
+from tokenwright.bench.measures import MEASURES, repeated, warm_up
 
 HERE = Path(__file__).parent
 OURS, REFERENCE = "ours", "transformers"
 OUR_FORMATS = {"bf16": 16, "int8": 8, "int4": 4}
-ENOUGH_S, MOST = 1.0, 10  # of one measurement in a turn
-
-
-@dataclass(frozen=True)
-class Measure:
-    """So many streams, each a prompt and tokens after it. unit: of its figure."""
-
-    streams: int
-    prompt: int
-    tokens: int
-    unit: str = "tok/s"
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.unit == "ms"
-
-    def figure(self, seconds: list[list[float]]) -> float:
-        """Of the seconds from the request to each token of each stream: the speed, or the time to the first token."""
-        started = max(stream[0] for stream in seconds)
-        if self.lower_is_better:
-            return started * 1000
-        if self.tokens == 1:
-            return self.streams * self.prompt / started
-        later = [at for stream in seconds for at in stream if at > started]
-        return len(later) / (max(later) - started)
-
-
-MEASURES: Mapping[str, Measure] = {
-    "prefill": Measure(1, 512, 1),
-    "decode": Measure(1, 512, 65),
-    "8": Measure(8, 32, 128),
-    "16": Measure(16, 32, 128),
-    "first": Measure(1, 32, 1, "ms"),
-}
 STREAMS = max(measure.streams for measure in MEASURES.values())
 LENGTH = max(measure.prompt + measure.tokens for measure in MEASURES.values())
-WARM_UP = tuple(Measure(one.streams, one.prompt, min(one.tokens, 4)) for one in MEASURES.values())
 
 
 @dataclass(frozen=True)
@@ -170,30 +135,27 @@ class Process:
         self._log.close()
 
 
-def prompts(measure: Measure, vocab_size: int, *seeds: object) -> list[list[int]]:
-    rng = random.Random(repr(seeds))
-    return [[rng.randrange(5, vocab_size) for _ in range(measure.prompt)] for _ in range(measure.streams)]
-
-
 def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: int, log: Path) -> Turn:
     """All measurements of one engine in a process of its own. Raises EngineError."""
     vocab_size = shapes.SHAPES[shape]["vocab_size"]
-    figures, first_ids = {}, []
+    figures: dict[str, float] = {}
+    first_ids: list[int] = []
     with Process(contender, root, threads, log) as process:
         what = {"model": str(contender.model(shape, root)), "format": contender.format}
         loaded = process.ask("load", **what, threads=threads, streams=STREAMS, length=LENGTH)
-        for measure in WARM_UP:
-            process.ask("run", prompts=prompts(measure, vocab_size, shape, "warm-up"), tokens=measure.tokens)
+        written: list[list[list[int]]] = []  # the ids of every run
+
+        def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
+            answer = process.ask("run", prompts=asked, tokens=tokens)
+            written.append(answer["ids"])
+            seconds: list[list[float]] = answer["seconds"]
+            return seconds
+
+        warm_up(MEASURES, write, vocab_size, shape)
         for name, measure in MEASURES.items():
-            values: list[float] = []
-            began = time.perf_counter()
-            while not values or (time.perf_counter() - began < ENOUGH_S and len(values) < MOST):
-                asked = prompts(measure, vocab_size, shape, turn, name, len(values))
-                answer = process.ask("run", prompts=asked, tokens=measure.tokens)
-                if not values:
-                    first_ids += [ids[0] for ids in answer["ids"]]
-                values.append(measure.figure(answer["seconds"]))
-            figures[name] = median(values)
+            written.clear()
+            figures[name] = median(repeated(measure, write, vocab_size, shape, turn, name))
+            first_ids += [ids[0] for ids in written[0]]
         peak_mb = process.ask("rss")["rss_bytes"] / 1e6
     return Turn(shape, contender.name, turn, figures, loaded["load_s"], peak_mb, first_ids)
 
@@ -340,13 +302,6 @@ def picture(turns: list[Turn], title: str, path: Path) -> None:
     figure.savefig(path, transparent=True)
 
 
-def processor() -> str:
-    for text in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if text.startswith("model name"):
-            return text.split(":", 1)[1].strip()
-    return platform.machine()
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=list(shapes.SHAPES), default=list(shapes.SHAPES))
@@ -355,7 +310,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--root", type=Path, default=shapes.ROOT)
+    parser.add_argument("--root", type=Path, default=shapes.default_root())
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     arguments = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Install the engines that `peers.py` compares with, and convert the models of `shapes.py` to their formats.
+"""Install the engines that `peers.py` compares with, and convert the models of `bench/shapes.py` to their formats.
 
     python benchmarks/peers_setup.py [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import shapes
+from tokenwright.bench import shapes
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; default: all")
     parser.add_argument("--shapes", nargs="+", choices=list(shapes.SHAPES), default=list(shapes.SHAPES))
-    parser.add_argument("--root", type=Path, default=shapes.ROOT)
+    parser.add_argument("--root", type=Path, default=shapes.default_root())
     arguments = parser.parse_args()
     if unknown := set(arguments.peers) - PEERS.keys():
         parser.error(f"unknown peer {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")

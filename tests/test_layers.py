@@ -23,6 +23,7 @@ ROWS = (
     ("models", "driver"),
     ("run", "restore", "vocabulary"),
     ("llm", "planner"),
+    ("bench",),
     ("serve",),
     ("cli",),
 )

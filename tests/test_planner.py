@@ -26,7 +26,7 @@ from tokenwright.models.checkpoint import Checkpoint
 from tokenwright.models.packing import pack_checkpoint
 from tokenwright.models.quantize import write_folder
 from tokenwright.planner import Blueprint, Layer, Plan
-from tokenwright.planner.bandwidth import _largest_cache, measure
+from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.resident import Resident, specs_of
 from tokenwright.planner.units import read_bytes, read_rate, read_tokens
@@ -733,11 +733,11 @@ class TestBandwidth:
         assert plan("gpt-2").tokens_per_second is None
 
     def test_caches(self, tmp_path: Path) -> None:
-        assert _largest_cache(tmp_path) == 0
+        assert cache_sizes(tmp_path) == []
         for index, size in enumerate(("48K", "32768K", "odd")):
             (tmp_path / f"index{index}").mkdir()
             (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-        assert _largest_cache(tmp_path) == 32 << 20
+        assert cache_sizes(tmp_path) == [48 << 10, 32 << 20]
 
 
 @pytest.mark.parametrize("options", [{}, {"kv": "int8,first=9,native=0", "window": 99, "sinks": 4}])

@@ -6,12 +6,14 @@ from protocol import Job, Written, serve
 
 from tokenwright import LLM, SamplingParams
 
+PAGE = 16  # tokens
 WEIGHTS = {"bf16": "native", "int8": "int8", "int4": "int4"}
 
 
 class Ours:
     def __init__(self, job: Job) -> None:
-        self.llm = LLM(str(job.model), weights=WEIGHTS[job.format])
+        pages = job.streams * -(-job.length // PAGE)  # for as many texts as there will be, as the other engines are told
+        self.llm = LLM(str(job.model), weights=WEIGHTS[job.format], page_size=PAGE, pages=pages)
         self.texts = 0
 
     def run(self, prompts: list[list[int]], tokens: int) -> Written:

@@ -1,4 +1,4 @@
-"""A checkpoint of `shapes.py` as a GGUF file for llama.cpp: run in that peer's environment.
+"""A checkpoint of `bench/shapes.py` as a GGUF file for llama.cpp: run in that peer's environment.
 
     python to_gguf.py MODEL bf16|q8_0|q4_0 TARGET
 

@@ -317,6 +317,14 @@ class Environment:
             raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
         return cls(value == "1", Path(cache), cast("Any", kernels), cast("Any", isa))
 
+    def cache_folder(self, name: str) -> Path:
+        """The folder of `cache` for one kind of what can be made again. Raises RequestError where there is no home."""
+        folder = self.cache / name
+        try:
+            return folder.expanduser()
+        except RuntimeError as error:
+            raise RequestError(f"there is no home for {folder} ({error}); set TOKENWRIGHT_CACHE to a folder") from error
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:

@@ -6,9 +6,11 @@ from pathlib import Path
 import peers
 import peers_setup
 import pytest
-import shapes
-from peers import Contender, EngineError, Measure, Turn
+from peers import Contender, EngineError, Turn
 from peers_setup import Peer, State
+
+from tokenwright.bench import measures, shapes
+from tokenwright.bench.measures import Measure
 
 ONE_TURN = {
     "prefill": Measure(1, 24, 1),
@@ -21,28 +23,6 @@ ONE_TURN = {
 def turn(contender: str, round_: int, decode: float, first: float, ids: list[int]) -> Turn:
     figures = {"prefill": 1.0, "decode": decode, "8": 1.0, "16": 1.0, "first": first}
     return Turn("tiny", contender, round_, figures, load_s=1.0, peak_mb=1.0, first_ids=ids)
-
-
-@pytest.mark.parametrize(
-    ("measure", "seconds", "figure"),
-    [
-        (Measure(1, 512, 1), [[0.25]], 2048.0),
-        (Measure(1, 32, 1, "ms"), [[0.25]], 250.0),
-        (Measure(1, 512, 3), [[9.0, 9.5, 10.0]], 2.0),
-        (Measure(2, 32, 3), [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], 2.0),
-        (Measure(2, 32, 3), [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 1.5),  # from when both run: 3, 3 and 4 in 2 s
-    ],
-)
-def test_figures(measure: Measure, seconds: list[list[float]], figure: float) -> None:
-    assert measure.figure(seconds) == pytest.approx(figure)
-
-
-def test_prompts_are_new_in_every_repetition_and_the_same_for_every_engine() -> None:
-    measure = Measure(2, 16, 1)
-    first = peers.prompts(measure, 4096, "tiny", 0, "decode", 0)
-    assert first == peers.prompts(measure, 4096, "tiny", 0, "decode", 0)
-    assert first[0] != first[1]
-    assert first[0] not in peers.prompts(measure, 4096, "tiny", 0, "decode", 1)
 
 
 def test_a_ratio_compares_turns_of_one_round_with_the_best_peer() -> None:
@@ -78,8 +58,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_our_adapter_takes_a_turn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MEASURES", ONE_TURN)
-    monkeypatch.setattr(peers, "WARM_UP", tuple(ONE_TURN.values()))
-    monkeypatch.setattr(peers, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(measures, "ENOUGH_S", 0.0)
     taken = peers.take_turn(Contender("ours", "bf16", 16), "tiny", 0, root, 1, root / "log")
     assert taken.figures.keys() == ONE_TURN.keys()
     assert all(figure > 0 for figure in taken.figures.values())

@@ -18,7 +18,9 @@ from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
 
-@pytest.mark.parametrize("command", [[], ["chat"], ["explore"], ["generate"], ["inspect"], ["plan"], ["race"]])
+@pytest.mark.parametrize(
+    "command", [[], ["bench"], ["chat"], ["explore"], ["generate"], ["inspect"], ["plan"], ["race"]]
+)
 def test_help_does_not_load_torch(command: list[str], record_property: Callable[[str, object], None]) -> None:
     code = (
         "import atexit, sys; from tokenwright.cli import main; sys.argv[0] = 'tokenwright'; "

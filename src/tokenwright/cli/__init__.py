@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tokenwright.cli.bench import bench
 from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
@@ -75,6 +76,7 @@ app.command()(inspect)
 app.command()(plan)
 app.command()(quantize)
 app.command()(race)
+app.command()(bench)
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -36,3 +38,17 @@ def remark(text: str) -> None:
     from rich.text import Text
 
     Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
+@contextmanager
+def bar(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where that is a terminal and not `quiet`; to be called with (done, in all)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", style="dim"), BarColumn(), TimeRemainingColumn())
+    disabled = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disabled) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +10,7 @@ from typer import Argument, Option
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import binary
-from tokenwright.cli.output import write
+from tokenwright.cli.output import bar, write
 from tokenwright.config import WeightFormat
 
 Folder = Annotated[Path, Argument(help="Where to write it; it must not exist yet.")]
@@ -34,21 +32,8 @@ def quantize(
     form = WeightFormat.parse(weights)
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     check_quantising(checkpoint, folder, form)
-    with _bar("packing") as report:
+    with bar("packing") as report:
         packed = pack_checkpoint(checkpoint, form, report)
-    with _bar("writing") as report:
+    with bar("writing") as report:
         write_folder(checkpoint, folder, form, packed, report)
     write(f"{folder}: {form} weights, {binary(nbytes(packed))} (before: {binary(checkpoint.nbytes)})\n")
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", style="dim"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

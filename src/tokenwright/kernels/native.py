@@ -143,6 +143,23 @@ class NativeKernels:
         )
         return bad
 
+    def read(self, buffer: torch.Tensor) -> int:
+        """Read every byte of a contiguous buffer once and write nothing: what memory, or a cache, gives at most.
+
+        Returns what its 32-bit words add up to, modulo 2^32; bytes behind the last whole 256 are added one by one.
+        """
+        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, torch.get_num_threads())
+        return total % (1 << 32)
+
+    def multiply(self, form: str, rounds: int) -> int:
+        """Multiply and add as linear layers do, with factors that are at hand: what the processor gives at most.
+
+        form: of the weights: float32, bfloat16, float16, int8 or int4. Every thread makes `rounds`. Returns the
+        multiplications of all; with the additions, operations are twice that.
+        """
+        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, torch.get_num_threads())
+        return made
+
     @staticmethod
     def _whole(failed: int) -> None:
         if failed:

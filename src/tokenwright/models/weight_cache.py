@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any
 
 from tokenwright.config import Environment, WeightFormat
-from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.errors import CheckpointError
 from tokenwright.models.checkpoint import Checkpoint, Report
 from tokenwright.models.layout import Weights, weight_bytes
 from tokenwright.models.packed_file import VERSION, read_weights, write_weights
@@ -42,11 +42,7 @@ class WeightCache:
     @classmethod
     def default(cls) -> "WeightCache":
         """In $TOKENWRIGHT_CACHE/weights, else in tokenwright/weights of the user's folder for caches."""
-        folder = Environment.read().cache / "weights"
-        try:
-            return cls(folder.expanduser())
-        except RuntimeError as error:
-            raise RequestError(f"there is no home for {folder} ({error}); set TOKENWRIGHT_CACHE to a folder") from error
+        return cls(Environment.read().cache_folder("weights"))
 
     def load(self, checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights | None:
         """The checkpoint's weights in `form`; None where they are not there (a damaged file is told and removed)."""

@@ -1,12 +1,15 @@
 """How fast this machine reads memory, by a clock: the one measured figure of a plan."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from tokenwright.kernels.native import find_kernels
+from tokenwright.kernels.weights import aligned_bytes
 from tokenwright.models.device import free_memory, resolve_device
 
 _LEAST, _MOST = 1 << 28, 1 << 32  # bytes of the buffer
@@ -22,34 +25,62 @@ class Bandwidth:
     place: str  # the device it is about
 
 
-def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
-    """The best of several sums over a buffer that is larger than the caches, with torch's threads.
+class Reader:
+    """A buffer of `nbytes`, every byte of which is read once at a call, with torch's threads; nothing is written.
 
-    A sum reads every byte once and writes nothing. The best pass is taken, because whatever else the machine does can
-    only slow one down.
+    On the CPU the native kernels read it, from such memory as weights lie in; else, and where there are none, torch
+    sums it up.
     """
-    place = resolve_device(device)
-    buffer = torch.ones(_buffer_bytes(place) // 4, dtype=torch.float32, device=place)
-    buffer.sum().item()  # the first pass pays for what comes only once
+
+    def __init__(self, nbytes: int, place: torch.device) -> None:
+        self._native = find_kernels() if place.type == "cpu" else None
+        if self._native is None:
+            self._buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=place)
+        else:
+            self._buffer = aligned_bytes(nbytes).fill_(1)  # the system gives memory when it is written to
+        self.nbytes = self._buffer.nbytes
+        self()  # the first pass pays for what comes only once
+
+    def __call__(self) -> None:
+        if self._native is None:
+            self._buffer.sum().item()  # item() waits for the device
+        else:
+            self._native.read(self._buffer)
+
+    def bytes_per_second(self, seconds: float) -> float:
+        """By the best of several calls, made for so long."""
+        return self.nbytes / best_seconds(self, seconds)
+
+
+def best_seconds(call: Callable[[], object], seconds: float) -> float:
+    """The seconds of the fastest call of those that are made for so long, one at least.
+
+    The best is taken, because whatever else the machine does can only slow one down.
+    """
     best, end = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
         start = time.perf_counter()
-        buffer.sum().item()  # item() waits for the device
+        call()
         best = min(best, time.perf_counter() - start)
-    return Bandwidth(buffer.nbytes / best, "measured", str(place))
+    return best
 
 
-def _buffer_bytes(place: torch.device) -> int:
-    """Four times the largest cache at least, but no more than a quarter of the free memory."""
-    wanted = _MOST if place.type != "cpu" else max(_LEAST, 4 * _largest_cache())
+def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
+    """The speed of reading a buffer that is larger than the caches, with torch's threads."""
+    place = resolve_device(device)
+    return Bandwidth(Reader(beyond_caches(place), place).bytes_per_second(seconds), "measured", str(place))
+
+
+def beyond_caches(place: torch.device) -> int:
+    """Bytes of a buffer that no cache holds.
+
+    Four times the largest cache at least, but no more than a quarter of the free memory.
+    """
+    wanted = _MOST if place.type != "cpu" else max(_LEAST, 4 * max(cache_sizes(), default=0))
     return max(4, min(wanted, _MOST, (free_memory(place) or _MOST) // 4))
 
 
-def _largest_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Bytes of the processor's largest cache; 0 where the system does not tell."""
-    sizes = [0]
-    for file in folder.glob("index*/size"):
-        text = file.read_text().strip()
-        if text.endswith("K") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) << 10)
-    return max(sizes)
+def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[int]:
+    """Bytes of each cache that a processor reads through, the smallest first; none where the system does not tell."""
+    texts = [file.read_text().strip() for file in folder.glob("index*/size")]
+    return sorted(int(text[:-1]) << 10 for text in texts if text.endswith("K") and text[:-1].isdigit())

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shapes
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tokenwright import LLM, SamplingParams
+from tokenwright.bench import shapes
+from tokenwright.errors import CheckpointError, RequestError
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen": {**shapes.SHAPES["qwen05"], "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6,
@@ -58,3 +59,19 @@ def test_what_is_there_is_not_made_again(folder: Path) -> None:
     before = (folder / "config.json").stat().st_mtime_ns
     assert shapes.ready(folder.name, folder.parent) == folder
     assert (folder / "config.json").stat().st_mtime_ns == before
+
+
+def test_progress_counts_the_bytes_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "SHAPES", SMALL)
+    told: list[tuple[int, int]] = []
+    folder = shapes.ready("llama", tmp_path, lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == told[-1][1] < (folder / "model.safetensors").stat().st_size  # and the header
+
+
+def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="shape 'huge' is not known; use tiny, gpt2, qwen05, llama1b"):
+        shapes.ready("huge", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*file.*set TOKENWRIGHT_CACHE to another folder"):
+        shapes.ready("tiny", tmp_path / "file")

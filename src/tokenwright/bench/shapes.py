@@ -1,6 +1,6 @@
 """Checkpoints of published shapes with random weights: what speed and memory need, and nothing to download.
 
-    python benchmarks/shapes.py [tiny gpt2 qwen05 llama1b] [--root ~/.cache/tokenwright/benchmarks]
+    python -m tokenwright.bench.shapes [tiny gpt2 qwen05 llama1b] [--root ~/.cache/tokenwright/benchmarks]
 
 Each is a folder ROOT/SHAPE as on the Hugging Face hub: config.json, weights in bfloat16, a tokenizer. The weights are
 those of one seed wherever they are made. They keep the scale of what flows through them, and the logits spread as a
@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-import tokenwright
+from tokenwright.config import Environment
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.models.checkpoint import STORIES, Report
 from tokenwright.models.families import parse_config
 from tokenwright.planner.known import KNOWN
 
-ROOT = Path.home() / ".cache" / "tokenwright" / "benchmarks"
-STORIES = Path(tokenwright.__file__).parent / "stories"
 SPREAD = 4.0  # standard deviation of the logits
 BIAS = 0.02  # of the biases
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -45,13 +45,28 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def ready(shape: str, root: Path = ROOT) -> Path:
-    """The folder of a shape under `root`, made if it is not there."""
+def default_root() -> Path:
+    """Where the models are kept, unless another folder is named."""
+    return Environment.read().cache_folder("benchmarks")
+
+
+def ready(shape: str, root: Path, report: Report | None = None) -> Path:
+    """The folder of a shape under `root`, made if it is not there.
+
+    `report` is called with (bytes written, bytes in all). Raises RequestError for a shape that is not known,
+    CheckpointError where the model cannot be written.
+    """
+    if shape not in SHAPES:
+        raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}")
     folder = root.expanduser() / shape
-    return folder if folder.exists() else make(shape, folder)
+    try:
+        return folder if folder.exists() else make(shape, folder, report=report)
+    except OSError as error:
+        hint = "make room there, or set TOKENWRIGHT_CACHE to another folder"
+        raise CheckpointError(f"the model cannot be written to {folder} ({error.strerror}); {hint}") from error
 
 
-def make(shape: str, folder: Path, seed: int = 0) -> Path:
+def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
     """Write a checkpoint of that shape into `folder`, which appears when it is complete."""
     family, _ = parse_config(SHAPES[shape])
     kind = family.architectures[SHAPES[shape]["architectures"][0]]
@@ -61,12 +76,12 @@ def make(shape: str, folder: Path, seed: int = 0) -> Path:
     unfinished.mkdir(parents=True)
     (unfinished / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     write_tokenizer(unfinished, config["vocab_size"])
-    write_weights(unfinished / "model.safetensors", config, seed)
+    write_weights(unfinished / "model.safetensors", config, seed, report)
     shutil.rmtree(folder, ignore_errors=True)
     return unfinished.rename(folder)
 
 
-def write_weights(path: Path, config: Mapping[str, Any], seed: int) -> None:
+def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
     """The safetensors file of `config`, tensor by tensor: no more than one is in memory."""
     family, parsed = parse_config(config)
     sources = {source.name: (ours, source) for ours, source in family.sources(parsed).items()}
@@ -78,11 +93,14 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int) -> None:
         header[f"{family.prefix}{name}"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    written = 0
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for at, (name, shape) in enumerate(shapes.items()):
             values = weight(sources[name][0], shape, parsed.shapes[sources[name][0]][-1], seed * len(shapes) + at)
-            file.write(values.bfloat16().view(torch.uint8).numpy().data)
+            written += file.write(values.bfloat16().view(torch.uint8).numpy().data)
+            if report is not None:
+                report(written, end)
 
 
 def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> torch.Tensor:
@@ -93,7 +111,7 @@ def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> torch.T
     if name.endswith(".bias"):
         return values * BIAS
     gain = SPREAD if name == "embed.weight" else 1.0  # the embeddings are the head too
-    return values * (gain / inputs**0.5)
+    return values * float(gain / inputs**0.5)
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -108,7 +126,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", metavar="SHAPE")
-    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--root", type=Path, default=default_root())
     arguments = parser.parse_args()
     if unknown := set(arguments.shapes) - SHAPES.keys():
         parser.error(f"unknown shape {', '.join(sorted(unknown))}; choose from {', '.join(SHAPES)}")

@@ -1,0 +1,311 @@
+"""Each native kernel as a share of what bounds it: reading its bytes, or its multiplications, whichever takes longer.
+
+    python -m benchmarks.kernels [--kernels linear attention rest] [--rows 1 2 4 ..] [--contexts 512 1024 ..]
+                                 [--rounds 9] [--mib MIB] [--out build/benchmarks]
+
+    linear      a matrix of --mib, which no cache holds, for up to 16 rows; for more one of qwen05's, 4,864 x 896
+    attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, held against reading alone, and a
+                chunk of 512, over the context; texts of one row follow each other until --mib are read, so that K
+                and V come from memory
+    rest        norm and gated activation of 512 rows, by one thread as a call takes them; the summary of one row of
+                151,936 logits. Their bytes are those read and those written
+
+A round measures the limit and then the kernel, each by the best of calls made for 20 ms; told is the median of the
+rounds' shares, with the lowest and the highest. Calls come from Python and pay some microseconds for it, which weighs
+on short contexts: microseconds are told for each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import byref
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.quality import COLOURS, canvas, save, table
+from tokenwright.bench.limits import CPU, TURN, Bound, Work, processor, threads
+from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
+from tokenwright.cache.codec import CODECS
+from tokenwright.config import WeightFormat
+from tokenwright.engine.reach import Reach
+from tokenwright.kernels import native_library as lib
+from tokenwright.kernels.native import NativeKernels, Places, find_kernels, kv_layer, matrix
+from tokenwright.kernels.weights import LANES, Packed, packed_sizes
+from tokenwright.planner.bandwidth import best_seconds, beyond_caches
+
+WEIGHTS = ("float32", "bfloat16", "int8", "int4", "int4:64")
+ROWS = (1, 2, 4, 8, 16, 64, 512)
+FEW = 16  # rows at most that are bound by reading
+INNER = 4096  # of the matrix that no cache holds
+SMALL = (4864, 896)  # [out, in] of qwen05's gate, and of its up
+CACHES = ("bfloat16", "int8", "int4", "fp8")
+CONTEXTS = (512, 1024, 2048, 4096, 8192)
+QUERY_HEADS, KV_HEADS, SIZE = 14, 2, 64
+PAGE = 16  # tokens
+CHUNK = 512  # rows
+VOCABULARY = 151_936
+KINDS = ("linear", "attention", "rest")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel in one form (of weights or of a cache) and size (rows or context).
+
+    calls: that one run makes. keeps: what the structs of these calls point to.
+    """
+
+    kernel: str
+    form: str
+    size: int
+    work: Work
+    run: Callable[[], object]
+    calls: int = 1
+    keeps: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases under one bound, all with so many threads."""
+
+    bound: Bound
+    threads: int
+    cases: Sequence[Case]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Medians of the rounds. gb_per_second: of the bytes that it cannot do without.
+
+    share: of the limit, with its lowest and highest. of_reading: the same if reading alone were the limit.
+    """
+
+    kernel: str
+    form: str
+    size: int
+    microseconds: float
+    gb_per_second: float
+    g_multiplications_per_second: float
+    of_reading: float
+    bound: str
+    share: float
+    low: float
+    high: float
+
+
+def measure(case: Case, bound: Bound, rounds: int) -> Point:
+    """The limit and the kernel in turn."""
+    pairs = [(bound(case.work), best_seconds(case.run, TURN)) for _ in range(rounds)]
+    shares = [least.seconds / took for least, took in pairs]
+    seconds, work = median(took for _, took in pairs), case.work
+    return Point(
+        case.kernel,
+        case.form,
+        case.size,
+        seconds / case.calls * 1e6,
+        work.nbytes / seconds / 1e9,
+        (work.weights + work.attention) / seconds / 1e9,
+        median(least.reading / took for least, took in pairs),
+        pairs[-1][0].bound,
+        median(shares),
+        min(shares),
+        max(shares),
+    )
+
+
+def filled(out: int, inner: int, form: WeightFormat) -> Packed:
+    """A packed matrix of random numbers. Whole blocks and slabs: there is nothing that fills them up."""
+    packed = Packed.empty(out, inner, form)
+    if packed.group:
+        packed.codes.random_(1, 256)
+        packed.scales.fill_(0.01)
+    else:
+        packed.codes.view(TORCH_DTYPES[form.name]).normal_()
+    return packed
+
+
+def linear_groups(kernels: NativeKernels, rows: Sequence[int], nbytes: int) -> Iterator[Group]:
+    for name in WEIGHTS:
+        form = WeightFormat.parse(name)
+        codes, scales = packed_sizes(LANES, INNER, form)
+        large = (max(1, nbytes // (codes + 2 * scales)) * LANES, INNER)
+        for shape, counts in (
+            (large, [count for count in rows if count <= FEW]),
+            (SMALL, [count for count in rows if count > FEW]),
+        ):
+            if counts:
+                packed = filled(*shape, form)
+                cases = [linear_case(kernels, packed, name, count) for count in counts]
+                yield Group(Bound(packed.nbytes, packed.format), torch.get_num_threads(), cases)
+
+
+def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) -> Case:
+    x, y, struct = torch.randn(rows, packed.inner), torch.empty(rows, packed.out), matrix(packed)
+
+    def run() -> None:
+        places = (byref(struct), rows, lib.address(x), lib.address(y), torch.get_num_threads())
+        kernels.library.tw_linear(kernels.handle, *places)
+
+    work = Work(packed.nbytes, weights=rows * packed.numel)
+    return Case("linear", name, rows, work, run, keeps=(packed, x, y))
+
+
+class Texts:
+    """K and V of one layer in one format, filled with random numbers: as many texts as there is room for."""
+
+    def __init__(self, kernels: NativeKernels, form: str, nbytes: int) -> None:
+        self.kernels, self.form = kernels, form
+        spec = LayerSpec(Heads(KV_HEADS, SIZE), Reach(), CODECS[form], CODECS[form], native=CODECS["bfloat16"])
+        self.bytes_per_token = spec.bytes_per_token
+        self.pages = nbytes // (PAGE * self.bytes_per_token)
+        self.store = KVStore([spec], self.pages, PAGE, CPU)
+        for slots in torch.arange(self.pages * PAGE).split(max(CONTEXTS)):
+            k, v = (torch.randn(len(slots), KV_HEADS, SIZE) for _ in range(2))
+            kernels.store(self.store.view(0), [slots], k, v)
+
+    def case(self, context: int, rows: int, texts: int) -> Case:
+        """The last `rows` of each of so many texts at most, one call a text."""
+        each = -(-context // PAGE)
+        tables = torch.arange(self.pages, dtype=torch.int32).split(each)[: min(texts, self.pages // each)]
+        places = [Places([(range(rows), context - rows, (table,))]) for table in tables]
+        layer, heads = kv_layer(self.store.view(0)), lib.Heads(QUERY_HEADS, KV_HEADS, SIZE, SIZE**-0.5)
+        q, width = torch.randn(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
+        out = torch.empty_like(q)
+        queries = lib.Queries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)
+        library, handle, count = self.kernels.library, self.kernels.handle, torch.get_num_threads()
+
+        def run() -> None:
+            for one in places:
+                library.tw_attend(handle, byref(layer), byref(heads), 1, one.spans, PAGE, byref(queries), count)
+
+        work = Work(len(places) * context * self.bytes_per_token)
+        if rows > 1:  # one row is held against reading alone
+            pairs = sum(range(context - rows + 1, context + 1))  # of a row and a token that it reads
+            work = replace(work, attention=len(places) * 2 * QUERY_HEADS * SIZE * pairs)
+        kernel = f"attention, {rows} row{'s' if rows > 1 else ''}"
+        return Case(kernel, self.form, context, work, run, len(places), (self.store, q, out))
+
+
+def attention_groups(kernels: NativeKernels, contexts: Sequence[int], nbytes: int) -> Iterator[Group]:
+    for form in CACHES:
+        texts = Texts(kernels, form, max(nbytes, max(contexts) * KV_HEADS * SIZE * 2 * 4))
+        each = [texts.case(context, 1, 1 << 16) for context in contexts]
+        chunks = [texts.case(context, CHUNK, 1) for context in contexts if context >= CHUNK]
+        yield Group(Bound(max(one.work.nbytes for one in each)), torch.get_num_threads(), each)
+        if chunks:
+            yield Group(Bound(max(one.work.nbytes for one in chunks)), torch.get_num_threads(), chunks)
+
+
+def rest_groups(kernels: NativeKernels) -> Iterator[Group]:
+    """What writes as many numbers as it reads, or fewer."""
+    out, inner = SMALL
+    x, normed, scale = torch.randn(CHUNK, inner), torch.empty(CHUNK, inner), torch.ones(inner)
+    up, gated, logits = torch.randn(CHUNK, 2 * out), torch.empty(CHUNK, out), torch.randn(1, VOCABULARY)
+    by, library, handle = lib.Norm(lib.address(scale), None, 1e-6), kernels.library, kernels.handle
+
+    def norm() -> None:
+        library.tw_norm(handle, byref(by), CHUNK, inner, lib.address(x), lib.address(normed))
+
+    def gate() -> None:
+        library.tw_gated(handle, lib.ACTIVATIONS["silu"], CHUNK, out, lib.address(up), lib.address(gated))
+
+    for kernel, run, count, nbytes in (
+        ("norm", norm, 1, x.nbytes + normed.nbytes),
+        ("gated", gate, 1, up.nbytes + gated.nbytes),
+        ("summary", lambda: kernels.summarise(logits), torch.get_num_threads(), logits.nbytes),
+    ):
+        yield Group(Bound(nbytes), count, [Case(kernel, "float32", CHUNK if count == 1 else 1, Work(nbytes), run)])
+
+
+def groups(kernels: NativeKernels, arguments: argparse.Namespace) -> Iterator[Group]:
+    if "linear" in arguments.kernels:
+        yield from linear_groups(kernels, arguments.rows, arguments.mib << 20)
+    if "attention" in arguments.kernels:
+        yield from attention_groups(kernels, arguments.contexts, arguments.mib << 20)
+    if "rest" in arguments.kernels:
+        yield from rest_groups(kernels)
+
+
+def measure_all(kernels: NativeKernels, arguments: argparse.Namespace) -> list[Point]:
+    found = []
+    for group in groups(kernels, arguments):
+        with threads(group.threads):
+            for case in group.cases:
+                found.append(measure(case, group.bound, arguments.rounds))
+                print(" ".join(row(found[-1])), file=sys.stderr, flush=True)
+    return found
+
+
+def row(point: Point) -> tuple[str, ...]:
+    return (
+        point.kernel,
+        point.form,
+        f"{point.size:,}",
+        f"{point.microseconds:,.1f}",
+        f"{point.gb_per_second:,.1f}",
+        f"{point.g_multiplications_per_second:,.0f}",
+        f"{point.of_reading:.2f}",
+        point.bound,
+        f"{point.share:.2f} ({point.low:.2f} to {point.high:.2f})",
+    )
+
+
+def report(points: Sequence[Point]) -> str:
+    head = ("kernel", "form", "rows or context", "µs a call", "GB/s", "G mult/s", "of reading", "bound", "share")
+    return table(head, map(row, points))
+
+
+def picture(points: Sequence[Point], title: str, path: Path) -> None:
+    """Shares over rows, and over contexts."""
+    kernels = [kernel for kernel in dict.fromkeys(one.kernel for one in points) if kernel.startswith(KINDS[:2])]
+    if not kernels:
+        return
+    figure, places = canvas(figsize=(4.2 * len(kernels), 3.6), ncols=len(kernels), squeeze=False)
+    for axes, kernel in zip(places[0], kernels, strict=True):
+        its = [one for one in points if one.kernel == kernel]
+        for colour, form in zip(COLOURS, dict.fromkeys(one.form for one in its), strict=False):
+            line(axes, [one for one in its if one.form == form], colour)
+        axes.set_xscale("log", base=2)
+        axes.set(title=kernel, ylim=(0, 1.1), xlabel="rows" if kernel == "linear" else "context")
+        axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
+    places[0][0].set_ylabel("share of the limit")
+    places[0][0].legend()
+    figure.suptitle(title)
+    save(figure, path)
+
+
+def line(axes: Any, points: Sequence[Point], colour: str) -> None:
+    axes.plot([one.size for one in points], [one.share for one in points], "o-", color=colour, label=points[0].form)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--mib", type=int, default=beyond_caches(CPU) >> 20, help="of what comes from memory")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    arguments = parser.parse_args()
+    kernels = find_kernels()
+    if kernels is None:
+        parser.error("there are no native kernels here, or TOKENWRIGHT_KERNELS asks for others")
+    before = os.getloadavg()[0]
+    points = measure_all(kernels, arguments)
+    title = f"{processor()}, {kernels.isa}, {torch.get_num_threads()} threads"
+    print(f"{title}, load {before:.2f} before\n\n{report(points)}", end="")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = {"about": title, "load": before, "points": [asdict(one) for one in points]}
+    (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    picture(points, title, arguments.out / "kernels.svg")
+
+
+if __name__ == "__main__":
+    main()

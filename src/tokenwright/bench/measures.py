@@ -1,0 +1,77 @@
+"""What is measured of a model, whoever runs it: prefill, decode, many streams, and the time to the first token.
+
+Texts are of random ids that nobody has seen, so that no cache knows them; the likeliest tokens are written, past every
+end.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+ENOUGH_S, MOST = 1.0, 10  # seconds of one measurement, and how often it is repeated at most
+
+# Writes so many tokens after each prompt, all of them side by side; the seconds from the request to each token of each.
+Write = Callable[[list[list[int]], int], list[list[float]]]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """So many streams, each a prompt and tokens after it. unit: of its figure."""
+
+    streams: int
+    prompt: int
+    tokens: int
+    unit: str = "tok/s"
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.unit == "ms"
+
+    def figure(self, seconds: list[list[float]]) -> float:
+        """Of the seconds from the request to each token of each stream: the speed, or the time to the first token."""
+        started = max(stream[0] for stream in seconds)
+        if self.tokens == 1:
+            return self.of_step(started)
+        later = [at for stream in seconds for at in stream if at > started]
+        return len(later) / (max(later) - started)
+
+    def of_step(self, seconds: float) -> float:
+        """The figure of a step that takes so long: the one that reads the prompts, or one that writes."""
+        if self.lower_is_better:
+            return seconds * 1000
+        return self.streams * (self.prompt if self.tokens == 1 else 1) / seconds
+
+    def within(self, context: int) -> "Measure":
+        """The same with as much of the prompt as the context has room for."""
+        return replace(self, prompt=min(self.prompt, context - self.tokens))
+
+
+MEASURES: Mapping[str, Measure] = {
+    "prefill": Measure(1, 512, 1),
+    "decode": Measure(1, 512, 65),
+    "8": Measure(8, 32, 128),
+    "16": Measure(16, 32, 128),
+    "first": Measure(1, 32, 1, "ms"),
+}
+
+
+def warm_up(measures: Mapping[str, Measure], write: Write, vocab_size: int, *seeds: object) -> None:
+    """Each kind of run once, with a few tokens."""
+    for measure in measures.values():
+        write(prompts(measure, vocab_size, *seeds, "warm-up"), min(measure.tokens, 4))
+
+
+def repeated(measure: Measure, write: Write, vocab_size: int, *seeds: object) -> Iterator[float]:
+    """The figures of one repetition after another, for ENOUGH_S and at most MOST of them."""
+    began = time.perf_counter()
+    for turn in range(MOST):
+        yield measure.figure(write(prompts(measure, vocab_size, *seeds, turn), measure.tokens))
+        if time.perf_counter() - began >= ENOUGH_S:
+            break
+
+
+def prompts(measure: Measure, vocab_size: int, *seeds: object) -> list[list[int]]:
+    """Random ids for each stream, the same for the same seeds."""
+    rng = random.Random(repr(seeds))
+    return [[rng.randrange(5, vocab_size) for _ in range(measure.prompt)] for _ in range(measure.streams)]

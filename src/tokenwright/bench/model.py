@@ -1,0 +1,122 @@
+"""One model beside its limits: each measure with what it would be if nothing but reading or multiplying took time.
+
+A step that writes reads all weights but tables in which it looks a row up, and the K and V of every stream; one that
+reads prompts multiplies all weights with every token. The limit is the longer of the two times, as if one hid behind
+the other. It is measured again after every repetition, and the share is the median of the pairs: what slows the
+machine for a while slows both.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+from statistics import median
+from typing import Literal
+
+from tokenwright.bench.limits import Bound, Report, Work
+from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
+from tokenwright.config import WeightFormat
+from tokenwright.engine import SamplingParams
+from tokenwright.errors import RequestError
+from tokenwright.llm import LLM
+from tokenwright.planner.blueprint import of_config
+from tokenwright.trace.cost import CostModel
+
+SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens of a context in which all can be measured
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The median of a measure, and of its limits, in `unit`; and the share of the limit that it reaches, 1 at best.
+
+    bound: what limits it. nbytes: what a step reads. prompt, tokens: of each stream.
+    """
+
+    name: str
+    streams: int
+    prompt: int
+    tokens: int
+    unit: str
+    value: float
+    limit: float
+    share: float
+    bound: Literal["memory", "matrix"]
+    nbytes: float
+
+
+def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> Work:
+    """What one step of a measure cannot do without: the one that reads the prompts, or the mean of those that write.
+
+    weights: how they are kept, resolved.
+    """
+    if measure.tokens == 1:
+        chunks = [(0, measure.prompt)]
+    else:
+        chunks = [(measure.prompt + written, 1) for written in range(measure.tokens - 1)]
+    each = [costs.chunk(start, length) for start, length in chunks]
+    products = sum(costs.block_weights * length + costs.head_weights for _, length in chunks) / len(chunks)
+    rows = measure.streams * chunks[0][1]
+    return Work(
+        nbytes=of_config(costs.config).read_bytes(weights, rows)
+        + measure.streams * sum(cost.kv_read for cost in each) / len(each),
+        weights=measure.streams * products,
+        attention=measure.streams * (sum(cost.flops for cost in each) / len(each) / 2 - products),
+    )
+
+
+def writer(llm: LLM) -> Write:
+    """Writes with an engine, nothing of an earlier text found again."""
+    salts = count()
+
+    def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        done = llm.generate(asked, params, salt=f"bench {next(salts)}")
+        return [list(one.usage.token_s) for one in done]
+
+    return write
+
+
+class Benchmark:
+    """A model that is measured, and what bounds it. Raises RequestError for a context that is too short."""
+
+    def __init__(self, llm: LLM) -> None:
+        if llm.context < SHORTEST:
+            raise RequestError(
+                f"the model's context of {llm.context} tokens is too short to be measured; that takes {SHORTEST}"
+            )
+        self._vocab_size = llm.config.vocab_size
+        self._write = writer(llm)
+        self._measures = {name: measure.within(llm.context) for name, measure in MEASURES.items()}
+        self._works = {name: work_of(one, llm.costs, llm.weights) for name, one in self._measures.items()}
+        self._bound = Bound(self._works["decode"].nbytes, llm.weights.name)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory that measuring takes beside the model, all of it written to."""
+        return self._bound.nbytes
+
+    def figures(self, report: Report | None = None) -> list[Figure]:
+        """Every measure. `report` is called with (measured, to be measured)."""
+        warm_up(self._measures, self._write, self._vocab_size)
+        found: list[Figure] = []
+        for name in self._measures:
+            found.append(self._figure(name))
+            if report is not None:
+                report(len(found), len(self._measures))
+        return found
+
+    def _figure(self, name: str) -> Figure:
+        measure, work = self._measures[name], self._works[name]
+        turns = [(value, self._bound(work)) for value in repeated(measure, self._write, self._vocab_size, name)]
+        pairs = [(value, measure.of_step(least.seconds)) for value, least in turns]
+        shares = [limit / value if measure.lower_is_better else value / limit for value, limit in pairs]
+        return Figure(
+            name,
+            measure.streams,
+            measure.prompt,
+            measure.tokens,
+            measure.unit,
+            median(value for value, _ in pairs),
+            median(limit for _, limit in pairs),
+            median(shares),
+            turns[-1][1].bound,
+            work.nbytes,
+        )

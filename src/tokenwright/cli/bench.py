@@ -1,0 +1,151 @@
+"""`tokenwright bench`: what this machine can do at most, and how near a model comes to it. Always on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.facts import binary
+from tokenwright.cli.output import bar, remark, show_anything, write, write_json
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.bench.limits import Limits, Rate
+    from tokenwright.bench.model import Figure
+
+STORIES = "stories"
+
+Shape = Annotated[
+    str | None,
+    Option(
+        help="A model with random weights instead: tiny, gpt2, qwen05 or llama1b. It is made once and kept in the "
+        "cache folder.",
+        rich_help_panel=opt.MODEL,
+    ),
+]
+
+
+def bench(
+    model: opt.Model = STORIES,
+    revision: opt.Revision = None,
+    shape: Shape = None,
+    weights: opt.Weights = "native",
+    json_: opt.Json = False,
+) -> None:
+    """Measure what this machine can do at most, and how near a model comes to it: prefill, decode and many streams.
+
+    The limit of a measure is the time that reading its weights, K and V takes, or multiplying, whichever is longer.
+    Nothing else should run meanwhile.
+    """
+    from tokenwright.bench.limits import measure_limits, processor
+    from tokenwright.bench.model import Benchmark
+
+    if shape is not None:
+        if (model, revision) != (STORIES, None):
+            raise RequestError("a shape is a model of its own; give --shape or --model, not both")
+        model = _made(shape, json_)
+    with opt.opened(model, quiet=json_, revision=revision, device="cpu", weights=weights) as llm:
+        benchmark = Benchmark(llm)
+        with bar("limits", json_) as report:
+            limits = measure_limits(report=report)
+        with bar(f"measuring {shape or model}", json_) as report:
+            figures = benchmark.figures(report)
+        facts = {
+            "processor": processor(),
+            "threads": limits.threads,
+            "kernels": llm.kernels,
+            "limits": _limits(limits),
+            "model": shape or model,
+            "dtype": llm.dtype,
+            "weights": str(llm.weights),
+            "weight_bytes": llm.weight_bytes,
+            "measures": {one.name: _without_name(one) for one in figures},
+        }
+    if json_:
+        write_json(facts, indent=2)
+    else:
+        show_anything()
+        write(_page(facts, limits, figures) + "\n")
+
+
+def _made(shape: str, quiet: bool) -> str:
+    """The folder of a model of that shape, made where it is not there yet."""
+    from tokenwright.bench import shapes
+
+    folder = shapes.default_root() / shape
+    if shape in shapes.SHAPES and not folder.exists() and not quiet:
+        remark(f"making {shape} with random weights in {folder}")
+    with bar(f"making {shape}", quiet) as report:
+        return str(shapes.ready(shape, shapes.default_root(), report))
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    """The limits for JSON; bytes and multiplications a second."""
+    return {
+        "kind": limits.kind,
+        "memory": asdict(limits.memory),
+        "cache": limits.cache and {"bytes": limits.cache_bytes, **asdict(limits.cache)},
+        "multiplications": {form: asdict(rate) for form, rate in limits.multiplications.items()},
+    }
+
+
+def _without_name(figure: Figure) -> dict[str, Any]:
+    facts = asdict(figure)
+    del facts["name"]
+    return facts
+
+
+def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> str:
+    """The limits and the measures for a person."""
+    counted = f"{limits.threads} thread{'s' if limits.threads > 1 else ''}"
+    size = f"{binary(facts['weight_bytes'])} of {facts['weights']} weights"
+    rows = [("limits", counted, "1 thread"), ("memory", *_speeds(limits.memory, "GB"))]
+    if limits.cache is not None:
+        rows.append((f"cache ({binary(limits.cache_bytes)})", *_speeds(limits.cache, "GB")))
+    rows += [(f"{form} products", *_speeds(rate, "G")) for form, rate in limits.multiplications.items()]
+    near = [("how near", "measured", "limit", "share", ""), *map(_near, figures)]
+    return "\n".join(
+        [
+            f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}.",
+            "",
+            *_table(rows),
+            "",
+            f"{facts['model']}, {size}, on {counted}.",
+            "",
+            *_table(near),
+        ]
+    )
+
+
+def _by(limits: Limits) -> str:
+    return "the native kernels" if limits.kind == "native" else "torch (there are no native kernels)"
+
+
+def _speeds(rate: Rate, unit: str) -> tuple[str, str]:
+    return f"{rate.all_threads / 1e9:,.1f} {unit}/s", f"{rate.one_thread / 1e9:,.1f} {unit}/s"
+
+
+def _near(figure: Figure) -> tuple[str, ...]:
+    names = {
+        "prefill": f"prefill of {figure.prompt} tokens",
+        "decode": f"decode after {figure.prompt}",
+        "first": f"first token after {figure.prompt}",
+    }
+    value, limit = (f"{one:,.1f} {figure.unit}" for one in (figure.value, figure.limit))
+    name = names.get(figure.name, f"{figure.streams} streams")
+    return name, value, limit, f"{figure.share:.0%}", f"of {'reading' if figure.bound == 'memory' else 'multiplying'}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns with two spaces between them, all but the first and a fifth to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0], cells[4:] = row[0].ljust(widths[0]), row[4:]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,74 @@
+"""What a machine can do at most: measured by the kernels that are there, and turned into the seconds of some work."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernels.native import needs_native
+from tokenwright.bench import limits
+from tokenwright.bench.limits import FORMATS, Bound, Least, Multiplier, Work, cache_bytes, measure_limits
+from tokenwright.kernels.native import find_kernels
+from tokenwright.planner.bandwidth import Reader
+
+KINDS = ("torch", pytest.param("native", marks=needs_native))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Who measures."""
+    monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference" if request.param == "torch" else "native")
+    find_kernels.cache_clear()
+    yield request.param
+    find_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_limits_are_measured_and_the_threads_are_as_before(kind: str) -> None:
+    told: list[tuple[int, int]] = []
+    before = torch.get_num_threads()
+    found = measure_limits(0.0, lambda done, total: told.append((done, total)))
+    assert torch.get_num_threads() == before == found.threads
+    assert (found.kind, found.cache_bytes) == (kind, 1 << 14)
+    assert found.cache is not None
+    every = [found.memory, found.cache, *found.multiplications.values()]
+    assert all(rate.all_threads > 0 and rate.one_thread > 0 for rate in every)
+    assert tuple(found.multiplications) == FORMATS
+    assert told == [(done, 5) for done in range(1, 6)]
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_cache_is_told_where_the_system_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "cache_sizes", list)
+    found = measure_limits(0.0)
+    assert (found.cache, found.cache_bytes) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nbytes"),
+    [([48 << 10, 2 << 20, 105 << 20], 8 << 20), ([32 << 10, 1 << 20, 4 << 20], 2 << 20), ([1 << 20], 0), ([], 0)],
+)
+def test_a_buffer_that_only_the_largest_cache_holds(
+    sizes: list[int], nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "cache_sizes", lambda: sizes)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert cache_bytes() == nbytes
+
+
+@pytest.mark.parametrize(
+    ("least", "seconds", "bound"), [(Least(2.0, 1.0), 2.0, "memory"), (Least(1.0, 3.0), 3.0, "matrix")]
+)
+def test_the_longer_of_the_two_bounds(least: Least, seconds: float, bound: str) -> None:
+    assert (least.seconds, least.bound) == (seconds, bound)
+
+
+@pytest.mark.usefixtures("quick")
+def test_work_over_speed_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Bound(1 << 30, "int4")
+    assert bound.nbytes == 1 << 20  # no more than what no cache holds
+    monkeypatch.setattr(Reader, "bytes_per_second", lambda self, seconds: 10.0)
+    monkeypatch.setattr(Multiplier, "per_second", lambda self, seconds: 4.0)
+    assert bound(Work(nbytes=50, weights=8, attention=2)) == Least(5.0, 2.5)
+    assert bound(replace(Work(), weights=8)) == Least(0.0, 2.0)

@@ -1,0 +1,86 @@
+"""`bench`: limits and figures of a model as a table and as JSON; what makes no sense is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.bench.fixtures import quicken
+from tests.cli.conftest import Run
+from tests.models.fixtures import make_checkpoint
+from tokenwright.bench import shapes
+from tokenwright.bench.measures import MEASURES
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A quick measurement, and a cache folder of its own."""
+    quicken(monkeypatch)
+    monkeypatch.setattr("tokenwright.bench.limits.measure_limits.__defaults__", (0.0, None))
+    monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path / "cache"))
+    small = {**shapes.SHAPES["tiny"], "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 128}
+    monkeypatch.setitem(shapes.SHAPES, "tiny", small)  # type: ignore[arg-type]
+    return tmp_path / "cache"
+
+
+def test_json(run: Run, model: Path) -> None:
+    result = run("bench", "--model", model, "--weights", "int8", "--json")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    found = json.loads(result.stdout)
+    assert (found["model"], found["weights"]) == (str(model), "int8")
+    limits = found["limits"]
+    assert limits["kind"] == ("torch" if found["kernels"] == "reference" else "native")
+    assert limits["multiplications"].keys() == {"float32", "bfloat16", "int8"}
+    every = [limits["memory"], limits["cache"], *limits["multiplications"].values()]
+    assert all(rate["all_threads"] > 0 and rate["one_thread"] > 0 for rate in every)
+    assert found["measures"].keys() == MEASURES.keys()
+    assert found["measures"]["decode"]["prompt"] == 512 - 65  # the model's context is 512
+    for one in found["measures"].values():
+        assert one["value"] > 0 and one["limit"] > 0 and one["share"] > 0 and one["nbytes"] > 0
+        assert one["bound"] in ("memory", "matrix")
+
+
+def test_page(run: Run, model: Path) -> None:
+    result = run("bench", "--model", model)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    for name in (
+        "memory ",
+        "int8 products ",
+        "prefill of 511 tokens ",
+        "decode after 447 ",
+        "8 streams ",
+        "16 streams ",
+    ):
+        assert [line for line in lines if line.startswith(name)], name
+    assert f"{model}, " in result.stdout
+    [prefill] = [line for line in lines if line.startswith("prefill")]
+    assert prefill.count(" tok/s") == 2
+    assert "% " in prefill
+
+
+def test_a_shape_is_made_once_and_kept(run: Run, cache: Path) -> None:
+    first, second = (run("bench", "--shape", "tiny") for _ in range(2))
+    folder = cache / "benchmarks" / "tiny"
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output
+    assert first.stderr == f"making tiny with random weights in {folder}\n"
+    assert second.stderr == ""
+    assert "\ntiny, " in first.stdout
+    assert (folder / "model.safetensors").exists()
+
+
+def test_what_is_refused(refused: Callable[..., str], model: Path, tmp_path: Path, cache: Path) -> None:
+    assert "shape 'huge' is not known; use tiny, gpt2, qwen05, llama1b" in refused("bench", "--shape", "huge")
+    assert "give --shape or --model, not both" in refused("bench", "--shape", "tiny", "--model", model)
+    assert "there is no folder" in refused("bench", "--model", tmp_path / "nothing")
+    assert "weights 'int2' is not known" in refused("bench", "--model", model, "--weights", "int2")
+    short = make_checkpoint(tmp_path / "short", "llama2", changes={"max_position_embeddings": 128}).path
+    assert "context of 128 tokens is too short to be measured; that takes 129" in refused("bench", "--model", short)
+
+
+def test_a_cache_that_cannot_be_written(run: Run, cache: Path) -> None:
+    cache.touch()
+    result = run("bench", "--shape", "tiny")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "set TOKENWRIGHT_CACHE to another folder" in result.stderr
