@@ -12,7 +12,9 @@ WEIGHTS = {"bf16": "native", "int8": "int8", "int4": "int4"}
 
 class Ours:
     def __init__(self, job: Job) -> None:
-        pages = job.streams * -(-job.length // PAGE)  # for as many texts as there will be, as the other engines are told
+        pages = job.streams * -(
+            -job.length // PAGE
+        )  # for as many texts as there will be, as the other engines are told
         self.llm = LLM(str(job.model), weights=WEIGHTS[job.format], page_size=PAGE, pages=pages)
         self.texts = 0
 
