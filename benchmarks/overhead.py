@@ -6,13 +6,15 @@
 Every stream has read its context and writes one token a step, greedily. A round is 64 steps (four pages are filled and
 named meanwhile); told are medians of the rounds, in microseconds a step:
 
-    prepared   the runner hands out logits that were made before: what is left is the engine, the sampler and the driver
-    real       the same with a model that is loaded (--model), and the batch that is built for it
+    prepared   the runner hands out logits that were made before, with what native kernels tell of them (the likeliest id
+               and the total): what is left is the engine, the sampler and the driver
+    real       the same with a model that is loaded (--model), and the batch that is built for it. `model` is then the
+               call of the native kernels; with the reference kernels, all that the runner does beside the batch
 
 `whole` is the clock around a round. The parts come from rounds of their own, in which every part is a stopwatch's: who
 is called by another part is not counted in it, and what a stopwatch itself takes is taken off. `rest` is the loop, the
-driver and whoever fetches; `text` the guards, which make text of tokens (prepared runs make none). Two passes of the
-sampler over the vocabulary, argmax and logsumexp, count as `sampler`. The line of growth is fitted by least squares.
+driver and whoever fetches; `text` the guards, which make text of tokens (prepared runs make none). The line of growth
+is fitted by least squares.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.decode import TextGuard, TorchSampler
 from tokenwright.driver import Driver
 from tokenwright.engine import Engine, Group, Output, PagePool, Request, Scheduler, Step, Wants
+from tokenwright.models.runner import TorchRunner
 
 PAGE = 16  # tokens
 STEPS = 64  # of a round
@@ -67,6 +70,8 @@ class Prepared:
 
     def __init__(self, streams: int, vocabulary: int) -> None:
         self.logits = torch.randn(streams, vocabulary, generator=torch.Generator().manual_seed(0))
+        self.best = tuple(self.logits.argmax(1).tolist())
+        self.log_totals = tuple(self.logits.double().logsumexp(1).tolist())
 
     def forward(self, step: Step) -> Output[torch.Tensor]:
         wants = [chunk.wants is not Wants.NONE for chunk in step.chunks]
@@ -74,7 +79,7 @@ class Prepared:
         for one in wants:
             rows.append(range(row, row + one))
             row += one
-        return Output(tuple(rows), self.logits[:row])
+        return Output(tuple(rows), self.logits[:row], self.best[:row], self.log_totals[:row])
 
 
 class Stopwatch:
@@ -118,21 +123,28 @@ def _loop(function: Callable[[], object], turns: int) -> float:
     return time.perf_counter() - began
 
 
+def model_of(runner: Any) -> list[tuple[Any, str, str]]:
+    """Where a runner calls its model, and where it makes the batch for it."""
+    if not isinstance(runner, TorchRunner):
+        return [(runner, "forward", "model")]
+    if runner.compute.program is None:
+        return [(runner, "forward", "model"), (runner.compute, "batcher", "batch")]
+    return [(runner, "forward", "batch"), (runner.compute.program.model.kernels.library, "tw_forward", "model")]
+
+
 @contextmanager
 def watched(engine: Engine[Any]) -> Iterator[Stopwatch]:
     """A stopwatch on every part of an engine, taken off again."""
     watch, runner, scheduler = Stopwatch(), engine.runner, engine.scheduler
     places: list[tuple[Any, str, str]] = [
         (scheduler, "schedule", "schedule"),
-        (runner, "forward", "model"),
+        *model_of(runner),
         (engine.sampler, "pick", "sampler"),
         (scheduler, "commit", "commit"),
         (scheduler, "expire", "expire"),
         (TextGuard, "advance", "text"),
         (TextGuard, "take", "text"),
     ]
-    if hasattr(runner, "batcher"):
-        places.append((runner, "batcher", "batch"))
     before = [vars(owner).get(name) for owner, name, _ in places]
     for owner, name, part in places:
         setattr(owner, name, watch.timed(part, getattr(owner, name)))
