@@ -50,7 +50,7 @@ def test_version(run: Run) -> None:
     [
         (
             {"cxx": "GNU 12.2.0", "web": "9 files, built with Node v20.19.0"},
-            ["built with GNU 12.2.0\n", "the web page: 9 files, built with Node v20.19.0"],
+            ["native kernels, built with GNU 12.2.0\n", "the web page: 9 files, built with Node v20.19.0"],
             ["without"],
         ),
         (
@@ -60,7 +60,7 @@ def test_version(run: Run) -> None:
         ),
         (
             {"cxx": "GNU 12.2.0", "web": "", "web_missing": "no Node; install it"},
-            ["built with GNU 12.2.0\n", "built without the web page: no Node; install it"],
+            ["native kernels, built with GNU 12.2.0\n", "built without the web page: no Node; install it"],
             ["C++"],
         ),
         # as builds before the page left it

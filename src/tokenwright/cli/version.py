@@ -31,7 +31,7 @@ def _build_lines(folders: Iterable[str]) -> list[str]:
         return ["not installed: running from a folder of sources"]
     lines = []
     if notes["cxx"]:
-        lines.append(f"built with {notes['cxx']}")
+        lines.append(f"native kernels, built with {notes['cxx']}")
     else:
         lines.append(
             "built without a C++ compiler: no native kernels, the slow reference kernels in torch are used "
