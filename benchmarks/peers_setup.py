@@ -3,7 +3,8 @@
     python benchmarks/peers_setup.py [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
 
 Each peer has a virtual environment of its own, ROOT/peers/PEER/venv, since their dependencies clash; pip takes the
-packages by name (llama.cpp is compiled, which takes a compiler and many minutes on two cores). What is
+packages by name (llama.cpp is compiled, which takes a compiler and many minutes on two cores; by clang where it is
+found, for what g++ 12 makes of it ends with a fault on processors with AMX). What is
 there already is left alone. What cannot be had is told with the last line of its log, and kept in
 ROOT/peers/PEER/setup.json, from which `peers.py` tells it again. The logs stay in ROOT/peers/PEER.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,10 @@ TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines
 VERSIONS = "versions.txt"  # of the packages in a peer's environment
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they want torch's build for CUDA, and are imported if found
 BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # of llama.cpp, without its images
+if shutil.which(
+    "clang++"
+):  # g++ 12 leaves out stores that its tiles of AMX are loaded from: it ends with a fault there
+    BUILD |= {"CC": "clang", "CXX": "clang++", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF"}
 
 
 @dataclass(frozen=True)
