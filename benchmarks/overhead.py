@@ -6,8 +6,8 @@
 Every stream has read its context and writes one token a step, greedily. A round is 64 steps (four pages are filled and
 named meanwhile); told are medians of the rounds, in microseconds a step:
 
-    prepared   the runner hands out logits that were made before, with what native kernels tell of them (the likeliest id
-               and the total): what is left is the engine, the sampler and the driver
+    prepared   the runner hands out logits that were made before, with what native kernels tell of them (the likeliest
+               id and the total): what is left is the engine, the sampler and the driver
     real       the same with a model that is loaded (--model), and the batch that is built for it. `model` is then the
                call of the native kernels; with the reference kernels, all that the runner does beside the batch
 
