@@ -37,21 +37,23 @@ KEPT = (  # how K and V are kept, the window, the sinks
     ("fp8,first=3", 9, 1),
     ("k=int8,v=int4,first=10,native=-1", None, 0),
 )
+MLP, WHOLE = 96, 192  # widths of MLPs: one that is no multiple of 64 and one that is, whose middle AMX fuses
 
 pytestmark = needs_native
 
 
 @cache
-def checkpoint(kind: str, vocab: int = VOCAB) -> tuple[Checkpoint, TemporaryDirectory[str]]:
+def checkpoint(kind: str, vocab: int = VOCAB, mlp: int = MLP) -> tuple[Checkpoint, TemporaryDirectory[str]]:
     """A checkpoint, and the folder that holds it as long as it is used."""
     folder = TemporaryDirectory()
-    path, _ = make_checkpoint(Path(folder.name) / "model", kind, changes={"vocab_size": vocab})
+    width = {"n_inner": mlp} if kind == "gpt2" else {"intermediate_size": mlp}
+    path, _ = make_checkpoint(Path(folder.name) / "model", kind, changes={"vocab_size": vocab, **width})
     return Checkpoint.open(path), folder
 
 
 @cache
-def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB) -> NativeDecoder:
-    opened, _ = checkpoint(kind, vocab)
+def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB, mlp: int = MLP) -> NativeDecoder:
+    opened, _ = checkpoint(kind, vocab, mlp)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
     return NativeDecoder(opened.config, KERNELS[isa], KERNELS[isa], packed)
 
@@ -114,6 +116,7 @@ def steps(bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int]) -> 
 @given(
     kind=st.sampled_from(KINDS),
     weights=st.sampled_from(WEIGHTS),
+    mlp=st.sampled_from([MLP, WHOLE]),
     kept=st.sampled_from(KEPT),
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
     cuts=st.sets(st.integers(1, 69), max_size=4),
@@ -125,6 +128,7 @@ def test_the_whole_step_is_its_parts(
     isa: str,
     kind: str,
     weights: str,
+    mlp: int,
     kept: tuple[str, int | None, int],
     lengths: list[int],
     cuts: set[int],
@@ -134,7 +138,7 @@ def test_the_whole_step_is_its_parts(
 ) -> None:
     assume(not kept[2] or kind not in ("gpt2", "dynamic"))  # sinks need angles that do not depend on the length
     texts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
-    made = decoder(kind, weights, isa)
+    made = decoder(kind, weights, isa, mlp=mlp)
     one, other = (Bench(made, kind, kept, page_size) for _ in range(2))
     edges = sorted(cut for cut in cuts if cut < max(lengths))
     for ours, theirs in zip(steps(one, texts, edges), steps(other, texts, edges), strict=True):

@@ -405,15 +405,14 @@ static int64_t together(int64_t format, int64_t rows) {
 static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
   if (rows.together != TILE_ROWS) return avx512_kernels()->linear(m, rows, first, last, out);
   if (!rows.rows) return;  // there are no tiles without rows
-  const int64_t width = rows.rows <= TILE_ROWS ? 2 : SUPER_BLOCKS;
   begin_tiles(m, rows);
-  for (int64_t block = first; block < last; block += width)
-    columns_of(m, rows, {block, last - block < width ? last - block : width, 0}, ToMemory{out});
+  for (int64_t block = first; block < last; block += SUPER_BLOCKS)
+    columns_of(m, rows, {block, last - block < SUPER_BLOCKS ? last - block : SUPER_BLOCKS, 0}, ToMemory{out});
   release();
 }
 
 static bool fuses(const Matrix&, const Rows& rows, const Between& between) {
-  return rows.together == TILE_ROWS && between.to.together == TILE_ROWS && rows.rows > TILE_ROWS &&
+  return rows.together == TILE_ROWS && between.to.together == TILE_ROWS && rows.rows > 0 &&
          between.width % ACTIVATED == 0;
 }
 
