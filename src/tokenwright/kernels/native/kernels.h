@@ -14,11 +14,12 @@ enum RowKind : int64_t { ROWS_F32 = 0, ROWS_INT8 = 1, ROWS_BF16 = 2 };
 // Rows made ready for a matrix, `depth` inputs each: `in` rounded up to whole slabs, zeros behind `in`.
 //
 // `together` rows lie side by side, unit by unit, so that a kernel walks through them with one pointer: a unit is a float,
-// four int8 or two bfloat16, and one scale or sum. There is room for whole tiles: rows up to the next multiple of 32.
+// four int8 or two bfloat16, and one scale or sum. For AMX sixteen rows make a tile, line by line; isa_amx.cpp says how.
+// There is room for whole tiles: rows up to the next multiple of 32.
 struct Rows {
   int64_t kind, rows, depth;
   int64_t groups;    // of a row, where it is int8
-  int64_t together;  // 1 or 4
+  int64_t together;  // 1, 4, or 16 where rows lie in tiles
   void* numbers;     // [rows / together][depth in units][together] units
   float* scales;     // [rows / together][groups][together]
   int32_t* sums;     // as scales: what makes up for the offset of the weights' codes
