@@ -4,8 +4,6 @@ A build without a compiler has none; there the tests that use `each_isa` are ski
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -53,14 +51,3 @@ def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -
     made = Packed.empty(out, inner, WeightFormat.parse(form), noise(out, seed=seed + 2) if bias else None)
     assert made.pack_rows(0, w) == 0
     return made
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """With so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.native import FUSED, KERNELS, WEIGHTS, each_isa, examples, needs_native, noise, packed, rows, threads
+from tests.kernels.native import FUSED, KERNELS, WEIGHTS, each_isa, examples, needs_native, noise, packed, rows
+from tokenwright.bench.limits import threads
 from tokenwright.errors import RequestError
 from tokenwright.kernels import Dense, ReferenceKernels, Rotation
 from tokenwright.kernels.native import find_kernels, usable
