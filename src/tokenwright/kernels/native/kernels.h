@@ -8,7 +8,7 @@
 
 namespace tw {
 
-// How a linear wants its rows: as fp32, as int8 with a scale for each group (by 16-bit halves for AMX), or as bf16.
+// How a linear wants its rows: as fp32, as int8 with a scale for each group, or as bf16.
 enum RowKind : int64_t { ROWS_F32 = 0, ROWS_INT8 = 1, ROWS_BF16 = 2 };
 
 // Rows made ready for a matrix, `depth` inputs each: `in` rounded up to whole slabs, zeros behind `in`.
