@@ -262,12 +262,6 @@ static void score_queries(const Tile& tile, const Block& block, int64_t first, i
 
 // ---- Softmax ----
 
-TW_INLINE F exponential_or_nan(F x) {  // x at most 0; NaN stays NaN
-  F r = exponential(x);
-  TW_PARTS r.p[i] = x.p[i] == x.p[i] ? r.p[i] : x.p[i];
-  return r;
-}
-
 // The lanes of [low, high), and others elsewhere; this vector's first lane is `lane`.
 TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
   static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -289,19 +283,21 @@ TW_INLINE void soften(const Tile& tile, int64_t query) {
   float* weights = tile.weights + query * BLOCK;
   float* sums = tile.sums + query * 16;
   F x[4];
-  for (int v = 0; v < 4; v++) x[v] = only(load(weights + 16 * v), 16 * v, read, -__builtin_inff());
+  for (int v = 0; v < 4; v++) x[v] = load(weights + 16 * v);
+  if (read.low > 0 || read.high < BLOCK)
+    for (int v = 0; v < 4; v++) x[v] = only(x[v], 16 * v, read, -__builtin_inff());
   const float before = tile.highest[query];
   const float block_highest = largest(larger(larger(x[0], x[1]), larger(x[2], x[3])));
   const float highest = block_highest > before ? block_highest : before;
   if (highest != before) {
     float factor[16];
-    store(factor, exponential_or_nan(all(before - highest)));
+    store(factor, exponential(all(before - highest)));
     multiply(sums, 16, factor[0]);
     multiply(tile.mixed + query * tile.depth, tile.depth, factor[0]);
     tile.highest[query] = highest;
   }
   for (int v = 0; v < 4; v++) {
-    x[v] = exponential_or_nan(x[v] - all(highest));
+    x[v] = exponential(x[v] - all(highest));
     store(weights + 16 * v, x[v]);
   }
   store(sums, load(sums) + ((x[0] + x[1]) + (x[2] + x[3])));
@@ -309,13 +305,36 @@ TW_INLINE void soften(const Tile& tile, int64_t query) {
 
 // ---- Values ----
 
-// Add values in fp32, each times its weight, in the order of positions.
+// Values in fp32 that were decoded for many queries, in rows.
+struct DecodedValues {
+  const Tile& tile;
+
+  inline __attribute__((always_inline)) F load_16(int64_t lane, int64_t column) const { return load(tile.numbers + lane * tile.depth + column); }
+};
+
+// Values as they lie in the memory, for few queries. Those of the next block are fetched on the way.
+template <int64_t FORMAT>
+struct StoredValues {
+  const Tile& tile;
+  const Block& block;
+
+  inline __attribute__((always_inline)) F load_16(int64_t lane, int64_t column) const {
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    const uint8_t* codes = (const uint8_t*)block.part->v.codes + row_bytes(FORMAT, column);
+    __builtin_prefetch(codes + block.ahead[lane] * bytes);
+    return load_numbers<FORMAT>(codes + block.places[lane] * bytes);
+  }
+};
+
+// Add values, each times its weight, in the order of positions.
+template <typename Values>
 struct Mix {
   const Tile& tile;
+  const Values& values;
 
   template <int N, int V>
   inline __attribute__((always_inline)) void vectors(int64_t query, int64_t column, Stretch read) const {
-    const float *weights = tile.weights + query * BLOCK, *values = tile.numbers + column;
+    const float* weights = tile.weights + query * BLOCK;
     float* mixed = tile.mixed + query * tile.depth + column;
     F total[N][V];
 #pragma GCC unroll 8
@@ -325,7 +344,7 @@ struct Mix {
     for (int64_t lane = read.low; lane < read.high; lane++) {
       F value[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) value[v] = load(values + lane * tile.depth + 16 * v);
+      for (int v = 0; v < V; v++) value[v] = values.load_16(lane, column + 16 * v);
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
         const F weight = all(weights[i * BLOCK + lane]);
@@ -342,9 +361,13 @@ struct Mix {
   template <int N>
   void lanes(int64_t query, Stretch read) const {
     if (read.low >= read.high) return;
+    constexpr int fit = N > QUERIES ? VECTORS / 2 : VECTORS;
+    const int64_t columns = whole(tile.size, 16);  // behind them lies what chance has left there
     int64_t column = 0;
-    for (; column + 16 * VECTORS <= tile.depth; column += 16 * VECTORS) vectors<N, VECTORS>(query, column, read);
-    for (; column < tile.size; column += 16) vectors<N, 1>(query, column, read);
+    for (; column + 16 * fit <= columns; column += 16 * fit) vectors<N, fit>(query, column, read);
+    if (fit > 2 && column + 32 < columns) return vectors<N, 3>(query, column, read);
+    if (fit > 1 && column + 16 < columns) return vectors<N, 2>(query, column, read);
+    if (column < columns) vectors<N, 1>(query, column, read);
   }
 
   // Side by side over what all of them read, each alone before that and behind it.
@@ -359,6 +382,12 @@ struct Mix {
     for (int i = 0; i < N; i++) lanes<1>(query + i, {common.high, read[i].high});
   }
 };
+
+template <int64_t FORMAT>
+static void mix_stored(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  const StoredValues<FORMAT> values{tile, block};
+  side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, values}, first, last);
+}
 
 // A query's weights times the values' scales as whole numbers, those of each group with a scale of their own.
 static void encode_weights(const Tile& tile, int64_t query) {
@@ -412,8 +441,15 @@ struct CodeMix {
 };
 
 static void mix_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  const int64_t format = block.part->v.format;
+  if (last - first <= GROUP_QUERIES && tile.size % 16 == 0) {  // what is used once need not be decoded first
+    if (format == F32) return mix_stored<F32>(tile, block, first, last);
+    if (format == BF16) return mix_stored<BF16>(tile, block, first, last);
+    if (format == F16) return mix_stored<F16>(tile, block, first, last);
+  }
   decode_values(block, tile.size, tile.depth, tile.numbers);
-  if (!scaled(block.part->v.format)) return side_by_side<QUERIES>(Mix{tile}, first, last);
+  const DecodedValues values{tile};
+  if (!scaled(format)) return side_by_side<QUERIES>(Mix<DecodedValues>{tile, values}, first, last);
   load_scales(block, block.part->v, tile.size, tile.scales);
   for (int64_t i = first; i < last; i++) encode_weights(tile, i);
   side_by_side<GROUP_QUERIES>(CodeMix{tile, block}, first, last);

@@ -347,12 +347,18 @@ TW_INLINE float from_f16(uint16_t h) {
   return y[0];
 }
 
-// e^x with an error below 2 units in the last place; 0 below -87.3, infinite above 88.37, and x no more than 89.
+// e^x with an error below 2 units in the last place; 0 below -87.3, infinite above 88.8, NaN where x is, and x no more
+// than 89.
 TW_INLINE F exponential(F x) {
   const F low = all(-87.33654f);
   F r;
-  F n = rounded(larger(x, low) * all(1.44269504f));
-  F f = fma(n, all(-0.693145752f), larger(x, low));
+#if defined(__AVX512F__)
+  const F from = x;
+#else
+  const F from = larger(x, low);
+#endif
+  F n = rounded(from * all(1.44269504f));
+  F f = fma(n, all(-0.693145752f), from);
   f = fma(n, all(-1.42860677e-6f), f);
   F p = all(1.9875691500e-4f);
   p = fma(p, f, all(1.3981999507e-3f));
@@ -361,9 +367,13 @@ TW_INLINE F exponential(F x) {
   p = fma(p, f, all(1.6666665459e-1f));
   p = fma(p, f, all(5.0000001201e-1f));
   p = fma(p, f * f, f + all(1.0f));
-  I power = (to_int(n) + all(127)) << 23;
-  r = p * bits_to_float(power);
-  TW_PARTS r.p[i] = x.p[i] < low.p[i] ? (FPart){} : r.p[i];
+#if defined(__AVX512F__)
+  const __mmask16 there = _mm512_cmp_ps_mask((__m512)x.p[0], (__m512)low.p[0], _CMP_NLT_UQ);
+  r.p[0] = (FPart)_mm512_maskz_scalef_ps(there, (__m512)p.p[0], (__m512)n.p[0]);
+#else
+  r = p * bits_to_float((to_int(n) + all(127)) << 23);
+  TW_PARTS r.p[i] = x.p[i] < low.p[i] ? (FPart){} : x.p[i] == x.p[i] ? r.p[i] : x.p[i];
+#endif
   return r;
 }
 

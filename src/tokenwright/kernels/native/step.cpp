@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t SUMMARY = 8192;      // logits that are summed up at a time; totals are merged in order
 constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // more rows than that go past so many blocks together
-constexpr int64_t QUERY_ROWS = 16;     // rows of a chunk whose attention a thread takes at a time
+constexpr int64_t QUERIES = 64;        // queries of a chunk, at least, that a thread takes at a time,
+constexpr int64_t QUERY_ROWS = 16;     // and rows
 
 // Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
 class Buffer {
@@ -166,23 +167,24 @@ void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
 // Shares attention out by spans, rows and KV heads; by query heads too, where there are fewer pieces than threads.
 void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
                 int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
-  int64_t pieces = 0;
-  for (int64_t i = 0; i < spans; i++) pieces += (span[i].rows + QUERY_ROWS - 1) / QUERY_ROWS;
   const int64_t ratio = h.heads / h.kv_heads;
+  const int64_t some_rows = QUERY_ROWS * ratio < QUERIES ? QUERIES / ratio : QUERY_ROWS;
+  int64_t pieces = 0;
+  for (int64_t i = 0; i < spans; i++) pieces += (span[i].rows + some_rows - 1) / some_rows;
   int64_t parts = 1;
   while (pieces * h.kv_heads * parts < team.size() && parts * 2 <= ratio) parts *= 2;
   const int64_t each = (ratio + parts - 1) / parts;
   float* mine = scratch + thread * scratch_each;
   team.each(pieces * h.kv_heads * parts, [&](int64_t unit) {
     int64_t piece = unit / (h.kv_heads * parts), at = 0;
-    while (piece >= (span[at].rows + QUERY_ROWS - 1) / QUERY_ROWS) {
-      piece -= (span[at].rows + QUERY_ROWS - 1) / QUERY_ROWS;
+    while (piece >= (span[at].rows + some_rows - 1) / some_rows) {
+      piece -= (span[at].rows + some_rows - 1) / some_rows;
       at++;
     }
     const int64_t g = unit / parts % h.kv_heads, part = unit % parts;
     Queries some = all;
-    some.first = piece * QUERY_ROWS;
-    some.last = some.first + QUERY_ROWS < span[at].rows ? some.first + QUERY_ROWS : span[at].rows;
+    some.first = piece * some_rows;
+    some.last = some.first + some_rows < span[at].rows ? some.first + some_rows : span[at].rows;
     some.head = g * ratio + part * each;
     some.head_last = (part + 1) * each < ratio ? some.head + each : (g + 1) * ratio;
     if (some.head < some.head_last) k.attend(kv, h, span[at], page_size, some, mine);
