@@ -246,7 +246,7 @@ def summary(isa: str, x: torch.Tensor) -> tuple[int, float, float]:
 @each_isa
 @examples(60)
 @given(
-    size=st.integers(1, 70) | st.sampled_from([8191, 8192, 8193]),
+    size=st.integers(1, 70) | st.sampled_from([127, 128, 129, 2048]),
     wide=st.sampled_from([0.1, 3.0, 60.0]),
     seed=st.integers(0, 99),
 )

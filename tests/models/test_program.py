@@ -178,9 +178,9 @@ def test_the_reference_over_the_same_weights_is_near(isa: str, weights: str) -> 
 
 
 @each_isa
-@pytest.mark.parametrize("vocab", [8191, 8192, 8193, 16400])
+@pytest.mark.parametrize("vocab", [2047, 2048, 2049, 6000, 40000])
 def test_totals_over_large_vocabularies(isa: str, vocab: int) -> None:
-    """Logits are summed up by 8,192 at a time."""
+    """Logits are summed up by 2,048 at a time: of many, each piece when it has been made."""
     made = decoder("llama2", "bfloat16", isa, vocab)
     bench, tokens = Bench(made, "llama2", KEPT[0], vocab=vocab), prompt_of(5)
     logits = bench.whole([bench.piece(0, tokens, 0, 5)], range(5))

@@ -72,32 +72,46 @@ static void gated(int64_t activation, int64_t size, const float* x, float* y) {
 
 // x [n]: the place of the largest, the lowest of equals (0 if there is none), that number, and sum(exp(x - most)).
 static void summary(int64_t n, const float* x, int64_t* index, float* most, double* total) {
-  F best = all(-INFINITY);
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) best = larger(load(x + i), best);
-  float high = largest(best);
-  for (; i < n; i++) high = x[i] > high ? x[i] : high;
+  constexpr int64_t stretch = 128;
+  float high = -INFINITY, nothing = 0;  // a NaN is no larger than anything, and makes a NaN of nothing
+  int64_t found = 0;                    // where the stretch begins that has the largest
+  F zero = {};
+  for (int64_t i = 0; i < n; i += stretch) {
+    const int64_t end = i + stretch < n ? i + stretch : n;
+    F best = all(-INFINITY);
+    int64_t at = i;
+    for (; at + 16 <= end; at += 16) {
+      const F v = load(x + at);
+      best = larger(v, best);
+      zero = fma(v, all(0.0f), zero);
+    }
+    float here = largest(best);
+    for (; at < end; at++) {
+      here = x[at] > here ? x[at] : here;
+      nothing += x[at] * 0.0f;
+    }
+    if (here > high) {
+      high = here;
+      found = i;
+    }
+  }
+  nothing += sum(zero);
+  *most = high;
   *index = 0;
-  for (i = 0; i < n; i++)
+  for (int64_t i = found; i < n; i++)
     if (x[i] == high) {
       *index = i;
       break;
     }
-  *most = high;
   double all_mass = 0;
-  for (i = 0; i + 16 <= n;) {
+  int64_t i = 0;
+  while (i + 16 <= n) {
     F mass = {};
     for (int k = 0; k < 8 && i + 16 <= n; k++, i += 16) mass = mass + exponential(load(x + i) - all(high));
     all_mass += sum(mass);
   }
   for (; i < n; i++) all_mass += expf(x[i] - high);
-  bool sound = true;  // a NaN is no larger than anything: it shows in a sum alone
-  F zero = {};
-  for (i = 0; i + 16 <= n; i += 16) zero = fma(load(x + i), all(0.0f), zero);
-  float nothing = sum(zero);
-  for (; i < n; i++) nothing += x[i] * 0.0f;
-  sound = nothing == 0.0f;
-  *total = sound ? all_mass : NAN;
+  *total = nothing == 0.0f ? all_mass : NAN;
 }
 
 }  // namespace TW_ISA

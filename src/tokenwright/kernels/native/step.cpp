@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -11,7 +12,8 @@
 namespace tw {
 namespace {
 
-constexpr int64_t SUMMARY = 8192;      // logits that are summed up at a time; totals are merged in order
+constexpr int64_t SUMMARY = 2048;      // logits that are summed up at a time; totals are merged in order
+constexpr int64_t MANY_PIECES = 8;     // of logits for each thread: so many make their sizes even
 constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // more rows than that go past so many blocks together
 constexpr int64_t QUERIES = 64;        // queries of a chunk, at least, that a thread takes at a time,
 constexpr int64_t QUERY_ROWS = 16;     // and rows
@@ -266,18 +268,33 @@ void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total
   *log_total = log(total) + most->most;
 }
 
-void summarise_all(const Kernels& k, Team& team, int64_t thread, int64_t rows, int64_t vocab, const float* logits,
-                   Partial* partial, int64_t* best, double* log_total) {
-  const int64_t pieces = summary_pieces(vocab);
-  team.each(rows * pieces, [&](int64_t unit) {
-    const int64_t at = unit % pieces * SUMMARY, n = vocab - at < SUMMARY ? vocab - at : SUMMARY;
-    Partial& part = partial[unit];
-    k.summary(n, logits + unit / pieces * vocab + at, &part.index, &part.most, &part.total);
+// What logits [rows][vocab] come to, piece by piece, and then all of them.
+struct Summary {
+  const Kernels& k;
+  int64_t rows, vocab;
+  const float* logits;
+  Partial* partial;  // [rows][pieces]
+  int64_t* best;
+  double* log_total;
+
+  int64_t pieces() const { return summary_pieces(vocab); }
+
+  void sum_up(int64_t row, int64_t piece) const {
+    const int64_t at = piece * SUMMARY, n = vocab - at < SUMMARY ? vocab - at : SUMMARY;
+    Partial& part = partial[row * pieces() + piece];
+    k.summary(n, logits + row * vocab + at, &part.index, &part.most, &part.total);
     part.index += at;
-  });
-  if (thread == 0)
-    for (int64_t i = 0; i < rows; i++) merge(partial + i * pieces, pieces, best + i, log_total + i);
-}
+  }
+
+  void merge_all(Team& team) const {
+    team.each(rows, [&](int64_t row) { merge(partial + row * pieces(), pieces(), best + row, log_total + row); });
+  }
+
+  void run(Team& team) const {
+    team.each(rows * pieces(), [&](int64_t unit) { sum_up(unit / pieces(), unit % pieces()); });
+    merge_all(team);
+  }
+};
 
 void head_rows(Pass& p, Team& team, int64_t thread) {
   const Model& model = p.model;
@@ -289,8 +306,18 @@ void head_rows(Pass& p, Team& team, int64_t thread) {
     p.k.norm(model.norm, width, p.x + p.batch.row[i] * width, normed);
     p.k.prepare(model.head, normed, i, ready);
   });
-  linears_of(p, team, model.head, ready, p.batch.logits, nullptr, vocab);
-  summarise_all(p.k, team, thread, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total);
+  const Summary summary{p.k, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total};
+  if (summary.pieces() < MANY_PIECES * team.size()) {
+    linears_of(p, team, model.head, ready, p.batch.logits, nullptr, vocab);
+    return summary.run(team);
+  }
+  team.each(summary.pieces(), [&](int64_t piece) {  // while they are near
+    constexpr int64_t blocks = SUMMARY / LANES;
+    const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(model.head));
+    p.k.linear(model.head, ready, first, last, Out{p.batch.logits, nullptr, vocab});
+    for (int64_t row = 0; row < wanted; row++) summary.sum_up(row, piece);
+  });
+  summary.merge_all(team);
 }
 
 void run_pass(void* context, Team& team, int64_t thread) {
@@ -353,21 +380,8 @@ void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x
 
 void summarise(const Kernels& k, int64_t n, int64_t vocab, const float* logits, int64_t* best, double* log_total,
                int64_t threads) {
-  struct Job {
-    const Kernels& k;
-    int64_t n, vocab;
-    const float* logits;
-    int64_t* best;
-    double* log_total;
-    Partial* partial;
-  } job{k, n, vocab, logits, best, log_total, room().partial.of<Partial>(n * summary_pieces(vocab))};
-  run_on_threads(
-      threads,
-      [](void* context, Team& team, int64_t thread) {
-        Job& j = *(Job*)context;
-        summarise_all(j.k, team, thread, j.n, j.vocab, j.logits, j.partial, j.best, j.log_total);
-      },
-      &job);
+  Summary summary{k, n, vocab, logits, room().partial.of<Partial>(n * summary_pieces(vocab)), best, log_total};
+  run_on_threads(threads, [](void* context, Team& team, int64_t) { ((Summary*)context)->run(team); }, &summary);
 }
 
 void attend_rows(const Kernels& k, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
