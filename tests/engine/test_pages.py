@@ -167,9 +167,9 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.check_need()
         for number, (old, table) in enumerate(zip(before, text.tables, strict=True)):
-            for place in [place for place in old if table[place] != old[place]]:  # a tail that was copied
+            for place in [place for place in old if table[place] != old[place]]:  # copied, the first ones first
                 if old[place] not in self.held(number):
-                    self.let_go[number][old[place]] = (self.clock, -1)
+                    self.let_go[number][old[place]] = (self.clock, place - 1000)  # before any that is trimmed
         self.write(text, stop)
         if way is not None:
             self.seal(text, stop)
@@ -439,6 +439,38 @@ def test_no_name_is_given_twice():
         name for text in texts for seed in (b"", b"1", b"2") for salt in (b"", b"1") for name in names(text, seed, salt)
     }
     assert len(found) == 4**3 * 2 * 6
+
+
+TAKEN_BACK = {
+    "fork": lambda pool, tables, chain: pool.fork(tables),
+    "rewind": lambda pool, tables, chain: pool.rewind(tables),
+    "release": lambda pool, tables, chain: pool.release(tables),
+    "park": lambda pool, tables, chain: pool.park(tables),
+    "seal": lambda pool, tables, chain: pool.seal(tables, chain, range(8), 0, 8),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_BACK)
+def test_pages_are_ready_up_to_their_end_until_others_may_have_them(what):
+    """A step within them asks nothing of the pool; after a fork, a fall back, or under another name, it does again."""
+    pool = PagePool([Group(9)], 4, swap=99)
+    tables, chain = pool.tables(), pool.chain()
+    assert pool.extend(tables, 0, 6, 6)
+    assert tables[0].ready == 8 and pool.owns(tables, 0)
+    TAKEN_BACK[what](pool, tables, chain)
+    assert tables[0].ready == 0
+
+
+def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_named():
+    pool = PagePool([Group(9)], 4)
+    tables, chain = pool.tables(), pool.chain()
+    assert pool.extend(tables, 0, 4, 4)
+    pool.seal(tables, chain, range(8), 0, 4)
+    assert pool.extend(tables, 4, 8, 8) and tables[0].ready == 8
+    named = tables[0][0]
+    pool.rewind(tables)
+    assert pool.extend(tables, 0, 4, 4)
+    assert tables[0][0] != named and pool.match(chain, range(8)) == 4
 
 
 def test_a_pool_without_a_memory_counts_pages():

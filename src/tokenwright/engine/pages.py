@@ -200,6 +200,7 @@ class PagePool:
         self.swap = swap
         self.parked = 0  # bytes
         self._shelves = [Shelf(group) for group in groups]
+        self._windowed = [number for number, group in enumerate(groups) if group.reach.window is not None]
 
     @property
     def pages(self) -> int:
@@ -245,11 +246,16 @@ class PagePool:
         The tables cover `start` already: only pages from there on are looked at. Pages that others hold as well, or may
         find, are copied before they are written to. All or nothing: False means that too few pages are free.
         """
+        for table in tables:
+            if table.ready < ahead:
+                break
+        else:
+            return True  # nearly every step of one token
         first, last = start // self.page_size, -(-stop // self.page_size)
         jobs: list[tuple[Shelf, Table, int, list[int], list[int], list[int]]] = []
         for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
-            if last == first + 1 and ahead <= last * self.page_size and shelf.owned(table, first):
-                continue  # nearly every step of one token
+            if table.ready >= ahead:
+                continue
             reach = shelf.group.reach
             end = stop if reach.window is not None else ahead
             needed = (range(max(first, span.start), span.stop) for span in reach.pages(start, end, self.page_size))
@@ -274,6 +280,7 @@ class PagePool:
                     raise
                 shelf.drop(table[page])
                 table[page] = target
+            table.ready = last * self.page_size if last - 1 in table else 0
         return True
 
     def trim(self, tables: Tables, computed: int) -> None:
@@ -281,20 +288,21 @@ class PagePool:
 
         Those let go before were the first there, so what is left of them ends where the window begins.
         """
-        for shelf, table in zip(self._shelves, tables, strict=True):
-            if shelf.group.reach.window is not None:
-                behind = shelf.group.reach.behind(computed, self.page_size)
-                page = min(behind.stop, len(table.pages))
-                while page > behind.start and page - 1 in table:
-                    page -= 1
-                for gone in range(page, min(behind.stop, len(table.pages))):
-                    shelf.drop(table.pop(gone))
+        for number in self._windowed:
+            shelf, table = self._shelves[number], tables[number]
+            behind = shelf.group.reach.behind(computed, self.page_size)
+            page = min(behind.stop, len(table.pages))
+            while page > behind.start and page - 1 in table:
+                page -= 1
+            for gone in range(page, min(behind.stop, len(table.pages))):
+                shelf.drop(table.pop(gone))
 
     def rewind(self, tables: Tables) -> None:
         """Make ready for computing the text again from its start: windows lie elsewhere then."""
-        for shelf, table in zip(self._shelves, tables, strict=True):
-            if shelf.group.reach.window is not None:
-                _empty(shelf, table)
+        for number in self._windowed:
+            _empty(self._shelves[number], tables[number])
+        for table in tables:
+            table.ready = 0
 
     def release(self, tables: Tables) -> None:
         """Let go of all pages of a sequence. The end of a text is forgotten before its beginning."""
@@ -306,16 +314,17 @@ class PagePool:
         for shelf, table in zip(self._shelves, tables, strict=True):
             for page in table.values():
                 shelf.hold(page)
+            table.ready = 0
         return [table.copy() for table in tables]
 
     def seal(self, tables: Tables, chain: Chain, tokens: Sequence[int], start: int, stop: int) -> None:
         """Name the pages that computing [start, stop) of `tokens` has filled."""
-        full = range(start // self.page_size, stop // self.page_size)
-        if not full:
+        first, full = start // self.page_size, stop // self.page_size
+        if first == full:
             return
         names = chain.upto(tokens, self.page_size)
         for shelf, table in zip(self._shelves, tables, strict=True):
-            for page in full:
+            for page in range(first, full):
                 if page in table:
                     table[page] = shelf.seal(table[page], names[page])
 
@@ -478,6 +487,16 @@ class PagePool:
             for group, table in pairs
             for span in group.reach.pages(computed, computed, self.page_size)
             for page in span
+        )
+
+    def owns(self, tables: Tables, computed: int) -> bool:
+        """Whether a text has, for itself, all pages that are said to be ready behind `computed` tokens."""
+        return all(
+            shelf.owned(table, page)
+            for shelf, table in zip(self._shelves, tables, strict=True)
+            for span in shelf.group.reach.pages(computed, table.ready, self.page_size)
+            for page in span
+            if page >= computed // self.page_size
         )
 
     def check(self, tables: Iterable[Tables]) -> None:

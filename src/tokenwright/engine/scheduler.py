@@ -271,6 +271,7 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
             assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a place"
+            assert self.pool.owns(sequence.tables, sequence.computed), "what is written to is nobody else's"
             at = self.running.index(sequence.team[0])
             assert self.running[at : at + len(sequence.team)] == sequence.team, "a team runs side by side"
 

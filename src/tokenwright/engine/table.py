@@ -11,14 +11,18 @@ class Table(MutableMapping[int, int]):
     `pages` is the same for who reads it by its address: C ints, page n of the text at n, ABSENT where there is none,
     and nothing behind the last one. It moves when it grows, so an address holds until the table changes.
 
+    `ready`: what is still to be computed before this position has its pages, and they are nobody else's. The pool says
+    so, and any change takes it back.
+
         {0: 3, 2: 8}    pages = array('i', [3, -1, 8])
     """
 
     ABSENT = -1
-    __slots__ = ("_held", "pages")
+    __slots__ = ("_held", "pages", "ready")
 
     def __init__(self) -> None:
         self.pages = array("i")
+        self.ready = 0
         self._held = 0
 
     def copy(self) -> "Table":
@@ -36,7 +40,7 @@ class Table(MutableMapping[int, int]):
 
     def __setitem__(self, page: int, found: int) -> None:
         assert page >= 0 and found >= 0, "pages are counted from 0"
-        pages = self.pages
+        pages, self.ready = self.pages, 0
         if page >= len(pages):
             pages.extend(repeat(self.ABSENT, page + 1 - len(pages)))
         self._held += pages[page] < 0
@@ -45,6 +49,7 @@ class Table(MutableMapping[int, int]):
     def __delitem__(self, page: int) -> None:
         if page not in self:
             raise KeyError(page)
+        self.ready = 0
         self._held -= 1
         self.pages[page] = self.ABSENT
         while self.pages and self.pages[-1] < 0:
