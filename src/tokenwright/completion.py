@@ -1,6 +1,7 @@
 """What a client gets back: pieces while the text is written, and a completion with its usage at the end."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenwright.engine import FinishReason, Likely
 
@@ -53,8 +54,7 @@ class Usage:
         return (len(self.token_s) - 1) / (self.token_s[-1] - self.token_s[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token as it is written. `text` may be empty while a character or a stop string is undecided.
 
     logprob: the model's, natural logarithm, over the whole vocabulary at temperature 1. sampler_logprob: that of the

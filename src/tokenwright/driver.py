@@ -79,7 +79,7 @@ class Text:
                     whole = self.branch.told == len(self.branch.sequence.written)  # a commit may have broken off
                     self.rest = self.guard.finish() if whole else ""
                     if fresh:  # what was held back belongs to the last token
-                        fresh[-1] = replace(fresh[-1], text=fresh[-1].text + self.rest)
+                        fresh[-1] = fresh[-1]._replace(text=fresh[-1].text + self.rest)
                         self.rest = ""
                     self.reason = FinishReason.STOP if isinstance(self.guard.stopped, str) else reason
                 case Failed(error=error):
@@ -191,7 +191,7 @@ class Job:
                     Piece(guard.take(), node.token, node.logprob, node.sampler_logprob, node.top, place)
                 )
             last = text.written[-1]
-            text.written[-1] = replace(last, text=last.text + guard.finish())
+            text.written[-1] = last._replace(text=last.text + guard.finish())
             text.times = self.steps[: len(text.written)]
             text.score, text.reason = hypothesis.score, hypothesis.reason
             if isinstance(guard.stopped, str):

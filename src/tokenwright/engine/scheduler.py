@@ -26,6 +26,9 @@ from itertools import count
 from tokenwright.engine.pages import PagePool
 from tokenwright.engine.sequence import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
+    ALL,
+    LAST,
+    NONE,
     Chunk,
     Dropped,
     Event,
@@ -40,9 +43,9 @@ from tokenwright.engine.step import (
     Scored,
     Step,
     Token,
-    Wants,
 )
 
+RUNNING = State.RUNNING
 MOST_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over and over
 
 
@@ -104,7 +107,7 @@ class Scheduler:
         assert child.tokens == parent.tokens, "a fork goes on where its parent is"
         self.add(child)
         may_share = child.chain.root == parent.chain.root and not child.scores  # of one salt
-        both_keep = parent.cache and child.cache and parent.state is State.RUNNING
+        both_keep = parent.cache and child.cache and parent.state is RUNNING
         if may_share and both_keep and self._seats(child) <= self.max_sequences:
             self._share(parent, child)
             self._run(child)
@@ -135,7 +138,7 @@ class Scheduler:
             return child
         self._share(parent, child)
         self.running.insert(self.running.index(after) + 1, child)
-        child.state = State.RUNNING
+        child.state = RUNNING
         return child
 
     def _share(self, parent: Sequence, child: Sequence) -> None:
@@ -153,7 +156,7 @@ class Scheduler:
         budget = self.token_budget
         together: set[int] = set()  # teams that take their last tokens in this step
         for sequence in self._active():
-            if not budget or sequence.state is not State.RUNNING:
+            if not budget or sequence.state is not RUNNING:
                 break  # it gave its pages to an older one, and so did all after it
             length = self._length(sequence, budget, together)
             if not length:
@@ -191,18 +194,18 @@ class Scheduler:
 
     def _left(self, chunks: list[Chunk]) -> tuple[Chunk, ...]:
         """The chunks of those that still run: a beam may have put its own team off."""
-        return tuple(chunk for chunk in chunks if self.sequences[chunk.sequence].state is State.RUNNING)
+        return tuple(chunk for chunk in chunks if self.sequences[chunk.sequence].state is RUNNING)
 
     def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
         """Advance what was computed, append what was chosen, end what has ended; tell it in order."""
         faulty = {result.parent for result in results if isinstance(result, Fault)}
         for chunk in step.chunks:
-            sequence = self.sequences[chunk.sequence]
-            sequence.computed = chunk.stop
+            sequence, stop = self.sequences[chunk.sequence], chunk.stop
+            sequence.computed = stop
             sequence.forwarded += len(chunk.tokens)
             if sequence.shares and sequence.id not in faulty:  # nobody shall find what cannot be used
-                self.pool.seal(sequence.tables, sequence.chain, sequence.tokens, chunk.start, chunk.stop)
-            self.pool.trim(sequence.tables, chunk.stop)
+                self.pool.seal(sequence.tables, sequence.chain, sequence.tokens, chunk.start, stop)
+            self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         told: dict[int, list[Result]] = {}
         for result in results:
@@ -211,15 +214,16 @@ class Scheduler:
             if parent in self.sequences:  # a fault of its team may have ended it
                 self._apply(self.sequences[parent], its, events)
         for chunk in step.chunks:
-            if chunk.sequence in self.sequences and self.sequences[chunk.sequence].pending == 0:
-                self._exhaust(self.sequences[chunk.sequence], events)
+            left = self.sequences.get(chunk.sequence)
+            if left is not None and left.computed == len(left.tokens):
+                self._exhaust(left, events)
         return events
 
     def expire(self) -> list[Event]:
         """End every sequence whose guard says that it shall not go on; who waits or is held as well."""
         events: list[Event] = []
         for sequence in list(self.sequences.values()):
-            if sequence.state is not State.FINISHED:
+            if sequence.id in self.sequences:  # its team may have ended
                 try:
                     reason = sequence.guard.finished()
                 except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
@@ -283,7 +287,7 @@ class Scheduler:
         while not self.pool.extend(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
             victim = next(reversed(self._held()), self.running[-1])
             self.preempt(victim)
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not RUNNING:
                 return False
         return True
 
@@ -401,7 +405,7 @@ class Scheduler:
     def _run(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        sequence.state = State.RUNNING
+        sequence.state = RUNNING
 
     def _safe(self, sequence: Sequence) -> bool:
         """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
@@ -409,23 +413,23 @@ class Scheduler:
         return self.pool.holds([self.most_pages(other) for other in (*first, sequence)])
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
-        request, start = sequence.request, sequence.computed
+        text, start = sequence.tokens, sequence.computed
         stop = start + length
-        wants = Wants.LAST if stop == len(sequence.tokens) else Wants.NONE
+        wants = LAST if stop == len(text) else NONE
         if sequence.scores and stop >= sequence.score_at:
-            wants = Wants.ALL
-        return Chunk(
-            sequence=sequence.id,
-            request=request,
-            start=start,
-            tokens=tuple(sequence.tokens[start:stop]),
-            tables=tuple(sequence.tables),
-            limit=sequence.limit,
-            wants=wants,
-            following=tuple(sequence.tokens[start + 1 : stop + 1]),
-            choices=sequence.choices,
-            text=sequence.tokens,
-            guard=sequence.guard,
+            wants = ALL
+        return Chunk(  # by place: names would take twice as long
+            sequence.id,
+            sequence.request,
+            start,
+            tuple(text[start:stop]),
+            sequence.tables,
+            sequence.limit,
+            wants,
+            tuple(text[start + 1 : stop + 1]),
+            sequence.choices,
+            text,
+            sequence.guard,
         )
 
     def _apply(self, sequence: Sequence, results: list[Result], events: list[Event]) -> None:
@@ -433,6 +437,8 @@ class Scheduler:
         picks: list[Pick] = []
         for result in results:
             match result:
+                case Pick():  # nearly always
+                    picks.append(result)
                 case Fault(error=error):
                     self._end_team(sequence, error, events)
                     return
@@ -441,12 +447,10 @@ class Scheduler:
                     return
                 case Score():
                     self._score(sequence, result, events)
-                case Pick():
-                    picks.append(result)
         branches, last = [sequence], sequence
         for pick in picks[1:]:
             branches.append(self._branch(sequence, pick.choice, last, events))
-            last = branches[-1] if branches[-1].state is State.RUNNING else last
+            last = branches[-1] if branches[-1].state is RUNNING else last
         for branch, pick in zip(branches, picks, strict=bool(picks)):
             branch.choices = (pick.choice,)
             self._write(branch, pick, events)
@@ -491,7 +495,7 @@ class Scheduler:
         if sequence.shares and sequence.pages and isinstance(event, Finished):
             self.pool.seal_tail(sequence.tables, sequence.chain, sequence.tokens, sequence.computed)
         self._free(sequence)
-        (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
+        (self.running if sequence.state is RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED
         sequence.team.remove(sequence)
         del self.sequences[sequence.id]

@@ -183,6 +183,7 @@ class Sequence:
 
     def ended(self) -> FinishReason | None:
         """The end that the counts alone demand."""
-        if len(self.tokens) - len(self.request.prompt) >= self.request.params.max_tokens:
-            return FinishReason.LENGTH
-        return FinishReason.CONTEXT if len(self.tokens) >= self.limit else None
+        if len(self.tokens) < self.limit:
+            return None
+        written = len(self.tokens) - len(self.request.prompt)
+        return FinishReason.LENGTH if written >= self.request.params.max_tokens else FinishReason.CONTEXT
