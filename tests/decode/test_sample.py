@@ -70,7 +70,46 @@ def test_uniform_numbers_never_change():
     assert [round(uniform(0, 0), 12), round(uniform(7, 3), 12), round(uniform(2**64 - 1, 123456), 12)] == PINNED
 
 
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20) | st.sampled_from([63, 64, 2**64 - 1]), st.integers(0, 9))
+def test_a_uniform_number_is_that_of_a_generator_of_its_own(seed, position, choice):
+    """However many are drawn at a time."""
+    bits = np.random.Philox(key=seed, counter=position + (choice << 64)).random_raw()
+    assert uniform(seed, position, choice) == (int(bits) >> 11) * 2.0**-53
+
+
 PINNED = [0.011546754286, 0.442052129471, 0.273522558015]
+
+
+ASKED = [
+    {},
+    {"logprobs": 2},
+    {"logit_bias": ((3, -50.0),)},
+    {"allowed_ids": (1, 2)},
+    {"banned_ids": (3,)},
+    {"min_tokens": 1},
+    {"repetition_penalty": 50.0},
+    {"presence_penalty": 50.0},
+    {"frequency_penalty": 50.0},
+    {"dry_multiplier": 50.0},
+    {"temperature": 0.7, "seed": 5},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
+    """The likeliest token is 3 unless something is asked for that makes it another."""
+    logits = torch.tensor([[0.5, 1.0, 2.0, 4.0, 3.0]])
+    params = SamplingParams(**{"temperature": 0.0, **asked})
+    text, words = (3, 4, 3, 4), Words(end_ids=frozenset([3]))
+    prompt = text if "min_tokens" in asked else text[:1]
+    one = Chunk(0, Request(prompt, params, words=words), 3, text[3:], (), 9, Wants.LAST, text=text)
+    plain, told = (
+        TorchSampler().pick(Output((range(1),), logits, *more), Step((one,)))
+        for more in ((), ((3,), tuple(log_totals(logits.numpy()))))
+    )
+    assert plain == told
+    if asked and "logprobs" not in asked and "temperature" not in asked:
+        assert told[0].token != 3
 
 
 class Masked(NoGuard):

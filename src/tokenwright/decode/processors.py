@@ -141,6 +141,22 @@ def _added(logits: torch.Tensor, ids: list[int], amounts: list[float]) -> torch.
     return logits.index_add(0, torch.tensor(ids, dtype=torch.int64), added)
 
 
+def adjusts(params: SamplingParams, words: Words, written: int, mask: Any) -> bool:
+    """Whether `adjusted` has anything to do after so many written tokens: mostly not, and then no row need be made."""
+    return bool(
+        mask is not None
+        or params.logit_bias
+        or params.allowed_ids is not None
+        or params.banned_ids
+        or words.bad
+        or written < params.min_tokens
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.dry_multiplier
+    )
+
+
 def adjusted(
     logits: torch.Tensor,
     text: ListLike[int],
@@ -154,6 +170,8 @@ def adjusted(
     text: the prompt and what was written after its `prompt_length` tokens. mask: as `masked` takes it. Of
     log-probabilities, as beam search has them, it makes scores. All -inf if nothing may be chosen.
     """
+    if not adjusts(params, words, len(text) - prompt_length, mask):
+        return logits
     row = biased(logits, params.logit_bias) if params.logit_bias else logits
     row = banned(allowed(row, params.allowed_ids), params.banned_ids)
     row = without_words(row, text, words.bad) if words.bad else row

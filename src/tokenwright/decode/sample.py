@@ -8,18 +8,21 @@ number of the choice alone: never on the batch, the step or what was drawn befor
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from collections.abc import Sequence as ListLike
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.decode.processors import adjusted, filtered
-from tokenwright.engine import Chunk, Fault, Likely, Output, Pick, Result, SamplingParams, Score, Step, Wants
+from tokenwright.decode.processors import adjusted, adjusts, filtered
+from tokenwright.engine import Chunk, Fault, Likely, Output, Pick, Result, SamplingParams, Score, Step
+from tokenwright.engine.step import ALL
 from tokenwright.errors import EngineError
 
 BLOCK = 1 << 22  # logits that are exponentiated at a time
+RUN = 64  # positions whose uniform numbers are drawn at a time
 
 
 def uniform(seed: int, position: int, choice: int = 0) -> float:
@@ -27,8 +30,15 @@ def uniform(seed: int, position: int, choice: int = 0) -> float:
 
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64.
     """
-    bits = np.random.Philox(key=seed, counter=position + (choice << 64)).random_raw()
-    return (int(bits) >> 11) * 2.0**-53
+    return _uniforms(seed, position // RUN, choice)[position % RUN]
+
+
+@lru_cache(maxsize=1024)
+def _uniforms(seed: int, run: int, choice: int) -> list[float]:
+    """The uniform numbers of `RUN` positions side by side: making a generator takes longer than drawing all of them."""
+    bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[::4]  # four a position
+    numbers: list[float] = ((bits >> np.uint64(11)) * 2.0**-53).tolist()
+    return numbers
 
 
 def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
@@ -54,10 +64,9 @@ def choose(
         return [int(logits.numpy().argmax())] * len(choices)
     assert seed is not None, "the seed is resolved before a request reaches the engine"
     mass = chances.cumsum(-1).numpy()  # in id order
-    numbers = np.array([uniform(seed, position, choice) for choice in choices])
-    drawn = np.searchsorted(mass, numbers * mass[-1], side="right")
-    tokens: list[int] = np.minimum(drawn, np.searchsorted(mass, mass[-1])).tolist()  # rounding must not step past
-    return tokens  # the last kept id
+    last = mass.searchsorted(mass[-1])  # the last kept id, which rounding must not step past
+    marks = [uniform(seed, position, choice) * mass[-1] for choice in choices]
+    return [int(min(mass.searchsorted(mark, "right"), last)) for mark in marks]
 
 
 def likeliest(logits: torch.Tensor, n: int) -> list[int]:
@@ -123,38 +132,40 @@ class TorchSampler:
         results: list[Result] = []
         searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by the identity of the search
         everything = output.logits.cpu()
+        values = everything.numpy()  # the same [rows, V]
         pairs = list(zip(step.chunks, output.rows, strict=True))
         totals: Mapping[int, float] | tuple[float, ...] = output.log_totals
         if totals:
-            sound = list(map(math.isfinite, totals))
+            unsound = {row for row, total in enumerate(totals) if not math.isfinite(total)}
         else:
-            sound = np.isfinite(everything.numpy()).all(axis=1).tolist()  # [rows]
-            totals = _totals(everything.numpy(), sound, pairs)
+            unsound = set(np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist())
+            totals = _totals(values, unsound, pairs)
         for chunk, rows in pairs:
-            if chunk.picks and chunk.request.search is not None:
+            picks = chunk.picks
+            if picks and chunk.request.search is not None:
                 beams = searches.setdefault(id(chunk.request.search), [])
                 beams.append((chunk, everything[rows.start : rows.stop]))
-            elif not all(sound[rows.start : rows.stop]):
+            elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence, _unsound()))
             else:
-                if chunk.wants is Wants.ALL:
+                if chunk.wants is ALL:
                     known = output.log_totals[rows.start : rows.stop]
                     results.append(score(chunk, everything[rows.start : rows.stop], known))
-                if chunk.picks:
+                if picks:
                     last = rows.stop - 1
                     best = output.best[last] if output.best else None
-                    results += _picked(chunk, everything[last], totals[last], best, look)
+                    results += _picked(chunk, values, last, totals[last], best, look)
         for beams in searches.values():
             results += _searched(beams, look)
         return results
 
 
 def _totals(
-    logits: NDArray[np.float32], sound: ListLike[bool], pairs: ListLike[tuple[Chunk, range]]
+    logits: NDArray[np.float32], unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]
 ) -> dict[int, float]:
     """The `log_totals` of the sound rows of logits [rows, V] after which one token is picked, in one go, by row."""
     ends = [rows.stop - 1 for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
-    picking = [row for row in ends if sound[row]]
+    picking = [row for row in ends if row not in unsound]
     chosen = logits if len(picking) == len(logits) else logits[picking]
     return dict(zip(picking, log_totals(chosen), strict=True))
 
@@ -167,36 +178,45 @@ def _unsound() -> EngineError:
     return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
 
 
-def _picked(chunk: Chunk, logits: torch.Tensor, total: float, best: int | None, look: Look) -> list[Result]:
-    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from its logits [V].
+def _picked(
+    chunk: Chunk, rows: NDArray[np.float32], last: int, total: float, best: int | None, look: Look
+) -> list[Pick] | list[Fault]:
+    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from the row `last` of rows [n, V].
 
-    total: the row's of `log_totals`. best: the argmax, if it is known.
+    total: the row's of `log_totals`. best: its argmax, if it is known.
     """
     request, params = chunk.request, chunk.request.params
     try:
         mask = chunk.guard.mask()
     except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
         return [Fault(chunk.sequence, error)]
+    written = len(chunk.text) - len(request.prompt)
+    known = best if params.greedy and not adjusts(params, request.words, written, mask) else None
+    if known is not None and not params.logprobs and look is unseen:  # what is told is the whole answer
+        logprob = rows.item(last, known) - total
+        return [Pick(chunk.sequence, known, logprob, 0.0, (), choice) for choice in chunk.choices]
+    values = rows[last]
+    logits = torch.from_numpy(values)
     row = adjusted(logits, chunk.text, len(request.prompt), params, request.words, mask)
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(chunk.sequence, exhausted())]
     chances = probabilities(row, params)
-    if best is not None and chances is None and row is logits:
-        tokens = [best] * len(chunk.choices)
+    if known is not None:
+        tokens = [known] * len(chunk.choices)
     else:
         tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
     look(chunk, logits, chances)
-    values = logits.numpy()
     first = likeliest(logits, params.logprobs) if params.logprobs else []
-    picks: list[Result] = []
+    drawn = None if chances is None else chances.numpy()
+    picks: list[Pick] = []
     for choice, token in zip(chunk.choices, tokens, strict=True):
-        top = tuple(Likely(i, float(values[i]) - total, _drawn(chances, token, i)) for i in first)
-        of_model, of_sampler = float(values[token]) - total, _drawn(chances, token, token)
+        top = tuple(Likely(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
+        of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
         picks.append(Pick(chunk.sequence, token, of_model, of_sampler, top, choice))
     return picks
 
 
-def _drawn(chances: torch.Tensor | None, chosen: int, token: int) -> float:
+def _drawn(chances: NDArray[np.float64] | None, chosen: int, token: int) -> float:
     """The log-probability with which the sampler draws a token; greedy cuts all but the one that is chosen."""
     chance = float(token == chosen) if chances is None else float(chances[token])
     return math.log(chance) if chance else -math.inf
@@ -214,7 +234,7 @@ def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Resul
     """What a search answers to the chunks of all its beams, each with its logits [n, V]."""
     if not all(_sound(logits) for _, logits in beams):
         return [Fault(chunk.sequence, _unsound()) for chunk, _ in beams]
-    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.wants is Wants.ALL]
+    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.wants is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
     except Exception as error:  # of its guards, which are the client's
