@@ -36,6 +36,8 @@ from tokenwright.engine import (
 )
 from tokenwright.errors import EngineError
 
+ENDS = (Finished, Failed, Dropped)  # the last event of a sequence is one of these
+
 
 class Branch:
     """A sequence of the engine on behalf of a job. `told`: how many of its tokens the job has heard of."""
@@ -133,36 +135,36 @@ class Job:
         """Tokens that were published."""
         return sum(len(text.written) for text in self.texts.values())
 
-    def take(self, events: list[Event], now: float) -> None:
-        """Note what one step tells of this job, then publish it. What comes is in the order of its sequences."""
-        told: dict[int, list[Event]] = {}
-        for event in events:
-            match event:
-                case Forked(sequence=child, parent=parent, branch=sequence):
-                    branch = self.branches[child] = Branch(sequence)
-                    branch.told = self.branches[parent].told
-                    if self.search is None:
-                        guard = cast("TextGuard", sequence.guard)
-                        self.texts[child] = Text(branch, guard, sequence.choices[0])
-                case Scored(logprobs=logprobs, tops=tops):
-                    self.scores += logprobs
-                    self.tops += tops
-                case _:
-                    told.setdefault(event.sequence, []).append(event)
+    def fork(self, event: Forked) -> None:
+        """Follow one sequence more, before what else the same step tells."""
+        sequence = event.branch
+        branch = self.branches[sequence.id] = Branch(sequence)
+        branch.told = self.branches[event.parent].told
+        if self.search is None:
+            self.texts[sequence.id] = Text(branch, cast("TextGuard", sequence.guard), sequence.choices[0])
+
+    def score(self, event: Scored) -> None:
+        self.scores += event.logprobs
+        self.tops += event.tops
+
+    def take(self, told: dict[int, list[Event]], now: float) -> None:
+        """Note what else one step tells of this job's sequences, by their ids, then publish it in their order."""
         fresh: list[Piece] = []
-        for identity, its in told.items():
+        since, ends = now - self.submitted, not told  # nothing: it was interrupted at its end
+        for identity, events in told.items():
             if self.search is None:
-                fresh += self.texts[identity].take(its, now - self.submitted)
+                fresh += self.texts[identity].take(events, since)
             else:
-                self._hear(self.branches[identity], its)
-            self.branches[identity].ended |= isinstance(its[-1], Finished | Failed | Dropped)
+                self._hear(self.branches[identity], events)
+            if isinstance(events[-1], ENDS):
+                self.branches[identity].ended = ends = True
         if self.search is not None and told:
-            self.steps.append(now - self.submitted)
+            self.steps.append(since)
         self.pieces += fresh
-        ended = all(branch.ended for branch in self.branches.values())
-        if ended and self.search is not None and self.error is None:
-            self._harvest(self.search)
-        self.ended = ended
+        if ends and all(branch.ended for branch in self.branches.values()):
+            if self.search is not None and self.error is None:
+                self._harvest(self.search)
+            self.ended = True
 
     def _hear(self, branch: Branch, events: list[Event]) -> None:
         """What a beam tells: nothing that its client sees, unless it fails."""
@@ -393,22 +395,28 @@ class Driver:
         for job in dict.fromkeys(self._jobs.values()):
             live = [identity for identity, branch in job.branches.items() if not branch.ended]
             aborted = job is interrupted
-            ends = [Finished(one, FinishReason.ABORTED) if aborted else Failed(one, fault) for one in live]
-            job.take(list(ends), self._clock())
+            ends = {one: Finished(one, FinishReason.ABORTED) if aborted else Failed(one, fault) for one in live}
+            job.take({one: [end] for one, end in ends.items()}, self._clock())
         self._jobs.clear()
 
     def _route(self, events: list[Event]) -> None:
         now = self._clock()
-        told: dict[Job, list[Event]] = {}
+        told: dict[Job, dict[int, list[Event]]] = {}
         for event in events:
-            if isinstance(event, Forked):
-                self._jobs[event.sequence] = self._jobs[event.parent]
-            told.setdefault(self._jobs[event.sequence], []).append(event)
+            match event:
+                case Forked(sequence=child, parent=parent):
+                    self._jobs[child] = self._jobs[parent]
+                    self._jobs[child].fork(event)
+                case Scored(sequence=identity):
+                    self._jobs[identity].score(event)
+                case _:
+                    identity = event.sequence
+                    told.setdefault(self._jobs[identity], {}).setdefault(identity, []).append(event)
         for job, its in told.items():
             job.take(its, now)
-        for event in events:
-            if isinstance(event, Finished | Failed | Dropped):
-                del self._jobs[event.sequence]
+            for identity in its:
+                if job.branches[identity].ended:
+                    del self._jobs[identity]
 
     def _sweep(self) -> None:
         """Carry out what is to be aborted, unless the lock is held: then its holder will, on release."""
