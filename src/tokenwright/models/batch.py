@@ -7,6 +7,7 @@ import torch
 
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import ModelConfig, Rope
+from tokenwright.engine import Chunk
 from tokenwright.engine.reach import Reach
 from tokenwright.kernels import Rotation, Span
 from tokenwright.models.parts import RotaryTable
@@ -26,7 +27,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk as the batch needs it: `tokens` from position `start` on, of a text up to `limit`.
+    """What a batch needs of a chunk, for who has no engine: `tokens` from position `start` on, of a text up to `limit`.
 
     `tables`: for each group the pages of what is read and written, by their numbers in the text.
     """
@@ -50,7 +51,7 @@ class Batcher:
         self.table = RotaryTable(rope, config.head_size, store.device) if isinstance(rope, Rope) else None
         self.sinking = {spec.reach for spec in store.specs if spec.reach.sinks}
 
-    def __call__(self, pieces: Sequence[Piece]) -> Batch:
+    def __call__(self, pieces: Sequence[Piece | Chunk]) -> Batch:
         places = [torch.arange(piece.start, piece.stop) for piece in pieces]
         return Batch(
             tokens=torch.tensor([token for piece in pieces for token in piece.tokens]).to(self.store.device),
@@ -61,11 +62,11 @@ class Batcher:
             sink_rotations={reach: self._sink_rotation(reach, pieces, places) for reach in self.sinking},
         )
 
-    def _slots(self, group: int, pieces: Sequence[Piece]) -> torch.Tensor:
+    def _slots(self, group: int, pieces: Sequence[Piece | Chunk]) -> torch.Tensor:
         each = [self.store.slots(group, piece.tables[group], range(piece.start, piece.stop)) for piece in pieces]
         return torch.cat(each).to(self.store.device)  # [T]
 
-    def _spans(self, pieces: Sequence[Piece]) -> tuple[Span, ...]:
+    def _spans(self, pieces: Sequence[Piece | Chunk]) -> tuple[Span, ...]:
         spans: list[Span] = []
         row = 0
         for piece in pieces:
@@ -74,14 +75,14 @@ class Batcher:
             row = rows.stop
         return tuple(spans)
 
-    def _rotation(self, pieces: Sequence[Piece], places: Sequence[torch.Tensor]) -> Rotation:
+    def _rotation(self, pieces: Sequence[Piece | Chunk], places: Sequence[torch.Tensor]) -> Rotation:
         if self.table is None:
             empty = torch.empty(0)
             return Rotation(empty, empty)
         parts = [self.table.rows(where, piece.limit) for piece, where in zip(pieces, places, strict=True)]
         return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]
 
-    def _sink_rotation(self, reach: Reach, pieces: Sequence[Piece], places: Sequence[torch.Tensor]) -> Rotation:
+    def _sink_rotation(self, reach: Reach, pieces: Sequence[Piece | Chunk], places: Sequence[torch.Tensor]) -> Rotation:
         """Each row as if it stood right behind the sinks and a full window: there the text it reads would end."""
         assert reach.window is not None, "sinks lie before a window"
         return self._rotation(pieces, [where.clamp(max=reach.sinks + reach.window - 1) for where in places])

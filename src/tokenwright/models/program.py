@@ -13,6 +13,7 @@ import torch
 
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
+from tokenwright.engine import Chunk
 from tokenwright.engine.table import Table as PageTable
 from tokenwright.errors import CapacityError
 from tokenwright.kernels import Kernels
@@ -103,7 +104,7 @@ class Program:
         reaches = [spec.reach for spec in store.specs if spec.reach.sinks]
         self._edge = max((reach.sinks + (reach.window or 0) for reach in reaches), default=0)
 
-    def __call__(self, pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
+    def __call__(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int]) -> Logits:
         """Compute the pieces, store their K and V, and return the logits of the wanted rows (counted over all pieces).
 
         Raises CapacityError where there is no memory for the numbers in between.
@@ -135,7 +136,7 @@ class Program:
             raise CapacityError(f"there is no memory to compute {row} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals))
 
-    def _span(self, piece: Piece, row: int, alive: list[object]) -> lib.Span:
+    def _span(self, piece: Piece | Chunk, row: int, alive: list[object]) -> lib.Span:
         pages = [_pages(table) for table in piece.tables]
         pointers = (c_void_p * len(pages))(*[one.buffer_info()[0] for one in pages])
         alive += (pages, pointers)
@@ -165,20 +166,25 @@ class _Turns:
         self._half = config.head_size // 2
         self._by_limit = isinstance(config.positions.scaling, DynamicScaling)
         self._limit = 0
-        self._kept = torch.empty(0, 2 * self._half)
+        self._keep(torch.empty(0, 2 * self._half))
+
+    def _keep(self, rows: torch.Tensor) -> None:
+        self._kept, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
+        self._row_bytes = 2 * self._half * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
         """Where the rows of [start, stop) lie; `alive` is given what must live as long."""
         if self._by_limit and limit != self._limit:
-            self._kept, self._limit = self._kept[:0], limit
+            self._keep(self._kept[:0])
+            self._limit = limit
         if start and stop > MOST_TURNS:
-            rows, start = self._rows(start, stop, limit), 0
-        else:
-            if stop > len(self._kept):
-                self._kept = self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit)
-            rows = self._kept
-        alive.append(rows)
-        return rows.data_ptr() + start * rows.stride(0) * rows.itemsize
+            rows = self._rows(start, stop, limit)
+            alive.append(rows)
+            return rows.data_ptr()
+        if stop > self._count:
+            self._keep(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
+        alive.append(self._kept)
+        return self._address + start * self._row_bytes
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
         turned = self._table.rows(torch.arange(start, stop), limit)

@@ -6,7 +6,8 @@ import torch
 
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import DynamicScaling, ModelConfig, Rope
-from tokenwright.engine import Chunk, Output, Step, Wants
+from tokenwright.engine import Chunk, Output, Step
+from tokenwright.engine.step import ALL, LAST
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.batch import Batcher, Piece
 from tokenwright.models.decoder import Decoder, Logits
@@ -25,7 +26,7 @@ class Forward:
         self.batcher = Batcher(config, store)
         self.program = Program(decoder.native, store) if isinstance(decoder, NativeDecoder) else None
 
-    def __call__(self, pieces: Sequence[Piece], wanted: Sequence[int], tap: Tap = ignore) -> Logits:
+    def __call__(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int], tap: Tap = ignore) -> Logits:
         """`wanted`: rows, counted over all pieces."""
         if self.program is None or tap is not ignore:
             return self._by_parts(pieces, wanted, tap)
@@ -33,7 +34,7 @@ class Forward:
         return self.program(pieces, wanted)
 
     @torch.inference_mode()
-    def _by_parts(self, pieces: Sequence[Piece], wanted: Sequence[int], tap: Tap) -> Logits:
+    def _by_parts(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int], tap: Tap) -> Logits:
         x = self.decoder.forward(self.batcher(pieces), self.batcher.store, tap)  # [T, width]
         logits = self.decoder.logits(x[list(wanted)])
         return Logits(logits) if self.program is None else Logits(logits, *self.program.model.kernels.summarise(logits))
@@ -56,19 +57,14 @@ class TorchRunner:
             rows.append(range(len(wanted), len(wanted) + len(kept)))
             wanted += kept
             first += len(chunk.tokens)
-        pieces = [Piece(chunk.tokens, chunk.start, chunk.tables, chunk.limit) for chunk in step.chunks]
-        logits = self.compute(pieces, wanted, tap)
+        logits = self.compute(step.chunks, wanted, tap)
         return Output(tuple(rows), logits.rows, logits.best, logits.log_totals)
 
 
 def _wanted(chunk: Chunk, rows: range) -> range:
-    match chunk.wants:
-        case Wants.NONE:
-            return rows[:0]
-        case Wants.LAST:
-            return rows[-1:]
-        case Wants.ALL:
-            return rows
+    if chunk.wants is LAST:
+        return rows[-1:]
+    return rows if chunk.wants is ALL else rows[:0]
 
 
 class Cache:
