@@ -418,7 +418,7 @@ class Scheduler:
         wants = LAST if stop == len(text) else NONE
         if sequence.scores and stop >= sequence.score_at:
             wants = ALL
-        return Chunk(  # by place: names would take twice as long
+        return Chunk(  # by place: names would take nearly three times as long
             sequence.id,
             sequence.request,
             start,
