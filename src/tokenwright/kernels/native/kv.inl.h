@@ -135,9 +135,12 @@ static void encode(const Side& side, int64_t size, int64_t place, const float* x
   uint16_t* scales = scaled(side.format) ? side.scales + place * row_scales(size) : nullptr;
   switch (side.format) {
     case F32: memcpy(bytes, x, 4 * size); return;
-    case BF16:
-      for (int64_t i = 0; i < size; i++) halves[i] = to_bf16(x[i]);
+    case BF16: {
+      int64_t i = 0;
+      for (; i + 16 <= size; i += 16) store_bf16(halves + i, load(x + i));
+      for (; i < size; i++) halves[i] = to_bf16(x[i]);
       return;
+    }
     case F16:
       for (int64_t i = 0; i < size; i++) halves[i] = to_f16(x[i]);
       return;

@@ -393,33 +393,37 @@ static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& ro
 static bool fuses(const Matrix&, const Rows&, const Between&) { return false; }
 static void up_rows(const Matrix&, const Rows&, int64_t, int64_t, const Between&) {}
 
-// Row `index` of a matrix, decoded.
+// Row `index` of a matrix, decoded: four bytes of a line after the other, which are its own.
 static void embed(const Matrix& m, int64_t index, float* x) {
   const int64_t block = index / LANES, lane = index % LANES, slabs = slabs_of(m);
-  const uint8_t* w = (const uint8_t*)m.codes + block * slabs * (m.format == INT4 ? 512 : 1024);
+  const uint8_t* w = (const uint8_t*)m.codes + block * slabs * (m.format == INT4 ? 512 : 1024) + 4 * lane;
   const uint16_t* scales = m.group ? m.scales + block * slabs * (64 / m.group) * LANES + lane : nullptr;
-  for (int64_t i = 0; i < m.in; i++) {
-    if (m.format == F32) {
-      memcpy(x + i, w + (i * LANES + lane) * 4, 4);
-    } else if (m.format == BF16 || m.format == F16) {
-      uint16_t v;
-      memcpy(&v, w + ((i / 2 * LANES + lane) * 2 + i % 2) * 2, 2);
-      const uint32_t wide = (uint32_t)v << 16;
-      if (m.format == BF16)
-        memcpy(x + i, &wide, 4);
-      else
-        x[i] = from_f16(v);
-    } else {
-      const int64_t slab = i / 64, at = i % 64;
-      int32_t code;
-      if (m.format == INT8) {
-        code = w[slab * 1024 + (at / 4 * LANES + lane) * 4 + at % 4] - 128;
-      } else {
-        const uint8_t two = w[slab * 512 + (at % 32 / 4 * LANES + lane) * 4 + at % 4];
-        code = (at < 32 ? two & 15 : two >> 4) - 8;
+  if (m.format == F32) {
+    for (int64_t i = 0; i < m.in; i++) memcpy(x + i, w + i * LINE, 4);
+    return;
+  }
+  const bool halves = m.format == BF16 || m.format == F16;
+  float scale = 0;
+  for (int64_t i = 0; i < m.in; i += halves ? 2 : 4) {
+    const int64_t n = m.in - i;
+    if (halves) {
+      uint16_t two[2];
+      memcpy(two, w + i / 2 * LINE, 4);
+      for (int64_t k = 0; k < 2 && k < n; k++) {
+        const uint32_t wide = (uint32_t)two[k] << 16;
+        if (m.format == BF16)
+          memcpy(x + i + k, &wide, 4);
+        else
+          x[i + k] = from_f16(two[k]);
       }
-      x[i] = (float)code * from_f16(scales[i / m.group * LANES]);
+      continue;
     }
+    if (i % m.group == 0) scale = from_f16(scales[i / m.group * LANES]);
+    const bool high = m.format == INT4 && i % 64 >= 32;
+    uint8_t four[4];
+    memcpy(four, w + (m.format == INT8 ? i / 4 : i / 64 * 8 + i % 32 / 4) * LINE, 4);
+    for (int64_t k = 0; k < 4 && k < n; k++)
+      x[i + k] = (float)(m.format == INT8 ? four[k] - 128 : (high ? four[k] >> 4 : four[k] & 15) - 8) * scale;
   }
 }
 
