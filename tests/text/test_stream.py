@@ -247,21 +247,25 @@ def test_a_fork_goes_on_by_itself(before: str, one: str, other: str, stops: list
 
 
 def test_a_fork_costs_the_same_after_any_text() -> None:
-    """Counted: the bytes that it takes."""
+    """Counted: the bytes that it takes, the least of five (another thread's may be among them).
+
+    A copy of the text would take 20,000.
+    """
 
     def cost(tokens: int) -> int:
         stream = TextStream(BYTES, ["zz"])
         for _ in range(tokens):
             stream.push(97)
-        tracemalloc.start()
-        fork = stream.fork()
-        taken = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert fork.text == "a" * tokens
-        return taken
+        taken = []
+        for _ in range(5):
+            tracemalloc.start()
+            fork = stream.fork()
+            taken.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            assert fork.text == "a" * tokens
+        return min(taken)
 
-    cost(1)
-    assert cost(20_000) <= cost(10) + 200
+    assert cost(20_000) <= cost(10) + 1_000
 
 
 def test_nothing_comes_after_a_stop() -> None:
