@@ -1,4 +1,4 @@
-// Attention of some rows and query heads over one KV head, block by block through the text.
+// Attention of some rows and query heads over their KV heads, block by block through the text.
 //
 // Included once for each instruction set. What one row and head becomes is defined for itself: it goes through blocks
 // of 64 absolute positions in order (cut where two parts meet and where sinks end); in each it takes its scores, the
@@ -13,7 +13,6 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int64_t TOGETHER = 64;  // queries, at least: what a block is decoded for
 constexpr float MOST_CODE = 32767.0f;  // of the numbers of 16 bits that meet the codes of a quantised cache
 constexpr float LEAST_SCALED = 1e-30f;  // what is smaller than this counts as zero there
 
@@ -32,6 +31,7 @@ struct QueryRows {
 // Queries that go through the text together, all heads of some rows, and what belongs to each.
 struct Tile {
   int64_t heads;     // of a row
+  int64_t kv_head, kv_heads, shared;  // whose these are, from the first on; and how many of `heads` share one
   int64_t position;  // of the first row
   int64_t rows;
   int64_t size, depth, groups;  // of a head: its numbers, these rounded up to whole groups of 32, and the groups
@@ -66,7 +66,11 @@ static QueryRows query_rows(int64_t queries, const Tile& tile, float*& scratch) 
 
 static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries, int64_t first, float* scratch) {
   Tile tile;
+  const int64_t ratio = heads.heads / heads.kv_heads;
   tile.heads = queries.head_last - queries.head;
+  tile.kv_head = queries.head / ratio;
+  tile.kv_heads = (queries.head_last - 1) / ratio - tile.kv_head + 1;
+  tile.shared = tile.heads / tile.kv_heads;
   tile.rows = least(rows_together(tile.heads), queries.last - first);
   tile.position = span.start + first;
   tile.size = heads.size;
@@ -154,15 +158,21 @@ TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, int64_t p
 }
 
 // Find where the positions lie that some row of the tile reads: they are side by side, for so are the rows.
-static void locate(const Heads& heads, const Span& span, int64_t page_size, int64_t head, Block& block) {
+static void locate(const Heads& heads, const Span& span, int64_t page_size, Block& block) {
   const int32_t* table = span.tables[block.part->table];
   int64_t page = (block.start + block.low) / page_size, within = (block.start + block.low) % page_size;
   for (int64_t lane = block.low; lane < block.high; page++, within = 0) {
     const int64_t n = least(page_size - within, block.high - lane), slot = table[page] * page_size + within;
-    for (int64_t i = 0; i < n; i++) block.places[lane++] = (slot + i) * heads.kv_heads + head;
+    for (int64_t i = 0; i < n; i++) block.places[lane++] = (slot + i) * heads.kv_heads;
   }
   for (int64_t lane = block.first(); lane < block.low; lane++) block.places[lane] = block.places[block.low];
   for (int64_t lane = block.high; lane < block.last(); lane++) block.places[lane] = block.places[block.high - 1];
+  block.apart = heads.kv_heads;
+  for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
+    int64_t odd = 0;
+    for (int64_t i = 1; i < 16; i++) odd |= block.places[lane + i] - block.places[lane] - i * block.apart;
+    block.even[lane / 16] = !odd;
+  }
 }
 
 // ---- Scores ----
@@ -204,6 +214,39 @@ struct Scores {
     int64_t lane = block.first();
     for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane);
     for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
+  }
+};
+
+// The same for few queries, with keys of a native format as they lie: what is used once need not be decoded first.
+template <int64_t FORMAT>
+struct StoredScores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N>
+  void run(int64_t query) const {
+    constexpr int64_t lines = lines_in_four_bytes(FORMAT);
+    const float* queries = meeting(tile, block).numbers + query * tile.depth;
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
+      const float* q = queries;
+      F total[N] = {};
+      for (int64_t offset = 0; offset < bytes; offset += 16, q += 4 * lines) {
+        I x[4];
+        turned_keys(block, bytes, lane, offset, x);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          F keys[lines];
+          spread<FORMAT>(x[j], keys);
+#pragma GCC unroll 2
+          for (int k = 0; k < lines; k++)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) total[i] = fma(all(q[i * tile.depth + j * lines + k]), keys[k], total[i]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) store(tile.weights + (query + i) * BLOCK + lane, total[i]);
+    }
   }
 };
 
@@ -254,9 +297,14 @@ struct CodeScores {
 
 // Scores of the queries [first, last) with the block's keys.
 static void score_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  if (last - first <= GROUP_QUERIES) switch (block.k.format) {
+      case F32: return side_by_side<GROUP_QUERIES>(StoredScores<F32>{tile, block}, first, last);
+      case BF16: return side_by_side<GROUP_QUERIES>(StoredScores<BF16>{tile, block}, first, last);
+      case F16: return side_by_side<GROUP_QUERIES>(StoredScores<F16>{tile, block}, first, last);
+    }
   decode_keys(block, tile.size, tile.numbers);
-  if (!scaled(block.part->k.format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
-  load_scales(block, block.part->k, tile.size, tile.scales);
+  if (!scaled(block.k.format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
+  load_scales(block, block.k, tile.size, tile.scales);
   side_by_side<QUERIES>(CodeScores{tile, block}, first, last);
 }
 
@@ -305,32 +353,81 @@ TW_INLINE void soften(const Tile& tile, int64_t query) {
 
 // ---- Values ----
 
-// Values in fp32 that were decoded for many queries, in rows.
+// Values of some positions from a lane on, up to `end`, which lie evenly.
+struct Values {
+  Run rows;
+  int64_t end;
+};
+
+// Values in fp32 that were decoded for many queries.
 struct DecodedValues {
   const Tile& tile;
 
-  inline __attribute__((always_inline)) F load_16(int64_t lane, int64_t column) const { return load(tile.numbers + lane * tile.depth + column); }
+  struct Ahead {
+    TW_INLINE void bytes(int64_t) {}
+  };
+  Ahead* ahead() const { return nullptr; }
+  Values from(int64_t lane, int64_t high) const {
+    return {{(const uint8_t*)(tile.numbers + lane * tile.depth), tile.depth * 4}, high};
+  }
+  TW_INLINE int64_t bytes_of(int64_t numbers) { return 4 * numbers; }
+  template <int V>
+  TW_INLINE void read(const uint8_t* at, F (&value)[V]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) value[v] = load((const float*)at + 16 * v);
+  }
+  template <int V>
+  TW_INLINE void begin(F (&)[V]) {}
+  template <int V>
+  TW_INLINE void end(F (&)[V]) {}
 };
 
 // Values as they lie in the memory, for few queries. Those of the next block are fetched on the way.
+//
+// Of bfloat16, two vectors are read as one, which yields even and odd numbers: so their sums are parted meanwhile.
 template <int64_t FORMAT>
 struct StoredValues {
   const Tile& tile;
   const Block& block;
 
-  inline __attribute__((always_inline)) F load_16(int64_t lane, int64_t column) const {
-    const int64_t bytes = row_bytes(FORMAT, tile.size);
-    const uint8_t* codes = (const uint8_t*)block.part->v.codes + row_bytes(FORMAT, column);
-    __builtin_prefetch(codes + block.ahead[lane] * bytes);
-    return load_numbers<FORMAT>(codes + block.places[lane] * bytes);
+  using Ahead = Fetch;
+  Ahead* ahead() const { return block.v_ahead; }
+  Values from(int64_t lane, int64_t high) const {
+    const int64_t bytes = row_bytes(FORMAT, tile.size), group = lane / 16;
+    const Run rows = {(const uint8_t*)block.v.codes + block.places[lane] * bytes, block.apart * bytes};
+    return {rows, block.even[group] ? least(16 * (group + 1), high) : lane + 1};
+  }
+  TW_INLINE int64_t bytes_of(int64_t numbers) { return row_bytes(FORMAT, numbers); }
+  template <int V>
+  TW_INLINE void read(const uint8_t* at, F (&value)[V]) {
+    constexpr int pairs = FORMAT == BF16 ? V / 2 : 0;
+#pragma GCC unroll 2
+    for (int v = 0; v < 2 * pairs; v += 2) {
+      F both[2];
+      I x;
+      memcpy(&x, at + bytes_of(16 * v), 64);
+      spread<BF16>(x, both);
+      value[v] = both[0];
+      value[v + 1] = both[1];
+    }
+#pragma GCC unroll 4
+    for (int v = 2 * pairs; v < V; v++) value[v] = load_numbers<FORMAT>(at + bytes_of(16 * v));
+  }
+  template <int V>
+  TW_INLINE void begin(F (&total)[V]) {
+    for (int v = 0; FORMAT == BF16 && v + 1 < V; v += 2) take_apart(total[v], total[v + 1]);
+  }
+  template <int V>
+  TW_INLINE void end(F (&total)[V]) {
+    for (int v = 0; FORMAT == BF16 && v + 1 < V; v += 2) interleave(total[v], total[v + 1]);
   }
 };
 
 // Add values, each times its weight, in the order of positions.
-template <typename Values>
+template <typename Kind>
 struct Mix {
   const Tile& tile;
-  const Values& values;
+  const Kind& kind;
 
   template <int N, int V>
   inline __attribute__((always_inline)) void vectors(int64_t query, int64_t column, Stretch read) const {
@@ -338,24 +435,34 @@ struct Mix {
     float* mixed = tile.mixed + query * tile.depth + column;
     F total[N][V];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) total[i][v] = load(mixed + i * tile.depth + 16 * v);
-    for (int64_t lane = read.low; lane < read.high; lane++) {
-      F value[V];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) value[v] = values.load_16(lane, column + 16 * v);
+      Kind::begin(total[i]);
+    }
+    auto ahead = kind.ahead() ? *kind.ahead() : typename Kind::Ahead();
+    for (int64_t lane = read.low; lane < read.high;) {
+      Values values = kind.from(lane, read.high);
+      values.rows.at += Kind::bytes_of(column);
+      for (; lane < values.end; lane++, values.rows.at += values.rows.step) {
+        F value[V];
+        Kind::read(values.rows.at, value);
+        ahead.bytes(Kind::bytes_of(16 * V));
 #pragma GCC unroll 8
-      for (int i = 0; i < N; i++) {
-        const F weight = all(weights[i * BLOCK + lane]);
+        for (int i = 0; i < N; i++) {
+          const F weight = all(weights[i * BLOCK + lane]);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) total[i][v] = fma(weight, value[v], total[i][v]);
+          for (int v = 0; v < V; v++) total[i][v] = fma(weight, value[v], total[i][v]);
+        }
       }
     }
+    if (kind.ahead()) *kind.ahead() = ahead;
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
+      Kind::end(total[i]);
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) store(mixed + i * tile.depth + 16 * v, total[i][v]);
+    }
   }
 
   template <int N>
@@ -385,8 +492,8 @@ struct Mix {
 
 template <int64_t FORMAT>
 static void mix_stored(const Tile& tile, const Block& block, int64_t first, int64_t last) {
-  const StoredValues<FORMAT> values{tile, block};
-  side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, values}, first, last);
+  const StoredValues<FORMAT> kind{tile, block};
+  side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind}, first, last);
 }
 
 // A query's weights times the values' scales as whole numbers, those of each group with a scale of their own.
@@ -430,7 +537,7 @@ struct CodeMix {
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
         F a = to_float(even[i]), b = to_float(odd[i]);
-        if (block.part->v.format == INT4) interleave(a, b);
+        if (block.v.format == INT4) interleave(a, b);
         const F scale = all(tile.weight_scales[(query + i) * tile.groups + g]);
         float* mixed = tile.mixed + (query + i) * tile.depth + g * SCALED;
         store(mixed, fma(a, scale, load(mixed)));
@@ -441,16 +548,16 @@ struct CodeMix {
 };
 
 static void mix_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
-  const int64_t format = block.part->v.format;
-  if (last - first <= GROUP_QUERIES && tile.size % 16 == 0) {  // what is used once need not be decoded first
+  const int64_t format = block.v.format;
+  if (last - first <= GROUP_QUERIES && tile.size % 16 == 0) {
     if (format == F32) return mix_stored<F32>(tile, block, first, last);
     if (format == BF16) return mix_stored<BF16>(tile, block, first, last);
     if (format == F16) return mix_stored<F16>(tile, block, first, last);
   }
   decode_values(block, tile.size, tile.depth, tile.numbers);
-  const DecodedValues values{tile};
-  if (!scaled(format)) return side_by_side<QUERIES>(Mix<DecodedValues>{tile, values}, first, last);
-  load_scales(block, block.part->v, tile.size, tile.scales);
+  const DecodedValues kind{tile};
+  if (!scaled(format)) return side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
+  load_scales(block, block.v, tile.size, tile.scales);
   for (int64_t i = first; i < last; i++) encode_weights(tile, i);
   side_by_side<GROUP_QUERIES>(CodeMix{tile, block}, first, last);
 }
@@ -469,7 +576,7 @@ struct Text {
   const KVLayer& layer;
   const Heads& heads;
   const Span& span;
-  int64_t page_size, kv_head;
+  int64_t page_size;
   int64_t start;  // of the next block
 
   // The next block and what is read of it; false behind the last.
@@ -483,32 +590,45 @@ struct Text {
       if (rows.low >= rows.high) continue;
       block.low = stretch_of(layer, block, tile.position + rows.low).low;
       block.high = stretch_of(layer, block, tile.position + rows.high - 1).high;
-      locate(heads, span, page_size, kv_head, block);
+      locate(heads, span, page_size, block);
       return true;
     }
     return false;
   }
 };
 
-// A tile's queries over one block.
-static void read_block(const KVLayer& layer, const Tile& tile, const Block& block) {
+// A tile's queries over one block, one KV head after the other.
+static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
   const Stretch rows = rows_of(layer, tile, block);
-  const int64_t first = rows.low * tile.heads, last = rows.high * tile.heads;
+  int64_t first = rows.low * tile.heads, last = rows.high * tile.heads;
   for (int64_t row = rows.low, query = first; row < rows.high; row++)
     for (int64_t head = 0; head < tile.heads; head++)
       tile.read[query++] = stretch_of(layer, block, tile.position + row);
-  score_queries(tile, block, first, last);
-  for (int64_t query = first; query < last; query++) soften(tile, query);
-  mix_queries(tile, block, first, last);
+  for (int64_t head = 0; head < tile.kv_heads; head++) {
+    if (tile.kv_heads > 1) first = head * tile.shared, last = first + tile.shared;  // there is one row
+    block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
+    block.v = of_head(block.part->v, tile.size, tile.kv_head + head);
+    score_queries(tile, block, first, last);
+    for (int64_t query = first; query < last; query++) soften(tile, query);
+    mix_queries(tile, block, first, last);
+  }
 }
 
 static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
   Block blocks[2] = {};
   bool more = text.next(tile, blocks[0]);
   for (int i = 0; more; i = 1 - i) {
-    more = text.next(tile, blocks[1 - i]);
-    blocks[i].ahead = blocks[more ? 1 - i : i].places;
-    read_block(layer, tile, blocks[i]);
+    Fetch k, v;  // of nothing, if there is no other block
+    Block &block = blocks[i], &ahead = blocks[1 - i];
+    more = text.next(tile, ahead);
+    if (more) {
+      k = all_of(ahead, ahead.part->k, tile.size, tile.kv_head, tile.kv_heads);
+      v = all_of(ahead, ahead.part->v, tile.size, tile.kv_head, tile.kv_heads);
+    }
+    block.ahead = more ? &ahead : &block;
+    block.k_ahead = &k;
+    block.v_ahead = &v;
+    read_block(layer, tile, block);
   }
 }
 
@@ -524,7 +644,6 @@ static void write_out(const Tile& tile, float* out, int64_t stride) {
 
 static void attend(const KVLayer& layer, const Heads& heads, const Span& span, int64_t page_size,
                    const Queries& queries, float* scratch) {
-  const int64_t kv_head = queries.head / (heads.heads / heads.kv_heads);
   for (int64_t first = queries.first; first < queries.last;) {
     Tile tile = tile_of(heads, span, queries, first, scratch);
     const int64_t row = span.row + first, column = queries.head * heads.size;
@@ -537,7 +656,7 @@ static void attend(const KVLayer& layer, const Heads& heads, const Span& span, i
     memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
     memset(tile.sums, 0, 4 * tile.queries() * 16);
     for (int64_t i = 0; i < tile.queries(); i++) tile.highest[i] = -__builtin_inff();
-    read_text(layer, tile, {layer, heads, span, page_size, kv_head, 0});
+    read_text(layer, tile, {layer, heads, span, page_size, 0});
     write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     first += tile.rows;
   }

@@ -181,20 +181,63 @@ static void keep(const KVLayer& layer, const Heads& heads, const Span& span, int
 
 // ---- Reading ----
 
-// Positions [start, stop) of one part, at most 64 and none on both sides of a multiple of 64, of one KV head.
+// Walks through the rows that a block has for some heads on one side, to have them brought near line by line.
+struct Fetch {
+  const uint8_t* codes = nullptr;  // of the first of these heads, of place 0
+  const int64_t* places = nullptr;
+  int64_t row = 0, width = 0;  // bytes of one head, and of all of them
+  int64_t lane = 0, high = 0;  // the lane after this one; behind the last
+  const uint8_t *at = nullptr, *end = nullptr;
+
+  inline __attribute__((always_inline)) void lines(int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+      if (at >= end) {
+        if (lane >= high) return;
+        at = codes + places[lane++] * row;
+        end = at + width;
+        at = (const uint8_t*)((uintptr_t)at & ~(uintptr_t)63);
+      }
+      __builtin_prefetch(at);
+      at += 64;
+    }
+  }
+  inline __attribute__((always_inline)) void bytes(int64_t n) { lines((n + 63) / 64); }
+};
+
+// Positions [start, stop) of one part, at most 64 and none on both sides of a multiple of 64.
 //
 // Lanes are counted from `start`; those in [low, high) are read. places: where each lies in the memory (slot times
-// heads plus head). Around those that are read, up to whole vectors, stand places of others that are: what is decoded
-// there goes nowhere.
+// heads). Around those that are read, up to whole vectors, stand places of others that are: what is decoded there goes
+// nowhere.
 struct Block {
   const Part* part;
   int64_t start, stop;
   bool sinks;  // whether these are sinks
+  Side k, v;   // of the KV head that is read: what lies in its places
   int64_t low, high;
   int64_t places[BLOCK];
-  const int64_t* ahead;  // the places of the block to be read next, to be fetched meanwhile
+  bool even[BLOCK / 16];  // whether sixteen lanes lie as far apart as neighbours do: `apart` places
+  int64_t apart;
+  const Block* ahead;     // the block to be read next,
+  Fetch *k_ahead, *v_ahead;  // to be fetched meanwhile
   int64_t first() const { return low & -16; }
   int64_t last() const { return whole(high, 16); }
+};
+
+TW_INLINE Side of_head(const Side& side, int64_t size, int64_t head) {
+  const int64_t scales = scaled(side.format) ? head * row_scales(size) : 0;
+  return {side.format, (uint8_t*)side.codes + head * row_bytes(side.format, size), side.scales + scales};
+}
+
+TW_INLINE Fetch all_of(const Block& block, const Side& side, int64_t size, int64_t head, int64_t heads) {
+  const int64_t row = row_bytes(side.format, size);
+  return {(const uint8_t*)side.codes + head * row, block.places, row, heads * row, block.low, block.high, nullptr, nullptr};
+}
+
+// Rows of a block from some lane on that lie evenly: row i at `at + i * step`.
+struct Run {
+  const uint8_t* at;
+  int64_t step;
 };
 
 TW_INLINE F from_f16(I w) {  // of the low halves
@@ -209,20 +252,6 @@ TW_INLINE F from_f16(I w) {  // of the low halves
 #endif
 }
 
-// The first n bytes, at most 64, zeros behind them; nothing else is touched.
-TW_INLINE I load_some(const uint8_t* x, int64_t n) {
-  I r = {};
-#if defined(__AVX512F__)
-  r.p[0] = (IPart)_mm512_maskz_loadu_epi8(n >= 64 ? ~0ull : (1ull << n) - 1, x);
-#else
-  if (n >= 64)
-    memcpy(&r, x, 64);
-  else
-    memcpy(&r, x, n);
-#endif
-  return r;
-}
-
 // Two whole numbers of 16 bits that lie side by side, in all lanes.
 TW_INLINE I all_pairs(const int16_t* x) {
   int32_t both;
@@ -230,8 +259,14 @@ TW_INLINE I all_pairs(const int16_t* x) {
   return all(both);
 }
 
-// Lanes of even and of odd numbers as the first sixteen numbers and the next.
+// Lanes of even and of odd numbers as the first sixteen numbers and the next; and the other way round.
 TW_INLINE void interleave(F& even, F& odd) {
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512 a = (__m512)even.p[0], b = (__m512)odd.p[0];
+  even.p[0] = (FPart)_mm512_permutex2var_ps(a, low, b);
+  odd.p[0] = (FPart)_mm512_permutex2var_ps(a, _mm512_or_si512(low, _mm512_set1_epi32(8)), b);
+#else
   float numbers[32], of_even[16], of_odd[16];
   store(of_even, even);
   store(of_odd, odd);
@@ -241,57 +276,61 @@ TW_INLINE void interleave(F& even, F& odd) {
   }
   even = load(numbers);
   odd = load(numbers + 16);
+#endif
 }
-
-// Rows and columns of 16 x 16 numbers of 32 bits, exchanged.
-TW_INLINE void transpose(I* x) {
+TW_INLINE void take_apart(F& first, F& second) {
 #if defined(__AVX512F__)
-  __m512i a[16], b[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32((__m512i)x[i].p[0], (__m512i)x[i + 1].p[0]);
-    a[i + 1] = _mm512_unpackhi_epi32((__m512i)x[i].p[0], (__m512i)x[i + 1].p[0]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    const __m512i c0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), c1 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
-    const __m512i d0 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
-    const __m512i d1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
-    x[i].p[0] = (IPart)_mm512_shuffle_i32x4(c0, d0, 0x88);
-    x[i + 4].p[0] = (IPart)_mm512_shuffle_i32x4(c1, d1, 0x88);
-    x[i + 8].p[0] = (IPart)_mm512_shuffle_i32x4(c0, d0, 0xdd);
-    x[i + 12].p[0] = (IPart)_mm512_shuffle_i32x4(c1, d1, 0xdd);
-  }
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512 a = (__m512)first.p[0], b = (__m512)second.p[0];
+  first.p[0] = (FPart)_mm512_permutex2var_ps(a, even, b);
+  second.p[0] = (FPart)_mm512_permutex2var_ps(a, _mm512_or_si512(even, _mm512_set1_epi32(1)), b);
 #else
-  typedef int32_t Four __attribute__((vector_size(16)));
-  int32_t out[16][16];
-  for (int i = 0; i < 16; i += 4)
-    for (int j = 0; j < 16; j += 4) {
-      Four a, b, c, d;
-      memcpy(&a, (const int32_t*)&x[i] + j, 16);
-      memcpy(&b, (const int32_t*)&x[i + 1] + j, 16);
-      memcpy(&c, (const int32_t*)&x[i + 2] + j, 16);
-      memcpy(&d, (const int32_t*)&x[i + 3] + j, 16);
-      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-      const Four ef = __builtin_shufflevector(a, b, 2, 6, 3, 7), gh = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      const Four r[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                         __builtin_shufflevector(ef, gh, 0, 1, 4, 5), __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
-      for (int k = 0; k < 4; k++) memcpy(&out[j + k][i], &r[k], 16);
-    }
-  memcpy(x, out, sizeof out);
+  float numbers[32], of_even[16], of_odd[16];
+  store(numbers, first);
+  store(numbers + 16, second);
+  for (int i = 0; i < 16; i++) {
+    of_even[i] = numbers[2 * i];
+    of_odd[i] = numbers[2 * i + 1];
+  }
+  first = load(of_even);
+  second = load(of_odd);
 #endif
 }
 
-// Have bytes brought near that are going to be read, or nothing happen if there are none.
-TW_INLINE void fetch(const uint8_t* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(x + i);
+// Sixteen bytes of sixteen rows, turned: the four bytes from 4 i on of every row in lanes of x[i].
+TW_INLINE void turn(Run rows, I (&x)[4]) {
+#if defined(__AVX512F__)
+  __m512i row[4];  // four rows' bytes each, as four more come
+  const auto bytes = [&](int i) __attribute__((always_inline)) {
+    return _mm_loadu_si128((const __m128i*)(rows.at + i * rows.step));
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    row[i] = _mm512_castsi128_si512(bytes(i));
+    row[i] = _mm512_inserti32x4(row[i], bytes(i + 4), 1);
+    row[i] = _mm512_inserti32x4(row[i], bytes(i + 8), 2);
+    row[i] = _mm512_inserti32x4(row[i], bytes(i + 12), 3);
+  }
+  const __m512i a = _mm512_unpacklo_epi32(row[0], row[1]), b = _mm512_unpackhi_epi32(row[0], row[1]);
+  const __m512i c = _mm512_unpacklo_epi32(row[2], row[3]), d = _mm512_unpackhi_epi32(row[2], row[3]);
+  x[0].p[0] = (IPart)_mm512_unpacklo_epi64(a, c);
+  x[1].p[0] = (IPart)_mm512_unpackhi_epi64(a, c);
+  x[2].p[0] = (IPart)_mm512_unpacklo_epi64(b, d);
+  x[3].p[0] = (IPart)_mm512_unpackhi_epi64(b, d);
+#else
+  typedef int32_t Four __attribute__((vector_size(16)));
+  int32_t out[4][16];
+  for (int i = 0; i < 16; i += 4) {
+    Four row[4];
+    for (int k = 0; k < 4; k++) memcpy(&row[k], rows.at + (i + k) * rows.step, 16);
+    const Four ab = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5), cd = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+    const Four ef = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7), gh = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+    const Four r[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                       __builtin_shufflevector(ef, gh, 0, 1, 4, 5), __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
+    for (int k = 0; k < 4; k++) memcpy(&out[k][i], &r[k], 16);
+  }
+  memcpy(x, out, sizeof out);
+#endif
 }
 
 // The scales of a side: scales[group * 64 + lane].
@@ -302,7 +341,7 @@ static void load_scales(const Block& block, const Side& side, int64_t size, floa
       int32_t both[16] = {};
       for (int i = 0; i < 16; i++) {
         const uint16_t* from = side.scales + block.places[lane + i] * groups + g;
-        __builtin_prefetch(side.scales + block.ahead[lane + i] * groups + g);
+        __builtin_prefetch(side.scales + block.ahead->places[lane + i] * groups + g);
         if (g + 1 < groups)
           memcpy(&both[i], from, 4);
         else
@@ -321,50 +360,63 @@ constexpr int64_t lines_in_four_bytes(int64_t format) {
   return format == F32 ? 1 : format == BF16 || format == F16 || format == INT8 ? 2 : 4;
 }
 
+// What four bytes of sixteen rows hold: lines of them.
 template <int64_t FORMAT>
-TW_INLINE void spread(I x, float* to) {
-  if (FORMAT == F32) store(to, bits_to_float(x));
-  if (FORMAT == BF16) {
-    store(to, bits_to_float(x << 16));
-    store(to + BLOCK, bits_to_float(x & all(-65536)));
+TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
+  if constexpr (FORMAT == F32) lines[0] = bits_to_float(x);
+  if constexpr (FORMAT == BF16) {
+    lines[0] = bits_to_float(x << 16);
+    lines[1] = bits_to_float(x & all(-65536));
   }
-  if (FORMAT == F16) {
-    store(to, from_f16(x & all(0xffff)));
-    store(to + BLOCK, from_f16((x >> 16) & all(0xffff)));
+  if constexpr (FORMAT == F16) {
+    lines[0] = from_f16(x & all(0xffff));
+    lines[1] = from_f16((x >> 16) & all(0xffff));
   }
-  if (FORMAT == FP8)
-    for (int i = 0; i < 4; i++) store(to + i * BLOCK, from_fp8((x >> 8 * i) & all(0xff)));
-  if (FORMAT == INT8)
+  if constexpr (FORMAT == FP8)
+    for (int i = 0; i < 4; i++) lines[i] = from_fp8((x >> 8 * i) & all(0xff));
+  if constexpr (FORMAT == INT8)
     for (int i = 0; i < 2; i++) {
       const I codes = (x >> 8 * i) & all(0x00ff00ff);  // a sign of 8 bits is worth 256
-      store(to + i * BLOCK, bits_to_float(minus16(codes, (codes & all(0x00800080)) << 1)));
+      lines[i] = bits_to_float(minus16(codes, (codes & all(0x00800080)) << 1));
     }
-  if (FORMAT == INT4)
+  if constexpr (FORMAT == INT4)
     for (int i = 0; i < 4; i++)
-      store(to + i * BLOCK, bits_to_float(minus16((x >> 4 * i) & all(0x000f000f), all(0x00080008))));
+      lines[i] = bits_to_float(minus16((x >> 4 * i) & all(0x000f000f), all(0x00080008)));
+}
+
+// Sixteen keys of a block, from a lane on, taken sixteen bytes at a time: of each row 16 bytes, turned. What comes next
+// is fetched on the way. Rows that do not lie evenly, or end amid sixteen bytes, are copied first.
+TW_INLINE void turned_keys(const Block& block, int64_t bytes, int64_t lane, int64_t offset, I (&x)[4]) {
+  const uint8_t* codes = (const uint8_t*)block.k.codes + offset;
+  block.k_ahead->lines(4);
+  if (block.even[lane / 16] && bytes % 16 == 0)
+    return turn({codes + block.places[lane] * bytes, block.apart * bytes}, x);
+  uint8_t copy[16][16] = {};
+  for (int64_t i = 0; i < 16; i++) memcpy(copy[i], codes + block.places[lane + i] * bytes, least(16, bytes - offset));
+  turn({copy[0], 16}, x);
 }
 
 template <int64_t FORMAT>
 static void decode_keys_of(const Block& block, int64_t size, float* keys) {
-  const uint8_t* codes = (const uint8_t*)block.part->k.codes;
+  constexpr int64_t count = lines_in_four_bytes(FORMAT);
   const int64_t bytes = row_bytes(FORMAT, size);
-  for (int64_t lane = block.first(); lane < block.last(); lane += 16)
-    for (int64_t offset = 0; offset < bytes; offset += 64) {
-      I x[16];
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; i++) {
-        __builtin_prefetch(codes + block.ahead[lane + i] * bytes + offset);
-        x[i] = load_some(codes + block.places[lane + i] * bytes + offset, bytes - offset);
+  for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
+    float* to = keys + lane;
+    for (int64_t offset = 0; offset < bytes; offset += 16) {
+      I x[4];
+      turned_keys(block, bytes, lane, offset, x);
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < 4; i++) {
+        F lines[count];
+        spread<FORMAT>(x[i], lines);
+        for (int64_t k = 0; k < count; k++, to += BLOCK) store(to, lines[k]);
       }
-      transpose(x);
-      float* to = keys + offset / 4 * lines_in_four_bytes(FORMAT) * BLOCK + lane;
-      for (int64_t i = 0; i < 16 && offset + 4 * i < bytes; i++)
-        spread<FORMAT>(x[i], to + i * lines_in_four_bytes(FORMAT) * BLOCK);
     }
+  }
 }
 
 static void decode_keys(const Block& block, int64_t size, float* keys) {
-  switch (block.part->k.format) {
+  switch (block.k.format) {
     case F32: return decode_keys_of<F32>(block, size, keys);
     case BF16: return decode_keys_of<BF16>(block, size, keys);
     case F16: return decode_keys_of<F16>(block, size, keys);
@@ -385,11 +437,11 @@ TW_INLINE F load_numbers(const uint8_t* x) {
 
 template <int64_t FORMAT>
 static void decode_values_of(const Block& block, int64_t size, int64_t depth, float* values) {
-  const uint8_t* codes = (const uint8_t*)block.part->v.codes;
+  const uint8_t* codes = (const uint8_t*)block.v.codes;
   const int64_t bytes = row_bytes(FORMAT, size), step = row_bytes(FORMAT, 16);
   for (int64_t lane = block.low; lane < block.high; lane++) {
     const uint8_t* from = codes + block.places[lane] * bytes;
-    fetch(codes + block.ahead[lane] * bytes, bytes);
+    block.v_ahead->bytes(bytes);
     int64_t i = 0;
     for (; i + 16 <= size; i += 16, from += step) store(values + lane * depth + i, load_numbers<FORMAT>(from));
     if (i == size) continue;
@@ -409,11 +461,10 @@ TW_INLINE I load_bytes(const uint8_t* x, int64_t n) {  // the first n, at most 1
 }
 
 static void decode_int8_values(const Block& block, int64_t size, int64_t depth, float* values) {
-  const uint8_t* codes = (const uint8_t*)block.part->v.codes;
+  const uint8_t* codes = (const uint8_t*)block.v.codes;
   for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
     const uint8_t *a = codes + block.places[lane] * size, *b = codes + block.places[lane + 1] * size;
-    fetch(codes + block.ahead[lane] * size, size);
-    fetch(codes + block.ahead[lane + 1] * size, size);
+    block.v_ahead->bytes(2 * size);
     for (int64_t i = 0; i < size; i += 16) {
       const I both = load_bytes(a + i, size - i) | load_bytes(b + i, size - i) << 16;
       const I signs = (both & all(0x00800080)) << 1;
@@ -423,12 +474,11 @@ static void decode_int8_values(const Block& block, int64_t size, int64_t depth, 
 }
 
 static void decode_int4_values(const Block& block, int64_t size, int64_t depth, float* values) {
-  const uint8_t* codes = (const uint8_t*)block.part->v.codes;
+  const uint8_t* codes = (const uint8_t*)block.v.codes;
   const int64_t bytes = row_bytes(INT4, size);
   for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
     const uint8_t *a = codes + block.places[lane] * bytes, *b = codes + block.places[lane + 1] * bytes;
-    fetch(codes + block.ahead[lane] * bytes, bytes);
-    fetch(codes + block.ahead[lane + 1] * bytes, bytes);
+    block.v_ahead->bytes(2 * bytes);
     for (int64_t i = 0; i < bytes; i += 16) {
       const I both = load_bytes(a + i, bytes - i) | load_bytes(b + i, bytes - i) << 16;
       float* to = values + lane / 2 * depth + 2 * i;
@@ -439,7 +489,7 @@ static void decode_int4_values(const Block& block, int64_t size, int64_t depth, 
 }
 
 static void decode_values(const Block& block, int64_t size, int64_t depth, float* values) {
-  switch (block.part->v.format) {
+  switch (block.v.format) {
     case F32: return decode_values_of<F32>(block, size, depth, values);
     case BF16: return decode_values_of<BF16>(block, size, depth, values);
     case F16: return decode_values_of<F16>(block, size, depth, values);

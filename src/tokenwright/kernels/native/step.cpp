@@ -17,6 +17,7 @@ constexpr int64_t MANY_PIECES = 8;     // of logits for each thread: so many mak
 constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // more rows than that go past so many blocks together
 constexpr int64_t QUERIES = 64;        // queries of a chunk, at least, that a thread takes at a time,
 constexpr int64_t QUERY_ROWS = 16;     // and rows
+constexpr int64_t SINGLES = 4;         // pieces for each thread, at least, of many rows that come alone
 
 // Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
 class Buffer {
@@ -166,30 +167,41 @@ void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
   p.k.keep(kv, h, span, p.batch.page_size, position, key, value);
 }
 
-// Shares attention out by spans, rows and KV heads; by query heads too, where there are fewer pieces than threads.
+// Shares attention out. A chunk goes by rows and KV heads, and by query heads too where there are fewer pieces than
+// threads. Of a single row as many KV heads stay together as leave enough pieces: they lie side by side in the memory.
 void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
                 int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
   const int64_t ratio = h.heads / h.kv_heads;
   const int64_t some_rows = QUERY_ROWS * ratio < QUERIES ? QUERIES / ratio : QUERY_ROWS;
-  int64_t pieces = 0;
-  for (int64_t i = 0; i < spans; i++) pieces += (span[i].rows + some_rows - 1) / some_rows;
+  int64_t singles = 0, pieces = 0;
+  for (int64_t i = 0; i < spans; i++) {
+    singles += span[i].rows == 1;
+    pieces += span[i].rows == 1 ? 0 : (span[i].rows + some_rows - 1) / some_rows;
+  }
+  const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // texts are not all as long
+  int64_t together = std::min({singles * h.kv_heads / wanted, TOGETHER / ratio, h.kv_heads});
+  if (together < 1) together = 1;
+  const int64_t groups = (h.kv_heads + together - 1) / together;
+  together = (h.kv_heads + groups - 1) / groups;
   int64_t parts = 1;
-  while (pieces * h.kv_heads * parts < team.size() && parts * 2 <= ratio) parts *= 2;
+  while ((pieces * h.kv_heads + singles * groups) * parts < team.size() && parts * 2 <= ratio) parts *= 2;
   const int64_t each = (ratio + parts - 1) / parts;
+  const auto units_of = [&](const Span& one) {
+    return (one.rows == 1 ? groups : (one.rows + some_rows - 1) / some_rows * h.kv_heads) * parts;
+  };
   float* mine = scratch + thread * scratch_each;
-  team.each(pieces * h.kv_heads * parts, [&](int64_t unit) {
-    int64_t piece = unit / (h.kv_heads * parts), at = 0;
-    while (piece >= (span[at].rows + some_rows - 1) / some_rows) {
-      piece -= (span[at].rows + some_rows - 1) / some_rows;
-      at++;
-    }
-    const int64_t g = unit / parts % h.kv_heads, part = unit % parts;
+  team.each((pieces * h.kv_heads + singles * groups) * parts, [&](int64_t unit) {
+    const Span* one = span;
+    for (; unit >= units_of(*one); one++) unit -= units_of(*one);
+    const int64_t part = unit % parts, row_groups = one->rows == 1 ? groups : h.kv_heads;
+    const int64_t first = unit / parts % row_groups * (one->rows == 1 ? together : 1);
+    const int64_t last = one->rows == 1 ? std::min(first + together, h.kv_heads) : first + 1;
     Queries some = all;
-    some.first = piece * some_rows;
-    some.last = some.first + some_rows < span[at].rows ? some.first + some_rows : span[at].rows;
-    some.head = g * ratio + part * each;
-    some.head_last = (part + 1) * each < ratio ? some.head + each : (g + 1) * ratio;
-    if (some.head < some.head_last) k.attend(kv, h, span[at], page_size, some, mine);
+    some.first = unit / parts / row_groups * some_rows;
+    some.last = std::min(some.first + some_rows, one->rows);
+    some.head = first * ratio + part * each;
+    some.head_last = parts == 1 ? last * ratio : std::min(some.head + each, last * ratio);
+    if (some.head < some.head_last) k.attend(kv, h, *one, page_size, some, mine);
   });
 }
 
