@@ -7,7 +7,7 @@ does for a step is to say which tokens stand where and in which pages.
 import ctypes
 from array import array
 from collections.abc import Sequence
-from ctypes import byref, c_double, c_int64, c_void_p
+from ctypes import byref, c_double, c_int64
 
 import torch
 
@@ -25,6 +25,7 @@ from tokenwright.models.decoder import Decoder, Logits
 from tokenwright.models.layout import Weights
 from tokenwright.models.parts import RotaryTable
 
+assert ctypes.sizeof(lib.Span) == 6 * 8, "a span is six words"
 MOST_TURNS = 1 << 16  # positions whose cosines and sines are kept
 
 
@@ -110,19 +111,16 @@ class Program:
         Raises CapacityError where there is no memory for the numbers in between.
         """
         tokens = array("q", [token for piece in pieces for token in piece.tokens])
-        alive: list[object] = []  # what the structs point to
-        spans, row = (lib.Span * len(pieces))(), 0
-        for index, piece in enumerate(pieces):
-            spans[index] = self._span(piece, row, alive)
-            row += len(piece.tokens)
+        alive: list[object] = []  # what the spans point to
+        spans = self._spans(pieces, alive)
         count, model = len(wanted), self.model
         rows, best, totals = array("q", wanted), (c_int64 * count)(), (c_double * count)()
         logits = torch.empty(count, model.config.vocab_size)
         batch = lib.Batch(
-            row,
+            len(tokens),
             tokens.buffer_info()[0],
             len(pieces),
-            ctypes.addressof(spans),
+            spans.buffer_info()[0],
             self.store.page_size,
             ctypes.addressof(self._kv),
             count,
@@ -133,18 +131,25 @@ class Program:
         )
         kernels = model.kernels
         if kernels.library.tw_forward(kernels.handle, byref(model.struct), byref(batch), torch.get_num_threads()):
-            raise CapacityError(f"there is no memory to compute {row} tokens at once; lower token_budget")
+            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals))
 
-    def _span(self, piece: Piece | Chunk, row: int, alive: list[object]) -> lib.Span:
-        pages = [_pages(table) for table in piece.tables]
-        pointers = (c_void_p * len(pages))(*[one.buffer_info()[0] for one in pages])
-        alive += (pages, pointers)
-        turn = sink_turn = None
-        if self._turns is not None:
-            turn = self._turns.address(piece.start, piece.stop, piece.limit, alive)
-            sink_turn = self._turns.address(0, self._edge, piece.limit, alive) if self._edge else None
-        return lib.Span(row, len(piece.tokens), piece.start, turn, sink_turn, ctypes.addressof(pointers))
+    def _spans(self, pieces: Sequence[Piece | Chunk], alive: list[object]) -> "array[int]":
+        """What stands where, each piece as the words of a `lib.Span`: to fill structs would take several times as long."""
+        pages = [_pages(table) for piece in pieces for table in piece.tables]
+        tables = array("q", [one.buffer_info()[0] for one in pages])
+        alive += (pages, tables)
+        words: list[int] = []
+        row, at = 0, tables.buffer_info()[0]
+        for piece in pieces:
+            turn = sink_turn = 0
+            if self._turns is not None:
+                turn = self._turns.address(piece.start, piece.stop, piece.limit, alive)
+                sink_turn = self._turns.address(0, self._edge, piece.limit, alive) if self._edge else 0
+            words += (row, len(piece.tokens), piece.start, turn, sink_turn, at)
+            row += len(piece.tokens)
+            at += tables.itemsize * len(piece.tables)
+        return array("q", words)
 
 
 def _pages(table: Table) -> "array[int]":

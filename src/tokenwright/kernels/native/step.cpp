@@ -17,6 +17,8 @@ constexpr int64_t MANY_PIECES = 8;     // of logits for each thread: so many mak
 constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // more rows than that go past so many blocks together
 constexpr int64_t QUERIES = 64;        // queries of a chunk, at least, that a thread takes at a time,
 constexpr int64_t QUERY_ROWS = 16;     // and rows
+constexpr int64_t ROW_PIECES = 8;      // for each thread, at least, where rows go one by one,
+constexpr int64_t MOST_ROWS = 16;      // and so many at most in one
 constexpr int64_t SINGLES = 4;         // pieces for each thread, at least, of many rows that come alone
 
 // Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
@@ -87,18 +89,17 @@ Room& room() {
   return mine;
 }
 
-// Blocks that a thread takes at a time: some weights, and where there are many rows so many blocks that these are read
-// from a cache that is not each core's own no more often than need be.
-int64_t piece_of(const Matrix& m, int64_t rows, int64_t threads) {
+// How many pieces the blocks of a linear are shared out in. A piece is some weights, and where there are many rows so many
+// blocks that these are read from a cache that is not each core's own no more often than need be. All threads get as
+// many pieces, and these differ by two blocks at most: who has less to do waits.
+int64_t pieces_of(const Matrix& m, int64_t rows, int64_t threads) {
   const int64_t bits = m.format == F32 ? 32 : m.format == INT8 ? 8 : m.format == INT4 ? 4 : 16;
   const int64_t block_bytes = m.in * LANES * bits / 8, blocks = blocks_of(m);
-  int64_t piece = WEIGHT_PIECE / (block_bytes > 0 ? block_bytes : 1) & ~1;
-  const int64_t even = (blocks + threads - 1) / threads;
+  int64_t piece = WEIGHT_PIECE / (block_bytes > 0 ? block_bytes : 1);
   if (rows > MANY_ROWS && piece < MANY_BLOCKS) piece = MANY_BLOCKS;
-  if (piece > even) piece = even;
   if (piece < 2) piece = 2;
-  const int64_t rounds = (blocks + piece * threads - 1) / (piece * threads);  // all threads have as many pieces
-  return ((blocks + rounds * threads - 1) / (rounds * threads) + 1) & ~1;
+  const int64_t rounds = (blocks + piece * threads - 1) / (piece * threads);
+  return std::min(rounds * threads, (blocks + 1) / 2);
 }
 
 // Of a stretch of logits: the place of the largest, that number, and sum(exp(x - most)).
@@ -122,8 +123,18 @@ struct Pass {
 };
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
-  team.share(blocks_of(m), piece_of(m, rows.rows, team.size()),
-             [&](int64_t first, int64_t last) { k.linear(m, rows, first, last, out); });
+  const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2, pieces = pieces_of(m, rows.rows, team.size());
+  team.each(pieces, [&](int64_t i) {
+    k.linear(m, rows, pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks), out);
+  });
+}
+
+// Calls body(row), some rows at a time where there are many.
+template <typename Body>
+void each_row(Team& team, int64_t rows, Body body) {
+  team.share(rows, std::clamp<int64_t>(rows / (ROW_PIECES * team.size()), 1, MOST_ROWS), [&](int64_t row, int64_t last) {
+    for (; row < last; row++) body(row);
+  });
 }
 
 void linears_of(Pass& p, Team& team, const Matrix& m, const Rows& rows, float* y, const float* add, int64_t stride) {
@@ -215,23 +226,23 @@ void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
   const bool sinks = layer.rotates && kv.sinks;
 
   Rows ready = p.r.ready.rows(p.k, layer.qkv, rows);
-  team.each(rows, [&](int64_t row) {
+  each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
     p.k.norm(layer.attention_norm, width, p.x + row * width, normed);
     p.k.prepare(layer.qkv, normed, row, ready);
   });
   linears_of(p, team, layer.qkv, ready, p.qkv, nullptr, qkv_width);
-  team.each(rows, [&](int64_t row) { heads_of(p, layer, kv, row); });
+  each_row(team, rows, [&](int64_t row) { heads_of(p, layer, kv, row); });
   const Queries all{0,         0,     0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
                     qkv_width, q_width, q_width};
   attend_all(p.k, team, kv, h, p.batch.spans, p.batch.span, p.batch.page_size, all, p.scratch, p.scratch_each, thread);
 
   ready = p.r.ready.rows(p.k, layer.o, rows);
-  team.each(rows, [&](int64_t row) { p.k.prepare(layer.o, p.mixed + row * q_width, row, ready); });
+  each_row(team, rows, [&](int64_t row) { p.k.prepare(layer.o, p.mixed + row * q_width, row, ready); });
   linears_of(p, team, layer.o, ready, p.x, p.x, width);
 
   ready = p.r.ready.rows(p.k, layer.up, rows);
-  team.each(rows, [&](int64_t row) {
+  each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
     p.k.norm(layer.mlp_norm, width, p.x + row * width, normed);
     p.k.prepare(layer.up, normed, row, ready);
@@ -244,7 +255,7 @@ void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
     });
   } else {
     linears_of(p, team, layer.up, ready, p.up, nullptr, up_width);
-    team.each(rows, [&](int64_t row) {
+    each_row(team, rows, [&](int64_t row) {
       float* act = p.act + thread * model.mlp_width;
       if (model.gated)
         p.k.gated(model.activation, model.mlp_width, p.up + row * up_width, act);
@@ -258,7 +269,7 @@ void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
 
 void embed_rows(Pass& p, Team& team) {
   const int64_t width = p.model.width;
-  team.each(p.batch.rows, [&](int64_t row) {
+  each_row(team, p.batch.rows, [&](int64_t row) {
     float* x = p.x + row * width;
     p.k.embed(p.model.embedding, p.batch.tokens[row], x);
     if (p.model.positions) {
@@ -299,7 +310,7 @@ struct Summary {
   }
 
   void merge_all(Team& team) const {
-    team.each(rows, [&](int64_t row) { merge(partial + row * pieces(), pieces(), best + row, log_total + row); });
+    each_row(team, rows, [&](int64_t row) { merge(partial + row * pieces(), pieces(), best + row, log_total + row); });
   }
 
   void run(Team& team) const {
@@ -384,7 +395,7 @@ void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x
       threads,
       [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
-        team.each(j.ready.rows, [&](int64_t row) { j.k.prepare(j.m, j.x + row * j.m.in, row, j.ready); });
+        each_row(team, j.ready.rows, [&](int64_t row) { j.k.prepare(j.m, j.x + row * j.m.in, row, j.ready); });
         linear(j.k, team, j.m, j.ready, Out{j.y, nullptr, j.m.out});
       },
       &job);
