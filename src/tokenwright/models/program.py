@@ -135,7 +135,7 @@ class Program:
         return Logits(logits, tuple(best), tuple(totals))
 
     def _spans(self, pieces: Sequence[Piece | Chunk], alive: list[object]) -> "array[int]":
-        """What stands where, each piece as the words of a `lib.Span`: to fill structs would take several times as long."""
+        """What stands where, each piece as the words of a `lib.Span`: filling structs takes several times as long."""
         pages = [_pages(table) for piece in pieces for table in piece.tables]
         tables = array("q", [one.buffer_info()[0] for one in pages])
         alive += (pages, tables)

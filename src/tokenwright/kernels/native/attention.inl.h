@@ -48,10 +48,10 @@ struct Tile {
   int64_t queries() const { return rows * heads; }
 };
 
-TW_INLINE int64_t rows_together(int64_t heads) { return most(1, TOGETHER / heads); }
+TW_INLINE int64_t rows_together(int64_t heads) { return most(1, QUERIES_TOGETHER / heads); }
 
 static int64_t attention_scratch(const Heads& heads) {
-  const int64_t queries = most(TOGETHER, heads.heads / heads.kv_heads);
+  const int64_t queries = most(QUERIES_TOGETHER, heads.heads / heads.kv_heads);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
   const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 4;
   return queries * each + BLOCK * depth + groups * BLOCK + 16;

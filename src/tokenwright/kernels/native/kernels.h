@@ -43,8 +43,8 @@ struct Between {
 constexpr int64_t ACTIVATED = 64;  // of these inputs, at a time
 
 // Rows [first, last) of a span, counted in the span, and query heads [head, head_last): some of one KV head, or, of one
-// row alone, all those of some KV heads that stand side by side, TOGETHER at most.
-constexpr int64_t TOGETHER = 64;
+// row alone, all those of some KV heads that stand side by side, QUERIES_TOGETHER at most.
+constexpr int64_t QUERIES_TOGETHER = 64;
 struct Queries {
   int64_t first, last;
   int64_t head, head_last;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -14,7 +15,8 @@
 namespace tw {
 namespace {
 
-constexpr int SPINS = 20000;       // looks before a thread sleeps between two runs: some 100 microseconds and more
+constexpr auto AWAKE = std::chrono::milliseconds(2);  // what a thread looks for work before it sleeps: a step of Python
+constexpr int LOOKS = 64;            // between two looks at the clock
 constexpr int BARRIER_SPINS = 4000;  // looks before a thread lets others onto its core
 
 inline void pause() {
@@ -60,7 +62,11 @@ class Pool {
  private:
   void work(int64_t index, int64_t seen) {
     for (;;) {
-      for (int i = 0; i < SPINS && job_.load(std::memory_order_acquire) == seen; i++) pause();
+      const auto until = std::chrono::steady_clock::now() + AWAKE;
+      for (int i = 1; job_.load(std::memory_order_acquire) == seen; i++) {
+        if (i % LOOKS == 0 && std::chrono::steady_clock::now() > until) break;
+        pause();
+      }
       if (job_.load(std::memory_order_acquire) == seen) {
         std::unique_lock<std::mutex> lock(sleep_);
         sleeping_++;

@@ -190,7 +190,7 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
     pieces += span[i].rows == 1 ? 0 : (span[i].rows + some_rows - 1) / some_rows;
   }
   const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // texts are not all as long
-  int64_t together = std::min({singles * h.kv_heads / wanted, TOGETHER / ratio, h.kv_heads});
+  int64_t together = std::min({singles * h.kv_heads / wanted, QUERIES_TOGETHER / ratio, h.kv_heads});
   if (together < 1) together = 1;
   const int64_t groups = (h.kv_heads + together - 1) / together;
   together = (h.kv_heads + groups - 1) / groups;
