@@ -218,8 +218,8 @@ struct Block {
   int64_t places[BLOCK];
   bool even[BLOCK / 16];  // whether sixteen lanes lie as far apart as neighbours do: `apart` places
   int64_t apart;
-  const Block* ahead;     // the block to be read next,
-  Fetch *k_ahead, *v_ahead;  // to be fetched meanwhile
+  const Block* ahead;        // the block to be read next, to be fetched meanwhile
+  Fetch *k_ahead, *v_ahead;  // how far that has come
   int64_t first() const { return low & -16; }
   int64_t last() const { return whole(high, 16); }
 };
@@ -231,7 +231,8 @@ TW_INLINE Side of_head(const Side& side, int64_t size, int64_t head) {
 
 TW_INLINE Fetch all_of(const Block& block, const Side& side, int64_t size, int64_t head, int64_t heads) {
   const int64_t row = row_bytes(side.format, size);
-  return {(const uint8_t*)side.codes + head * row, block.places, row, heads * row, block.low, block.high, nullptr, nullptr};
+  const uint8_t* codes = (const uint8_t*)side.codes + head * row;
+  return {codes, block.places, row, heads * row, block.low, block.high, nullptr, nullptr};
 }
 
 // Rows of a block from some lane on that lie evenly: row i at `at + i * step`.
@@ -300,7 +301,7 @@ TW_INLINE void take_apart(F& first, F& second) {
 // Sixteen bytes of sixteen rows, turned: the four bytes from 4 i on of every row in lanes of x[i].
 TW_INLINE void turn(Run rows, I (&x)[4]) {
 #if defined(__AVX512F__)
-  __m512i row[4];  // four rows' bytes each, as four more come
+  __m512i row[4];  // of the rows i, i + 4, i + 8 and i + 12
   const auto bytes = [&](int i) __attribute__((always_inline)) {
     return _mm_loadu_si128((const __m128i*)(rows.at + i * rows.step));
   };
@@ -323,8 +324,10 @@ TW_INLINE void turn(Run rows, I (&x)[4]) {
   for (int i = 0; i < 16; i += 4) {
     Four row[4];
     for (int k = 0; k < 4; k++) memcpy(&row[k], rows.at + (i + k) * rows.step, 16);
-    const Four ab = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5), cd = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
-    const Four ef = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7), gh = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+    const Four ab = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+    const Four cd = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+    const Four ef = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+    const Four gh = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
     const Four r[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
                        __builtin_shufflevector(ef, gh, 0, 1, 4, 5), __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
     for (int k = 0; k < 4; k++) memcpy(&out[k][i], &r[k], 16);
