@@ -21,10 +21,11 @@ struct Stretch {
   int64_t low, high;
 };
 
-// Rows of a query's numbers: as they are, and as codes for the keys of a quantised part.
+// The numbers of queries, side by side as the keys' lines meet them: as they are, and as codes for the keys of a quantised
+// part.
 struct QueryRows {
-  float* numbers;  // [queries][depth], times the scale
-  int16_t* codes;  // [queries][depth], in the order of the keys' lines
+  float* numbers;  // [depth][beside], times the scale
+  int32_t* pairs;  // [depth / 2][beside]: two codes of 16 bits each, in the order of the keys' lines
   float* scales;   // [queries][groups]
 };
 
@@ -35,32 +36,37 @@ struct Tile {
   int64_t position;  // of the first row
   int64_t rows;
   int64_t size, depth, groups;  // of a head: its numbers, these rounded up to whole groups of 32, and the groups
+  int64_t beside;               // queries, up to whole vectors
   QueryRows q, sink_q;
   float* weights;          // [queries][64]: scores, then their exponentials
-  int16_t* weight_codes;   // [queries][groups][64]: weights times the scales of values
+  int16_t* weight_codes;   // [groups][queries][64]: weights times the scales of values, as whole numbers
   float* weight_scales;    // [queries][groups]
   float* mixed;            // [queries][depth]: sums of weights times values
   float* sums;             // [queries][16]: of weights, by lane modulo 16
   float* highest;          // [queries]: the largest score
+  float* shares;           // [queries]: what the block's weights are to be multiplied with
   Stretch* read;           // [queries]: of the block
   float* numbers;          // [64 * depth]: the block's keys, then its values
-  float* scales;           // [groups][64]: theirs, in a quantised part
+  float* room;             // [32 * depth]: copies of keys that do not lie evenly
+  float* scales;           // [groups][64]: of the block, in a quantised part,
+  float* factors;          // [groups][64]: those of values as what makes codes of weights,
+  float* worth;            // [groups]: and what such a code is worth
   int64_t queries() const { return rows * heads; }
 };
 
 TW_INLINE int64_t rows_together(int64_t heads) { return most(1, QUERIES_TOGETHER / heads); }
 
 static int64_t attention_scratch(const Heads& heads) {
-  const int64_t queries = most(QUERIES_TOGETHER, heads.heads / heads.kv_heads);
+  const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
-  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 4;
-  return queries * each + BLOCK * depth + groups * BLOCK + 16;
+  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 1 + 4;
+  return queries * each + (BLOCK + 32) * depth + groups * (2 * BLOCK + 1) + 16;
 }
 
 TW_INLINE float* take(float*& scratch, int64_t n) { return (scratch += n) - n; }
 
 static QueryRows query_rows(int64_t queries, const Tile& tile, float*& scratch) {
-  return {take(scratch, queries * tile.depth), (int16_t*)take(scratch, queries * tile.depth / 2),
+  return {take(scratch, tile.beside * tile.depth), (int32_t*)take(scratch, tile.beside * tile.depth / 2),
           take(scratch, queries * tile.groups)};
 }
 
@@ -77,9 +83,12 @@ static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries
   tile.groups = row_scales(heads.size);
   tile.depth = tile.groups * SCALED;
   const int64_t n = tile.queries();
+  tile.beside = whole(n, 16);
   scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // on whole lines
   tile.numbers = take(scratch, BLOCK * tile.depth);
+  tile.room = take(scratch, 32 * tile.depth);
   tile.scales = take(scratch, BLOCK * tile.groups);
+  tile.factors = take(scratch, BLOCK * tile.groups);
   tile.read = (Stretch*)take(scratch, n * 4);
   tile.weights = take(scratch, n * BLOCK);
   tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
@@ -89,6 +98,8 @@ static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries
   tile.sink_q = query_rows(n, tile, scratch);
   tile.weight_scales = take(scratch, n * tile.groups);
   tile.highest = take(scratch, n);
+  tile.shares = take(scratch, n);
+  tile.worth = take(scratch, tile.groups);
   return tile;
 }
 
@@ -108,33 +119,50 @@ TW_INLINE float encode_group(F a, F b, int16_t* codes) {
   const bool whole_numbers = finite(one) && finite(other);
   const float extreme = one > other ? one : other;
   const F inverse = all(whole_numbers && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
-  store_16((uint16_t*)codes, to_int(rounded(a * inverse)));
-  store_16((uint16_t*)codes + 16, to_int(rounded(b * inverse)));
+  store_16((uint16_t*)codes, nearest(a * inverse));
+  store_16((uint16_t*)codes + 16, nearest(b * inverse));
   return whole_numbers ? extreme / MOST_CODE : __builtin_nanf("");
 }
 
-static void encode_query(const Tile& tile, int64_t format, const QueryRows& rows, int64_t query) {
-  const float* q = rows.numbers + query * tile.depth;
+// q: a query's numbers; codes: [depth], in the order of the keys' lines. scales: [groups]
+static void encode_query(const Tile& tile, int64_t format, const float* q, int16_t* codes, float* scales) {
   const int64_t apart = lines_in_four_bytes(format);  // numbers that share a line
   for (int64_t g = 0; g < tile.groups; g++) {
-    int16_t codes[SCALED], *to = rows.codes + query * tile.depth + g * SCALED;
-    rows.scales[query * tile.groups + g] = encode_group(load(q + g * SCALED), load(q + g * SCALED + 16), codes);
+    int16_t some[SCALED];
+    scales[g] = encode_group(load(q + g * SCALED), load(q + g * SCALED + 16), some);
     for (int64_t i = 0; i < SCALED; i += 2 * apart)
       for (int64_t j = 0; j < apart; j++) {
-        *to++ = codes[i + j];
-        *to++ = codes[i + j + apart];
+        *codes++ = some[i + j];
+        *codes++ = some[i + j + apart];
       }
+  }
+}
+
+// Rows of so many bytes, a multiple of 16, as columns of four bytes each: to[bytes / 4][beside], of which 16 are written.
+static void turn_rows(const void* rows, int64_t bytes, int64_t beside, void* to) {
+  for (int64_t i = 0; i < bytes; i += 16) {
+    I x[4];
+    turn({(const uint8_t*)rows + i, bytes}, x);
+    for (int64_t k = 0; k < 4; k++) memcpy((uint8_t*)to + (i / 4 + k) * beside * 4, &x[k], 64);
   }
 }
 
 static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& tile, const float* from, int64_t stride,
                          const QueryRows& rows) {
   const Side& keys = layer.part[layer.parts - 1].k;  // only the last part of a layer is quantised
-  for (int64_t query = 0; query < tile.queries(); query++) {
-    const float* x = from + query / tile.heads * stride + query % tile.heads * tile.size;
-    for (int64_t i = 0; i < tile.depth; i += 16)
-      store(rows.numbers + query * tile.depth + i, load(x + i, most(0, least(16, tile.size - i))) * all((float)heads.scale));
-    if (scaled(keys.format)) encode_query(tile, keys.format, rows, query);
+  float* numbers = tile.numbers;                     // [16][depth]
+  int16_t* codes = (int16_t*)(numbers + 16 * tile.depth);
+  for (int64_t first = 0; first < tile.queries(); first += 16) {
+    for (int64_t query = first; query < least(first + 16, tile.queries()); query++) {
+      const float* x = from + query / tile.heads * stride + query % tile.heads * tile.size;
+      float* to = numbers + query % 16 * tile.depth;
+      for (int64_t i = 0; i < tile.depth; i += 16)
+        store(to + i, load(x + i, most(0, least(16, tile.size - i))) * all((float)heads.scale));
+      if (scaled(keys.format))
+        encode_query(tile, keys.format, to, codes + query % 16 * tile.depth, rows.scales + query * tile.groups);
+    }
+    turn_rows(numbers, 4 * tile.depth, tile.beside, rows.numbers + first);
+    if (scaled(keys.format)) turn_rows(codes, 2 * tile.depth, tile.beside, rows.pairs + first);
   }
 }
 
@@ -179,7 +207,8 @@ static void locate(const Heads& heads, const Span& span, int64_t page_size, Bloc
 
 constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // of 16 lanes: what fits the registers,
 constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                   // for so many queries
-constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // where there are two vectors
+constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // where there are two vectors,
+constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // as of keys that are taken as they lie
 
 TW_INLINE const QueryRows& meeting(const Tile& tile, const Block& block) { return block.sinks ? tile.sink_q : tile.q; }
 
@@ -190,15 +219,15 @@ struct Scores {
 
   template <int N, int V>
   inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
-    const float *q = meeting(tile, block).numbers + query * tile.depth, *keys = tile.numbers + lane;
+    const float *q = meeting(tile, block).numbers + query, *keys = tile.numbers + lane;
     F total[N][V] = {};
-    for (int64_t d = 0; d < tile.size; d++, keys += BLOCK) {
+    for (int64_t d = 0; d < tile.size; d++, keys += BLOCK, q += tile.beside) {
       F key[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) key[v] = load(keys + 16 * v);
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
-        const F x = all(q[i * tile.depth + d]);
+        const F x = all(q[i]);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) total[i][v] = fma(x, key[v], total[i][v]);
       }
@@ -217,38 +246,73 @@ struct Scores {
   }
 };
 
+// Sixteen bytes of V times sixteen keys, turned. What comes next is fetched meanwhile.
+template <int V>
+TW_INLINE void take_keys(const Block& block, Run (&rows)[V], I (&x)[V][4]) {
+#pragma GCC unroll 2
+  for (int v = 0; v < V; v++) {
+    turn(rows[v], x[v]);
+    rows[v].at += 16;
+  }
+  block.ahead->k.after(V * 16 * 16);
+}
+
 // The same for few queries, with keys of a native format as they lie: what is used once need not be decoded first.
 template <int64_t FORMAT>
 struct StoredScores {
   const Tile& tile;
   const Block& block;
 
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
+    constexpr int64_t lines = lines_in_four_bytes(FORMAT);
+    const float* q = meeting(tile, block).numbers + query;
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    Run rows[V];
+    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.room + v * 16 * tile.depth);
+    F total[N][V] = {};
+    for (int64_t offset = 0; offset < bytes; offset += 16) {
+      I x[V][4];
+      take_keys<V>(block, rows, x);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) {
+        F keys[V][lines];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
+#pragma GCC unroll 2
+        for (int k = 0; k < lines; k++, q += tile.beside)
+#pragma GCC unroll 8
+          for (int i = 0; i < N; i++) {
+            const F number = all(q[i]);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) total[i][v] = fma(number, keys[v][k], total[i][v]);
+          }
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) store(tile.weights + (query + i) * BLOCK + lane + 16 * v, total[i][v]);
+  }
+
   template <int N>
   void run(int64_t query) const {
-    constexpr int64_t lines = lines_in_four_bytes(FORMAT);
-    const float* queries = meeting(tile, block).numbers + query * tile.depth;
-    const int64_t bytes = row_bytes(FORMAT, tile.size);
-    for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
-      const float* q = queries;
-      F total[N] = {};
-      for (int64_t offset = 0; offset < bytes; offset += 16, q += 4 * lines) {
-        I x[4];
-        turned_keys(block, bytes, lane, offset, x);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-          F keys[lines];
-          spread<FORMAT>(x[j], keys);
-#pragma GCC unroll 2
-          for (int k = 0; k < lines; k++)
-#pragma GCC unroll 8
-            for (int i = 0; i < N; i++) total[i] = fma(all(q[i * tile.depth + j * lines + k]), keys[k], total[i]);
-        }
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < N; i++) store(tile.weights + (query + i) * BLOCK + lane, total[i]);
-    }
+    int64_t lane = block.first();
+    for (; lane + 16 * KEY_VECTORS <= block.last(); lane += 16 * KEY_VECTORS) vectors<N, KEY_VECTORS>(query, lane);
+    for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
   }
 };
+
+// What a group of codes adds to a query's scores from a lane on: its sums times the scales of the keys and of the query.
+template <int V>
+TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t group, float scale, const I (&total)[V]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    float* to = tile.weights + query * BLOCK + lane + 16 * v;
+    const F part = to_float(total[v]) * load(tile.scales + group * BLOCK + lane + 16 * v);
+    store(to, fma(part, all(scale), group ? load(to) : all(0.0f)));
+  }
+}
 
 // Scores of keys in codes: exact sums over each group, times the scales of the key and of the query, added in order.
 struct CodeScores {
@@ -258,31 +322,24 @@ struct CodeScores {
   template <int N, int V>
   inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane, int64_t group) const {
     const QueryRows& rows = meeting(tile, block);
-    const int16_t* codes = rows.codes + query * tile.depth + group * SCALED;
+    const int32_t* pairs = rows.pairs + group * SCALED / 2 * tile.beside + query;
     const float* keys = tile.numbers + group * SCALED / 2 * BLOCK + lane;
     I total[N][V] = {};
     const int64_t lines = least(SCALED, whole(tile.size - group * SCALED, 8)) / 2;
-    for (int64_t line = 0; line < lines; line++, keys += BLOCK) {
+    for (int64_t line = 0; line < lines; line++, keys += BLOCK, pairs += tile.beside) {
       I key[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) key[v] = float_to_bits(load(keys + 16 * v));
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
-        const I x = all_pairs(codes + i * tile.depth + 2 * line);
+        const I x = all(pairs[i]);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], x, key[v]);
       }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++) {
-      const F scale = all(rows.scales[(query + i) * tile.groups + group]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) {
-        float* to = tile.weights + (query + i) * BLOCK + lane + 16 * v;
-        const F part = to_float(total[i][v]) * load(tile.scales + group * BLOCK + lane + 16 * v);
-        store(to, fma(part, scale, group ? load(to) : all(0.0f)));
-      }
-    }
+    for (int i = 0; i < N; i++)
+      add_codes<V>(tile, query + i, lane, group, rows.scales[(query + i) * tile.groups + group], total[i]);
   }
 
   template <int N>
@@ -295,16 +352,68 @@ struct CodeScores {
   }
 };
 
+// The same for few queries, with keys as they lie.
+template <int64_t FORMAT>
+struct StoredCodeScores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
+    constexpr int64_t lines = lines_in_four_bytes(FORMAT), of_group = row_bytes(FORMAT, SCALED);
+    const QueryRows& queries = meeting(tile, block);
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    Run rows[V];
+    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.room + v * 16 * tile.depth);
+    for (int64_t group = 0; group < tile.groups; group++) {
+      const int32_t* pairs = queries.pairs + group * SCALED / 2 * tile.beside + query;
+      I total[N][V] = {};
+      const int64_t end = least((group + 1) * of_group, bytes);
+      for (int64_t offset = group * of_group; offset < end; offset += 16) {
+        I x[V][4];
+        take_keys<V>(block, rows, x);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          F keys[V][lines];
+#pragma GCC unroll 2
+          for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
+#pragma GCC unroll 4
+          for (int k = 0; k < lines; k++, pairs += tile.beside)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) {
+              const I pair = all(pairs[i]);
+#pragma GCC unroll 2
+              for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], pair, float_to_bits(keys[v][k]));
+            }
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++)
+        add_codes<V>(tile, query + i, lane, group, queries.scales[(query + i) * tile.groups + group], total[i]);
+    }
+  }
+
+  template <int N>
+  void run(int64_t query) const {
+    int64_t lane = block.first();
+    for (; lane + 16 * KEY_VECTORS <= block.last(); lane += 16 * KEY_VECTORS) vectors<N, KEY_VECTORS>(query, lane);
+    for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
+  }
+};
+
 // Scores of the queries [first, last) with the block's keys.
 static void score_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
-  if (last - first <= GROUP_QUERIES) switch (block.k.format) {
+  const int64_t format = block.k.format;
+  if (scaled(format)) load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
+  if (last - first <= GROUP_QUERIES) switch (format) {
       case F32: return side_by_side<GROUP_QUERIES>(StoredScores<F32>{tile, block}, first, last);
       case BF16: return side_by_side<GROUP_QUERIES>(StoredScores<BF16>{tile, block}, first, last);
       case F16: return side_by_side<GROUP_QUERIES>(StoredScores<F16>{tile, block}, first, last);
+      case INT8: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT8>{tile, block}, first, last);
+      case INT4: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT4>{tile, block}, first, last);
     }
-  decode_keys(block, tile.size, tile.numbers);
-  if (!scaled(block.k.format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
-  load_scales(block, block.k, tile.size, tile.scales);
+  decode_keys(block, tile.size, tile.numbers, tile.room);
+  if (!scaled(format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
   side_by_side<QUERIES>(CodeScores{tile, block}, first, last);
 }
 
@@ -326,7 +435,10 @@ TW_INLINE void multiply(float* x, int64_t n, float factor) {
 }
 
 // A query's scores become weights; what it has so far is brought to its new maximum.
-TW_INLINE void soften(const Tile& tile, int64_t query) {
+//
+// They are exp(score - maximum); where values come in codes, they are instead what they are to the largest of the block,
+// and the query's share is what that is to the maximum.
+TW_INLINE void soften(const Tile& tile, const Block& block, int64_t query) {
   const Stretch read = tile.read[query];
   float* weights = tile.weights + query * BLOCK;
   float* sums = tile.sums + query * 16;
@@ -337,18 +449,27 @@ TW_INLINE void soften(const Tile& tile, int64_t query) {
   const float before = tile.highest[query];
   const float block_highest = largest(larger(larger(x[0], x[1]), larger(x[2], x[3])));
   const float highest = block_highest > before ? block_highest : before;
+  const bool in_codes = scaled(block.v.format);
+  float factor = 1.0f;
+  if (highest != before || (in_codes && highest != block_highest)) {
+    float each[16];
+    store(each, exponential(all(highest != before ? before - highest : block_highest - highest)));
+    factor = each[0];
+  }
   if (highest != before) {
-    float factor[16];
-    store(factor, exponential(all(before - highest)));
-    multiply(sums, 16, factor[0]);
-    multiply(tile.mixed + query * tile.depth, tile.depth, factor[0]);
+    multiply(sums, 16, factor);
+    multiply(tile.mixed + query * tile.depth, tile.depth, factor);
     tile.highest[query] = highest;
   }
+  const F base = all(in_codes ? block_highest : highest);
   for (int v = 0; v < 4; v++) {
-    x[v] = exponential(x[v] - all(highest));
+    x[v] = exponential(x[v] - base);
     store(weights + 16 * v, x[v]);
   }
-  store(sums, load(sums) + ((x[0] + x[1]) + (x[2] + x[3])));
+  const F total = (x[0] + x[1]) + (x[2] + x[3]);
+  if (!in_codes) return store(sums, load(sums) + total);
+  tile.shares[query] = highest != before ? 1.0f : factor;
+  store(sums, fma(total, all(tile.shares[query]), load(sums)));
 }
 
 // ---- Values ----
@@ -363,10 +484,7 @@ struct Values {
 struct DecodedValues {
   const Tile& tile;
 
-  struct Ahead {
-    TW_INLINE void bytes(int64_t) {}
-  };
-  Ahead* ahead() const { return nullptr; }
+  void after(int64_t) const {}
   Values from(int64_t lane, int64_t high) const {
     return {{(const uint8_t*)(tile.numbers + lane * tile.depth), tile.depth * 4}, high};
   }
@@ -390,8 +508,7 @@ struct StoredValues {
   const Tile& tile;
   const Block& block;
 
-  using Ahead = Fetch;
-  Ahead* ahead() const { return block.v_ahead; }
+  inline __attribute__((always_inline)) void after(int64_t bytes) const { block.ahead->v.after(bytes); }
   Values from(int64_t lane, int64_t high) const {
     const int64_t bytes = row_bytes(FORMAT, tile.size), group = lane / 16;
     const Run rows = {(const uint8_t*)block.v.codes + block.places[lane] * bytes, block.apart * bytes};
@@ -440,14 +557,13 @@ struct Mix {
       for (int v = 0; v < V; v++) total[i][v] = load(mixed + i * tile.depth + 16 * v);
       Kind::begin(total[i]);
     }
-    auto ahead = kind.ahead() ? *kind.ahead() : typename Kind::Ahead();
     for (int64_t lane = read.low; lane < read.high;) {
       Values values = kind.from(lane, read.high);
       values.rows.at += Kind::bytes_of(column);
       for (; lane < values.end; lane++, values.rows.at += values.rows.step) {
         F value[V];
         Kind::read(values.rows.at, value);
-        ahead.bytes(Kind::bytes_of(16 * V));
+        kind.after(Kind::bytes_of(16 * V));
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
           const F weight = all(weights[i * BLOCK + lane]);
@@ -456,7 +572,6 @@ struct Mix {
         }
       }
     }
-    if (kind.ahead()) *kind.ahead() = ahead;
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) {
       Kind::end(total[i]);
@@ -496,56 +611,102 @@ static void mix_stored(const Tile& tile, const Block& block, int64_t first, int6
   side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind}, first, last);
 }
 
-// A query's weights times the values' scales as whole numbers, those of each group with a scale of their own.
-static void encode_weights(const Tile& tile, int64_t query) {
-  const Stretch read = tile.read[query];
+// What makes codes of the weights of those who read so much of a block, and what such a code is worth.
+static void weigh_scales(const Tile& tile, Stretch read) {
   for (int64_t g = 0; g < tile.groups; g++) {
     F x[4], highest = all(0.0f);
     for (int v = 0; v < 4; v++) {
-      const F scaled_weight = load(tile.weights + query * BLOCK + 16 * v) * load(tile.scales + g * BLOCK + 16 * v);
-      x[v] = only(scaled_weight, 16 * v, read, 0.0f);
+      x[v] = load(tile.scales + g * BLOCK + 16 * v);
+      if (read.low > 0 || read.high < BLOCK) x[v] = only(x[v], 16 * v, read, 0.0f);
       highest = larger_magnitude(highest, x[v]);
     }
     const float extreme = largest_magnitude(highest);
     const F inverse = all(finite(extreme) && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
-    uint16_t* codes = (uint16_t*)tile.weight_codes + (query * tile.groups + g) * BLOCK;
-    for (int v = 0; v < 4; v++) store_16(codes + 16 * v, to_int(rounded(x[v] * inverse)));
-    tile.weight_scales[query * tile.groups + g] = finite(extreme) ? extreme / MOST_CODE : __builtin_nanf("");
+    for (int v = 0; v < 4; v++) store(tile.factors + g * BLOCK + 16 * v, x[v] * inverse);
+    tile.worth[g] = finite(extreme) ? extreme / MOST_CODE : __builtin_nanf("");
   }
 }
 
-// Add values in codes: exact sums over the block, times the scale of the weights.
+// The weights of the queries [first, last) times the values' scales, as whole numbers.
+static void encode_weights(const Tile& tile, int64_t first, int64_t last) {
+  Stretch weighed = {0, 0};
+  for (int64_t query = first; query < last; query++) {
+    const Stretch read = tile.read[query];
+    if (read.low != weighed.low || read.high != weighed.high) weigh_scales(tile, weighed = read);
+    const float* weights = tile.weights + query * BLOCK;
+    for (int64_t g = 0; g < tile.groups; g++) {
+      uint16_t* codes = (uint16_t*)tile.weight_codes + (g * tile.queries() + query) * BLOCK;
+      for (int v = 0; v < 4; v++)
+        store_16(codes + 16 * v, nearest(load(weights + 16 * v) * load(tile.factors + g * BLOCK + 16 * v)));
+      tile.weight_scales[query * tile.groups + g] = tile.shares[query] * tile.worth[g];
+    }
+  }
+}
+
+// Add values in codes: exact sums over the block, times what their weights are worth. They are taken as they lie, or from
+// where they were decoded for many queries.
+template <int64_t FORMAT, bool STORED>
 struct CodeMix {
   const Tile& tile;
   const Block& block;
 
   template <int N>
   void run(int64_t query) const {
+    constexpr int64_t of_group = row_bytes(FORMAT, SCALED);
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
     for (int64_t g = 0; g < tile.groups; g++) {
-      const int16_t* codes = tile.weight_codes + (query * tile.groups + g) * BLOCK;
-      I even[N] = {}, odd[N] = {};  // columns; of INT4 these are the even and the odd numbers
-      for (int64_t pair = block.low / 2; 2 * pair < block.high; pair++) {
-        const float* values = tile.numbers + pair * tile.depth + g * SCALED;
-        const I first = float_to_bits(load(values)), second = float_to_bits(load(values + 16));
+      const int16_t* weights = tile.weight_codes + (g * tile.queries() + query) * BLOCK;
+      I total[N][2] = {};
+      for (int64_t lane = block.low & -2; lane < block.high;) {
+        const uint8_t* a = (const uint8_t*)(tile.numbers + lane / 2 * tile.depth + g * SCALED);
+        const uint8_t* b = a;
+        int64_t step = 4 * tile.depth, end = block.high;
+        if (STORED) {
+          a = (const uint8_t*)block.v.codes + block.places[lane] * bytes + g * of_group;
+          b = (const uint8_t*)block.v.codes + block.places[lane + 1] * bytes + g * of_group;
+          step = 2 * block.apart * bytes;
+          end = block.even[lane / 16] ? least(lane / 16 * 16 + 16, block.high) : lane + 2;
+        }
+        for (; lane < end; lane += 2, a += step, b += step) {
+          I x[2];
+          if (STORED) {
+            pair_values<FORMAT>(a, b, x);
+            block.ahead->v.after(2 * of_group);
+          } else {
+            memcpy(x, a, sizeof x);
+          }
 #pragma GCC unroll 8
-        for (int i = 0; i < N; i++) {
-          const I x = all_pairs(codes + i * tile.groups * BLOCK + 2 * pair);
-          even[i] = dot16(even[i], x, first);
-          odd[i] = dot16(odd[i], x, second);
+          for (int i = 0; i < N; i++) {
+            int32_t two;
+            memcpy(&two, weights + i * BLOCK + lane, 4);
+            const I weight = all(two);
+            total[i][0] = dot16(total[i][0], weight, x[0]);
+            total[i][1] = dot16(total[i][1], weight, x[1]);
+          }
         }
       }
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
-        F a = to_float(even[i]), b = to_float(odd[i]);
-        if (block.v.format == INT4) interleave(a, b);
+        F first = to_float(total[i][0]), second = to_float(total[i][1]);
+        in_order<FORMAT>(first, second);
         const F scale = all(tile.weight_scales[(query + i) * tile.groups + g]);
         float* mixed = tile.mixed + (query + i) * tile.depth + g * SCALED;
-        store(mixed, fma(a, scale, load(mixed)));
-        store(mixed + 16, fma(b, scale, load(mixed + 16)));
+        store(mixed, fma(first, scale, load(mixed)));
+        store(mixed + 16, fma(second, scale, load(mixed + 16)));
       }
     }
   }
 };
+
+template <int64_t FORMAT>
+static void mix_codes(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.scales);
+  encode_weights(tile, first, last);
+  if (last - first <= GROUP_QUERIES && tile.size % SCALED == 0)
+    return side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, true>{tile, block}, first, last);
+  decode_values(block, tile.size, tile.depth, tile.numbers);
+  side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, last);
+}
 
 static void mix_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   const int64_t format = block.v.format;
@@ -554,12 +715,11 @@ static void mix_queries(const Tile& tile, const Block& block, int64_t first, int
     if (format == BF16) return mix_stored<BF16>(tile, block, first, last);
     if (format == F16) return mix_stored<F16>(tile, block, first, last);
   }
+  if (format == INT8) return mix_codes<INT8>(tile, block, first, last);
+  if (format == INT4) return mix_codes<INT4>(tile, block, first, last);
   decode_values(block, tile.size, tile.depth, tile.numbers);
   const DecodedValues kind{tile};
-  if (!scaled(format)) return side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
-  load_scales(block, block.v, tile.size, tile.scales);
-  for (int64_t i = first; i < last; i++) encode_weights(tile, i);
-  side_by_side<GROUP_QUERIES>(CodeMix{tile, block}, first, last);
+  side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
 }
 
 // ---- All of it ----
@@ -609,7 +769,7 @@ static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
     block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
     block.v = of_head(block.part->v, tile.size, tile.kv_head + head);
     score_queries(tile, block, first, last);
-    for (int64_t query = first; query < last; query++) soften(tile, query);
+    for (int64_t query = first; query < last; query++) soften(tile, block, query);
     mix_queries(tile, block, first, last);
   }
 }
@@ -618,16 +778,11 @@ static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
   Block blocks[2] = {};
   bool more = text.next(tile, blocks[0]);
   for (int i = 0; more; i = 1 - i) {
-    Fetch k, v;  // of nothing, if there is no other block
-    Block &block = blocks[i], &ahead = blocks[1 - i];
-    more = text.next(tile, ahead);
-    if (more) {
-      k = all_of(ahead, ahead.part->k, tile.size, tile.kv_head, tile.kv_heads);
-      v = all_of(ahead, ahead.part->v, tile.size, tile.kv_head, tile.kv_heads);
-    }
-    block.ahead = more ? &ahead : &block;
-    block.k_ahead = &k;
-    block.v_ahead = &v;
+    Block &block = blocks[i], &next = blocks[1 - i];
+    Ahead ahead;
+    more = text.next(tile, next);
+    if (more) begin_fetch(next, tile.size, tile.kv_head, tile.kv_heads, ahead);
+    block.ahead = &ahead;
     read_block(layer, tile, block);
   }
 }

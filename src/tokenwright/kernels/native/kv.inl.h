@@ -17,7 +17,7 @@ TW_INLINE int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit 
 
 TW_INLINE bool scaled(int64_t format) { return format == INT8 || format == INT4; }
 TW_INLINE int64_t row_scales(int64_t size) { return (size + SCALED - 1) / SCALED; }
-TW_INLINE int64_t row_bytes(int64_t format, int64_t size) {
+constexpr int64_t row_bytes(int64_t format, int64_t size) {
   switch (format) {
     case F32: return 4 * size;
     case BF16:
@@ -71,7 +71,7 @@ TW_INLINE uint16_t stored_scale(float exact) {
 // round(x / scale) within [low, high]; 0 where the scale is 0 or NaN.
 TW_INLINE I codes_of(F x, float scale, float low, float high) {
   if (!(scale > 0 || scale < 0)) return all(0);
-  return to_int(rounded(smaller(larger(x / all(scale), all(low)), all(high))));
+  return nearest(smaller(larger(x / all(scale), all(low)), all(high)));
 }
 
 // The exact scale of up to 32 numbers in two vectors, zeros behind them.
@@ -181,19 +181,21 @@ static void keep(const KVLayer& layer, const Heads& heads, const Span& span, int
 
 // ---- Reading ----
 
-// Walks through the rows that a block has for some heads on one side, to have them brought near line by line.
+// Walks through the rows that a block has for some heads on one side, to have them brought near line by line, while as
+// much of another block is read. It calls nothing: sums in registers would have to be saved.
 struct Fetch {
-  const uint8_t* codes = nullptr;  // of the first of these heads, of place 0
+  const uint8_t* first = nullptr;  // of the first of these heads, of place 0
   const int64_t* places = nullptr;
   int64_t row = 0, width = 0;  // bytes of one head, and of all of them
   int64_t lane = 0, high = 0;  // the lane after this one; behind the last
   const uint8_t *at = nullptr, *end = nullptr;
 
-  inline __attribute__((always_inline)) void lines(int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
+  // To be called when so many bytes of one head were read.
+  inline __attribute__((always_inline)) void after(int64_t bytes) {
+    for (int64_t left = (bytes + 63) / 64; left; left--) {
       if (at >= end) {
         if (lane >= high) return;
-        at = codes + places[lane++] * row;
+        at = first + places[lane++] * row;
         end = at + width;
         at = (const uint8_t*)((uintptr_t)at & ~(uintptr_t)63);
       }
@@ -201,7 +203,9 @@ struct Fetch {
       at += 64;
     }
   }
-  inline __attribute__((always_inline)) void bytes(int64_t n) { lines((n + 63) / 64); }
+};
+struct Ahead {
+  Fetch k, v, k_scales, v_scales;
 };
 
 // Positions [start, stop) of one part, at most 64 and none on both sides of a multiple of 64.
@@ -218,8 +222,7 @@ struct Block {
   int64_t places[BLOCK];
   bool even[BLOCK / 16];  // whether sixteen lanes lie as far apart as neighbours do: `apart` places
   int64_t apart;
-  const Block* ahead;        // the block to be read next, to be fetched meanwhile
-  Fetch *k_ahead, *v_ahead;  // how far that has come
+  Ahead* ahead;  // how far fetching the next block has come
   int64_t first() const { return low & -16; }
   int64_t last() const { return whole(high, 16); }
 };
@@ -229,10 +232,25 @@ TW_INLINE Side of_head(const Side& side, int64_t size, int64_t head) {
   return {side.format, (uint8_t*)side.codes + head * row_bytes(side.format, size), side.scales + scales};
 }
 
-TW_INLINE Fetch all_of(const Block& block, const Side& side, int64_t size, int64_t head, int64_t heads) {
-  const int64_t row = row_bytes(side.format, size);
-  const uint8_t* codes = (const uint8_t*)side.codes + head * row;
-  return {codes, block.places, row, heads * row, block.low, block.high, nullptr, nullptr};
+TW_INLINE Fetch fetch_of(const Block& block, const void* first, int64_t row, int64_t head, int64_t heads) {
+  Fetch f;
+  f.first = (const uint8_t*)first + head * row;
+  f.places = block.places;
+  f.row = row;
+  f.width = heads * row;
+  f.lane = block.low;
+  f.high = block.high;
+  return f;
+}
+
+// To fetch a block for some heads.
+static void begin_fetch(const Block& block, int64_t size, int64_t head, int64_t heads, Ahead& ahead) {
+  const Side &k = block.part->k, &v = block.part->v;
+  const int64_t scales = 2 * row_scales(size);
+  ahead.k = fetch_of(block, k.codes, row_bytes(k.format, size), head, heads);
+  ahead.v = fetch_of(block, v.codes, row_bytes(v.format, size), head, heads);
+  ahead.k_scales = scaled(k.format) ? fetch_of(block, k.scales, scales, head, heads) : Fetch();
+  ahead.v_scales = scaled(v.format) ? fetch_of(block, v.scales, scales, head, heads) : Fetch();
 }
 
 // Rows of a block from some lane on that lie evenly: row i at `at + i * step`.
@@ -251,13 +269,6 @@ TW_INLINE F from_f16(I w) {  // of the low halves
   store_16(halves, w);
   return load_f16(halves);
 #endif
-}
-
-// Two whole numbers of 16 bits that lie side by side, in all lanes.
-TW_INLINE I all_pairs(const int16_t* x) {
-  int32_t both;
-  memcpy(&both, x, 4);
-  return all(both);
 }
 
 // Lanes of even and of odd numbers as the first sixteen numbers and the next; and the other way round.
@@ -302,15 +313,17 @@ TW_INLINE void take_apart(F& first, F& second) {
 TW_INLINE void turn(Run rows, I (&x)[4]) {
 #if defined(__AVX512F__)
   __m512i row[4];  // of the rows i, i + 4, i + 8 and i + 12
-  const auto bytes = [&](int i) __attribute__((always_inline)) {
-    return _mm_loadu_si128((const __m128i*)(rows.at + i * rows.step));
+  const uint8_t* at[4] = {rows.at, rows.at + 4 * rows.step, rows.at + 8 * rows.step, rows.at + 12 * rows.step};
+  const int64_t places[4] = {0, rows.step, 2 * rows.step, 3 * rows.step};
+  const auto bytes = [&](int i, int k) __attribute__((always_inline)) {
+    return _mm_loadu_si128((const __m128i*)(at[k] + places[i]));
   };
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
-    row[i] = _mm512_castsi128_si512(bytes(i));
-    row[i] = _mm512_inserti32x4(row[i], bytes(i + 4), 1);
-    row[i] = _mm512_inserti32x4(row[i], bytes(i + 8), 2);
-    row[i] = _mm512_inserti32x4(row[i], bytes(i + 12), 3);
+    row[i] = _mm512_castsi128_si512(bytes(i, 0));
+    row[i] = _mm512_inserti32x4(row[i], bytes(i, 1), 1);
+    row[i] = _mm512_inserti32x4(row[i], bytes(i, 2), 2);
+    row[i] = _mm512_inserti32x4(row[i], bytes(i, 3), 3);
   }
   const __m512i a = _mm512_unpacklo_epi32(row[0], row[1]), b = _mm512_unpackhi_epi32(row[0], row[1]);
   const __m512i c = _mm512_unpacklo_epi32(row[2], row[3]), d = _mm512_unpackhi_epi32(row[2], row[3]);
@@ -336,31 +349,58 @@ TW_INLINE void turn(Run rows, I (&x)[4]) {
 #endif
 }
 
+// Two scales that lie side by side, of sixteen positions.
+TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane, int64_t groups) {
+  int32_t x[16];
+  if (block.even[lane / 16]) {
+    const uint16_t* at = scales + block.places[lane] * groups;
+    const int64_t step = block.apart * groups;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) memcpy(&x[i], at + i * step, 4);
+  } else {
+    for (int i = 0; i < 16; i++) memcpy(&x[i], scales + block.places[lane + i] * groups, 4);
+  }
+#if defined(__AVX512F__)  // put together in registers: what was stored in pieces cannot be loaded at once for long
+  I r;
+  r.p[0] = (IPart)_mm512_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13],
+                                    x[14], x[15]);
+  return r;
+#else
+  I r;
+  memcpy(&r, x, 64);
+  return r;
+#endif
+}
+
 // The scales of a side: scales[group * 64 + lane].
-static void load_scales(const Block& block, const Side& side, int64_t size, float* scales) {
+static void load_scales(const Block& block, const Side& side, int64_t size, Fetch& ahead, float* scales) {
   const int64_t groups = row_scales(size);
-  for (int64_t lane = block.first(); lane < block.last(); lane += 16)
-    for (int64_t g = 0; g < groups; g += 2) {
-      int32_t both[16] = {};
-      for (int i = 0; i < 16; i++) {
-        const uint16_t* from = side.scales + block.places[lane + i] * groups + g;
-        __builtin_prefetch(side.scales + block.ahead->places[lane + i] * groups + g);
-        if (g + 1 < groups)
-          memcpy(&both[i], from, 4);
-        else
-          memcpy(&both[i], from, 2);
-      }
-      I x;
-      memcpy(&x, both, 64);
-      store(scales + g * BLOCK + lane, from_f16(x & all(0xffff)));
-      if (g + 1 < groups) store(scales + (g + 1) * BLOCK + lane, from_f16((x >> 16) & all(0xffff)));
+  for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
+    float* to = scales + lane;
+    ahead.after(16 * 2 * groups);
+    for (int64_t g = 0; g + 1 < groups; g += 2) {
+      const I both = two_scales(side.scales + g, block, lane, groups);
+      store(to + g * BLOCK, from_f16(both & all(0xffff)));
+      store(to + (g + 1) * BLOCK, from_f16((both >> 16) & all(0xffff)));
     }
+    if (groups % 2 == 0) continue;
+    uint16_t last[16];
+    for (int i = 0; i < 16; i++) last[i] = side.scales[(block.places[lane + i] + 1) * groups - 1];
+    store(to + (groups - 1) * BLOCK, load_f16(last));
+  }
 }
 
 // Keys lie in lines of 64 positions. Of native formats and fp8 a line is one number in fp32. Of INT8 and INT4 it is two
 // codes of 16 bits: in each four bytes those numbers go together that stand half of them apart.
 constexpr int64_t lines_in_four_bytes(int64_t format) {
   return format == F32 ? 1 : format == BF16 || format == F16 || format == INT8 ? 2 : 4;
+}
+
+// Codes of four bits stand for themselves minus 8, and now for what they are as numbers with a sign.
+TW_INLINE I signed_nibbles(I x) {
+  const I high = all((int32_t)0x88888888);
+  TW_PARTS x.p[i] = x.p[i] ^ high.p[i];
+  return x;
 }
 
 // What four bytes of sixteen rows hold: lines of them.
@@ -377,37 +417,42 @@ TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
   }
   if constexpr (FORMAT == FP8)
     for (int i = 0; i < 4; i++) lines[i] = from_fp8((x >> 8 * i) & all(0xff));
-  if constexpr (FORMAT == INT8)
-    for (int i = 0; i < 2; i++) {
-      const I codes = (x >> 8 * i) & all(0x00ff00ff);  // a sign of 8 bits is worth 256
-      lines[i] = bits_to_float(minus16(codes, (codes & all(0x00800080)) << 1));
-    }
-  if constexpr (FORMAT == INT4)
-    for (int i = 0; i < 4; i++)
-      lines[i] = bits_to_float(minus16((x >> 4 * i) & all(0x000f000f), all(0x00080008)));
+  if constexpr (FORMAT == INT8) {
+    lines[0] = bits_to_float(right16(left16(x, 8), 8));
+    lines[1] = bits_to_float(right16(x, 8));
+  }
+  if constexpr (FORMAT == INT4) {
+    x = signed_nibbles(x);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) lines[i] = bits_to_float(right16(left16(x, 12 - 4 * i), 12));
+  }
 }
 
-// Sixteen keys of a block, from a lane on, taken sixteen bytes at a time: of each row 16 bytes, turned. What comes next
-// is fetched on the way. Rows that do not lie evenly, or end amid sixteen bytes, are copied first.
-TW_INLINE void turned_keys(const Block& block, int64_t bytes, int64_t lane, int64_t offset, I (&x)[4]) {
-  const uint8_t* codes = (const uint8_t*)block.k.codes + offset;
-  block.k_ahead->lines(4);
-  if (block.even[lane / 16] && bytes % 16 == 0)
-    return turn({codes + block.places[lane] * bytes, block.apart * bytes}, x);
-  uint8_t copy[16][16] = {};
-  for (int64_t i = 0; i < 16; i++) memcpy(copy[i], codes + block.places[lane + i] * bytes, least(16, bytes - offset));
-  turn({copy[0], 16}, x);
+// Sixteen rows of keys, from a lane on, that lie evenly and have room for whole sixteen bytes: where they are, or copied.
+static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
+  uint8_t* to = (uint8_t*)room;
+  const int64_t step = whole(bytes, 16);
+  memset(to, 0, 16 * step);
+  for (int64_t i = 0; i < 16; i++)
+    memcpy(to + i * step, (const uint8_t*)block.k.codes + block.places[lane + i] * bytes, bytes);
+  return {to, step};
+}
+TW_INLINE Run even_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
+  if (!block.even[lane / 16] || bytes % 16) return copied_keys(block, bytes, lane, room);
+  return {(const uint8_t*)block.k.codes + block.places[lane] * bytes, block.apart * bytes};
 }
 
 template <int64_t FORMAT>
-static void decode_keys_of(const Block& block, int64_t size, float* keys) {
+static void decode_keys_of(const Block& block, int64_t size, float* keys, void* room) {
   constexpr int64_t count = lines_in_four_bytes(FORMAT);
   const int64_t bytes = row_bytes(FORMAT, size);
   for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
     float* to = keys + lane;
-    for (int64_t offset = 0; offset < bytes; offset += 16) {
+    Run rows = even_keys(block, bytes, lane, room);
+    for (int64_t offset = 0; offset < bytes; offset += 16, rows.at += 16) {
       I x[4];
-      turned_keys(block, bytes, lane, offset, x);
+      turn(rows, x);
+      block.ahead->k.after(16 * 16);
 #pragma GCC unroll 4
       for (int64_t i = 0; i < 4; i++) {
         F lines[count];
@@ -418,14 +463,15 @@ static void decode_keys_of(const Block& block, int64_t size, float* keys) {
   }
 }
 
-static void decode_keys(const Block& block, int64_t size, float* keys) {
+// room: for sixteen rows of keys
+static void decode_keys(const Block& block, int64_t size, float* keys, void* room) {
   switch (block.k.format) {
-    case F32: return decode_keys_of<F32>(block, size, keys);
-    case BF16: return decode_keys_of<BF16>(block, size, keys);
-    case F16: return decode_keys_of<F16>(block, size, keys);
-    case FP8: return decode_keys_of<FP8>(block, size, keys);
-    case INT8: return decode_keys_of<INT8>(block, size, keys);
-    case INT4: return decode_keys_of<INT4>(block, size, keys);
+    case F32: return decode_keys_of<F32>(block, size, keys, room);
+    case BF16: return decode_keys_of<BF16>(block, size, keys, room);
+    case F16: return decode_keys_of<F16>(block, size, keys, room);
+    case FP8: return decode_keys_of<FP8>(block, size, keys, room);
+    case INT8: return decode_keys_of<INT8>(block, size, keys, room);
+    case INT4: return decode_keys_of<INT4>(block, size, keys, room);
   }
 }
 
@@ -444,7 +490,7 @@ static void decode_values_of(const Block& block, int64_t size, int64_t depth, fl
   const int64_t bytes = row_bytes(FORMAT, size), step = row_bytes(FORMAT, 16);
   for (int64_t lane = block.low; lane < block.high; lane++) {
     const uint8_t* from = codes + block.places[lane] * bytes;
-    block.v_ahead->bytes(bytes);
+    block.ahead->v.after(bytes);
     int64_t i = 0;
     for (; i + 16 <= size; i += 16, from += step) store(values + lane * depth + i, load_numbers<FORMAT>(from));
     if (i == size) continue;
@@ -454,39 +500,61 @@ static void decode_values_of(const Block& block, int64_t size, int64_t depth, fl
   }
 }
 
-// The codes of values lie in rows for two positions each, in the two halves of a number: values[lane / 2 * depth +
-// column]. A column is a number of INT8; of INT4, in each 32, those with even places come before those with odd ones.
-TW_INLINE I load_bytes(const uint8_t* x, int64_t n) {  // the first n, at most 16, zeros behind them
-  if (n >= 16) return load_u8(x);
-  uint8_t some[16] = {};
-  memcpy(some, x, n);
-  return load_u8(some);
-}
-
-static void decode_int8_values(const Block& block, int64_t size, int64_t depth, float* values) {
-  const uint8_t* codes = (const uint8_t*)block.v.codes;
-  for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
-    const uint8_t *a = codes + block.places[lane] * size, *b = codes + block.places[lane + 1] * size;
-    block.v_ahead->bytes(2 * size);
-    for (int64_t i = 0; i < size; i += 16) {
-      const I both = load_bytes(a + i, size - i) | load_bytes(b + i, size - i) << 16;
-      const I signs = (both & all(0x00800080)) << 1;
-      store(values + lane / 2 * depth + i, bits_to_float(minus16(both, signs)));
-    }
+// The codes of values in 32 columns of two neighbouring positions: pairs of them, in the halves of a number.
+//
+// Columns come as is cheapest, and `in_order` puts them in order in the end: of INT4, even ones and odd ones.
+template <int64_t FORMAT>
+TW_INLINE void pair_values(const uint8_t* a, const uint8_t* b, I (&x)[2]) {
+  if constexpr (FORMAT == INT4) {
+    const I both = signed_nibbles(load_u8(a) | load_u8(b) << 16);
+    x[0] = right16(left16(both, 12), 12);
+    x[1] = right16(left16(both, 8), 12);
+    return;
   }
+#if defined(__AVX512F__)
+  const __m512i of_a = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)a));
+  const __m512i of_b = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)b));
+  x[0].p[0] = (IPart)_mm512_unpacklo_epi16(of_a, of_b);
+  x[1].p[0] = (IPart)_mm512_unpackhi_epi16(of_a, of_b);
+#else
+  for (int i = 0; i < 2; i++) {
+    const I both = load_u8(a + 16 * i) | load_u8(b + 16 * i) << 16;
+    x[i] = right16(left16(both, 8), 8);
+  }
+#endif
 }
 
-static void decode_int4_values(const Block& block, int64_t size, int64_t depth, float* values) {
+template <int64_t FORMAT>
+TW_INLINE void in_order(F& a, F& b) {
+  if constexpr (FORMAT == INT4) return interleave(a, b);
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512 x = (__m512)a.p[0], y = (__m512)b.p[0];
+  a.p[0] = (FPart)_mm512_permutex2var_ps(x, low, y);
+  b.p[0] = (FPart)_mm512_permutex2var_ps(x, _mm512_or_si512(low, _mm512_set1_epi32(8)), y);
+#endif
+}
+
+// The codes of values lie in rows for two positions each: values[lane / 2 * depth + column].
+template <int64_t FORMAT>
+static void decode_value_codes(const Block& block, int64_t size, int64_t depth, float* values) {
   const uint8_t* codes = (const uint8_t*)block.v.codes;
-  const int64_t bytes = row_bytes(INT4, size);
+  const int64_t bytes = row_bytes(FORMAT, size), of_group = row_bytes(FORMAT, SCALED);
   for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
     const uint8_t *a = codes + block.places[lane] * bytes, *b = codes + block.places[lane + 1] * bytes;
-    block.v_ahead->bytes(2 * bytes);
-    for (int64_t i = 0; i < bytes; i += 16) {
-      const I both = load_bytes(a + i, bytes - i) | load_bytes(b + i, bytes - i) << 16;
-      float* to = values + lane / 2 * depth + 2 * i;
-      store(to, bits_to_float(minus16(both & all(0x000f000f), all(0x00080008))));
-      store(to + 16, bits_to_float(minus16((both >> 4) & all(0x000f000f), all(0x00080008))));
+    float* to = values + lane / 2 * depth;
+    block.ahead->v.after(2 * bytes);
+    for (int64_t i = 0; i < bytes; i += of_group, to += SCALED) {
+      uint8_t last[2][32] = {};
+      const bool all_there = i + of_group <= bytes;
+      if (!all_there) {
+        memcpy(last[0], a + i, bytes - i);
+        memcpy(last[1], b + i, bytes - i);
+      }
+      I x[2];
+      pair_values<FORMAT>(all_there ? a + i : last[0], all_there ? b + i : last[1], x);
+      store(to, bits_to_float(x[0]));
+      store(to + 16, bits_to_float(x[1]));
     }
   }
 }
@@ -497,8 +565,8 @@ static void decode_values(const Block& block, int64_t size, int64_t depth, float
     case BF16: return decode_values_of<BF16>(block, size, depth, values);
     case F16: return decode_values_of<F16>(block, size, depth, values);
     case FP8: return decode_values_of<FP8>(block, size, depth, values);
-    case INT8: return decode_int8_values(block, size, depth, values);
-    case INT4: return decode_int4_values(block, size, depth, values);
+    case INT8: return decode_value_codes<INT8>(block, size, depth, values);
+    case INT4: return decode_value_codes<INT4>(block, size, depth, values);
   }
 }
 

@@ -142,7 +142,7 @@ TW_INLINE I float_to_bits(F a) {
   return r;
 }
 TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7fffffff)); }
-// Lanes as two whole numbers of 16 bits each: total + a b over both; a - b of each.
+// Lanes as two whole numbers of 16 bits each: total + a b over both.
 TW_INLINE I dot16(I total, I a, I b) {
 #if defined(__AVX512VNNI__)
   total.p[0] = (IPart)_mm512_dpwssd_epi32((__m512i)total.p[0], (__m512i)a.p[0], (__m512i)b.p[0]);
@@ -155,8 +155,13 @@ TW_INLINE I dot16(I total, I a, I b) {
 #endif
   return total;
 }
-TW_INLINE I minus16(I a, I b) {
-  TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] - (SPart)b.p[i]);
+// Each of them shifted: to the left, and to the right with its sign.
+TW_INLINE I left16(I a, int n) {
+  TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] << n);
+  return a;
+}
+TW_INLINE I right16(I a, int n) {
+  TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] >> n);
   return a;
 }
 TW_INLINE F to_float(I a) {
@@ -180,6 +185,16 @@ TW_INLINE F rounded(F a) {
 #else
   const F magic = all(12582912.0f);  // 1.5 * 2^23
   return (a + magic) - magic;
+#endif
+}
+
+TW_INLINE I nearest(F a) {
+#if defined(__AVX512F__)
+  I r;
+  r.p[0] = (IPart)_mm512_cvt_roundps_epi32((__m512)a.p[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return r;
+#else
+  return to_int(rounded(a));
 #endif
 }
 

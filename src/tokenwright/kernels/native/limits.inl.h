@@ -36,39 +36,44 @@ static uint64_t read(const void* data, int64_t bytes) {
 
 // Multiplies and adds as the kernels of a format do, eight rows by two blocks, with factors in the nearest cache; returns
 // how many multiplications that were.
-static int64_t multiply(int64_t format, int64_t rounds) {
+template <bool INTEGER>
+static int64_t multiply_as(int64_t rounds) {
   constexpr int rows = 8, blocks = 2;
-  alignas(64) uint8_t weights[blocks][LINE], inputs[rows][LINE];
+  alignas(64) uint8_t weights[blocks][LINE], inputs[rows][4], total[LINE];
   memset(weights, 1, sizeof weights);
   memset(inputs, 0, sizeof inputs);
-  const bool integer = format == INT8 || format == INT4;
   F numbers[rows][blocks] = {};
   I whole[rows][blocks] = {};
   for (int64_t i = 0; i < rounds; i++) {
-    __asm__ volatile("" : : "r"(weights), "r"(inputs) : "memory");  // they are read anew
+    const void *w = weights, *x = inputs;
+    __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // they are read anew; the sums stay in registers
     I lines[blocks];
 #pragma GCC unroll 2
-    for (int b = 0; b < blocks; b++) lines[b] = load_line(weights[b]);
-    if (integer) {
+    for (int b = 0; b < blocks; b++) lines[b] = load_line((const uint8_t*)w + b * LINE);
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) {
-        int32_t four;
-        memcpy(&four, inputs[r], 4);
+    for (int r = 0; r < rows; r++) {
+      int32_t four;
+      memcpy(&four, (const uint8_t*)x + 4 * r, 4);
 #pragma GCC unroll 2
-        for (int b = 0; b < blocks; b++) whole[r][b] = dot<INT8>(whole[r][b], lines[b], four);
-      }
-    } else {
-#pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) {
-        float value;
-        memcpy(&value, inputs[r], 4);
-#pragma GCC unroll 2
-        for (int b = 0; b < blocks; b++) numbers[r][b] = fma(bits_to_float(lines[b]), all(value), numbers[r][b]);
-      }
+      for (int b = 0; b < blocks; b++)
+        if constexpr (INTEGER)
+          whole[r][b] = dot<INT8>(whole[r][b], lines[b], four);
+        else
+          numbers[r][b] = fma(bits_to_float(lines[b]), bits_to_float(all(four)), numbers[r][b]);
     }
   }
-  __asm__ volatile("" : : "r"(numbers), "r"(whole) : "memory");
-  return rounds * rows * blocks * LANES * (integer ? 4 : 1);
+  F sum = {};
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; b++) sum = sum + (INTEGER ? to_float(whole[r][b]) : numbers[r][b]);
+  memcpy(total, &sum, LINE);
+  __asm__ volatile("" : : "r"(total) : "memory");
+  return rounds * rows * blocks * LANES * (INTEGER ? 4 : 1);
+}
+
+static int64_t multiply(int64_t format, int64_t rounds) {
+  return format == INT8 || format == INT4 ? multiply_as<true>(rounds) : multiply_as<false>(rounds);
 }
 
 }  // namespace TW_ISA
