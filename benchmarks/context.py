@@ -4,9 +4,9 @@
                                  [--tokens 24] [--rounds 3] [--root FOLDER] [--out build/benchmarks]
 
 A text is read up to each context and written on, the likeliest token each time; a context's figure is the median of
-its steps. The formats take turns, round by round. What a token of context costs is the slope of a straight line
-through the medians (least squares), held against the cache's bytes for a token over the speed of reading, which is
-measured beside the steps.
+its steps. The formats take turns at each context of a round. What a token of context costs in a round is the slope of a
+straight line through its medians (least squares), held against the bytes that the token keeps over the speed of
+reading, which is measured beside the steps of that round; told is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import linear_regression, median
+
+import torch
 
 from benchmarks.models import WEIGHTS
 from benchmarks.quality import COLOURS, canvas, save, table
@@ -35,20 +37,25 @@ CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class Growth:
-    """Seconds a step by context, of one format.
+    """Of one format of the cache.
 
-    slope: seconds that a token of context adds. least: seconds that reading it takes.
+    steps: seconds of one by context, the median of all rounds. slopes: seconds that a token of context adds, by round.
+    reading: seconds that reading it takes, by round.
     """
 
     kv: str
     bytes_per_token: int
     steps: dict[int, float]
-    slope: float
-    least: float
+    slopes: list[float]
+    reading: list[float]
+
+    @property
+    def slope(self) -> float:
+        return median(self.slopes)
 
     @property
     def ratio(self) -> float:
-        return self.slope / self.least
+        return median(slope / least for slope, least in zip(self.slopes, self.reading, strict=True))
 
 
 def steps(llm: LLM, ids: list[int], tokens: int, salt: str) -> list[float]:
@@ -58,34 +65,40 @@ def steps(llm: LLM, ids: list[int], tokens: int, salt: str) -> list[float]:
     return [after - before for before, after in pairwise(done.usage.token_s)]
 
 
-def growth(kv: str, bytes_per_token: int, taken: Mapping[int, Sequence[float]], speeds: Sequence[float]) -> Growth:
-    medians = {context: median(seconds) for context, seconds in taken.items()}
-    slope = linear_regression(list(medians), list(medians.values())).slope
-    return Growth(kv, bytes_per_token, medians, slope, bytes_per_token / median(speeds))
+def slope(taken: Mapping[int, Sequence[float]]) -> float:
+    return linear_regression(list(taken), [median(seconds) for seconds in taken.values()]).slope
 
 
-def measure(arguments: argparse.Namespace) -> list[Growth]:
-    contexts = sorted(arguments.contexts)
-    reader, speeds = Reader(beyond_caches(CPU), CPU), list[float]()
-    taken: dict[str, dict[int, list[float]]] = {kv: {context: [] for context in contexts} for kv in arguments.kv}
+def growth(
+    kv: str, nbytes: int, rounds: Sequence[Mapping[int, Sequence[float]]], speeds: Sequence[Sequence[float]]
+) -> Growth:
+    """rounds: the seconds of the steps of each round, by context. speeds: bytes a second that were read in each."""
+    every = {context: median(second for one in rounds for second in one[context]) for context in rounds[0]}
+    reading = [nbytes / median(speed) for speed in speeds]
+    return Growth(kv, nbytes, every, [slope(one) for one in rounds], reading)
+
+
+def measure(llm: LLM, formats: Sequence[str], contexts: Sequence[int], tokens: int, rounds: int) -> list[Growth]:
+    """`llm` lends its weights. contexts: in order."""
+    pages = (contexts[-1] + tokens) // llm.options.page_size + 2
+    reader = Reader(beyond_caches(CPU), CPU)
+    taken: dict[str, list[dict[int, list[float]]]] = {kv: [] for kv in formats}
+    speeds: list[list[float]] = []
     with ExitStack() as opened:
-        llms = {}
-        for kv in arguments.kv:
-            pages = (contexts[-1] + arguments.tokens) // 16 + 2
-            model = shapes.ready(arguments.shape, arguments.root)
-            options = {"weights": WEIGHTS[arguments.weights], "device": "cpu", "pages": pages}
-            llms[kv] = opened.enter_context(LLM(model, kv=kv, **options))
-        vocabulary = next(iter(llms.values())).config.vocab_size
-        for turn in range(arguments.rounds):
+        llms = {kv: opened.enter_context(llm.beside(kv=kv, pages=pages)) for kv in formats}
+        for turn in range(rounds):
             rng = random.Random(turn)
-            ids = [rng.randrange(5, vocabulary) for _ in range(contexts[-1])]
+            ids = [rng.randrange(5, llm.config.vocab_size) for _ in range(contexts[-1])]
+            speeds.append([])
+            for kv in formats:
+                taken[kv].append({})
             for context in contexts:
-                for kv, llm in llms.items():  # what was read for the shorter contexts is found again
-                    taken[kv][context] += steps(llm, ids[:context], arguments.tokens, f"round {turn}")
-                    speeds.append(reader.bytes_per_second(TURN))
+                for kv, one in llms.items():  # what was read for the shorter contexts is found again
+                    taken[kv][turn][context] = steps(one, ids[:context], tokens, f"round {turn}")
+                    speeds[turn].append(reader.bytes_per_second(TURN))
                 print(f"round {turn + 1}: {context} tokens", file=sys.stderr, flush=True)
-        costs = {kv: round(llm.costs.chunk(1000, 1).kv_read / 1001) for kv, llm in llms.items()}
-    return [growth(kv, costs[kv], taken[kv], speeds) for kv in arguments.kv]
+        costs = {kv: sum(spec.bytes_per_token for spec in one.specs) for kv, one in llms.items()}
+    return [growth(kv, costs[kv], taken[kv], speeds) for kv in formats]
 
 
 def report(found: Sequence[Growth]) -> str:
@@ -106,7 +119,7 @@ def report(found: Sequence[Growth]) -> str:
 
 def picture(found: Sequence[Growth], title: str, path: Path) -> None:
     figure, axes = canvas(figsize=(7, 4))
-    for one, colour in zip(found, COLOURS, strict=False):
+    for one, colour in zip(found, cycle(COLOURS), strict=False):
         axes.plot(list(one.steps), [1e3 * seconds for seconds in one.steps.values()], "o-", color=colour, label=one.kv)
     axes.set(xlabel="tokens of context", ylabel="ms a token", ylim=(0, None), title=title)
     axes.legend()
@@ -127,8 +140,14 @@ def main() -> None:
     if arguments.rounds < 1 or arguments.tokens < 2 or len(set(arguments.contexts)) < 2:
         parser.error("a round, two tokens and two contexts or more")
     before = os.getloadavg()[0]
-    found = measure(arguments)
-    title = f"{arguments.shape}, {arguments.weights} weights, {processor()}, {arguments.rounds} rounds"
+    contexts = sorted(set(arguments.contexts))
+    model = shapes.ready(arguments.shape, arguments.root)
+    with LLM(model, weights=WEIGHTS[arguments.weights], device="cpu", pages=4) as llm:
+        if contexts[0] < 1 or contexts[-1] + arguments.tokens > llm.context:
+            parser.error(f"{arguments.shape} has room for {llm.context} tokens, those that are written among them")
+        found = measure(llm, arguments.kv, contexts, arguments.tokens, arguments.rounds)
+        title = f"{arguments.shape}, {arguments.weights} weights, {processor()}, {llm.kernels} kernels"
+    title += f", {torch.get_num_threads()} threads, {arguments.rounds} rounds"
     print(f"{title}, load {before:.2f} before\n\n{report(found)}", end="")
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = {"about": title, "load": before, "growth": [asdict(one) for one in found]}

@@ -25,9 +25,10 @@ def reads_all(kernels: NativeKernels, buffer: torch.Tensor) -> bool:
 
 
 def right_count(kernels: NativeKernels, form: str, rounds: int) -> bool:
-    """Eight rows by two blocks of 16 outputs, four inputs at a time in integers; on AMX four products of tiles."""
+    """Some rows by blocks of 16 outputs, four inputs at a time in integers; on AMX four products of tiles."""
     integer = form.startswith("int")
-    each = 8 * 2 * 16 * (4 if integer else 1)
+    rows_by_blocks = {"portable": 2, "avx2": 4}.get(kernels.isa, 8 * 2)
+    each = rows_by_blocks * 16 * (4 if integer else 1)
     if kernels.isa == "amx" and (integer or form == "bfloat16"):
         each = 4 * 16 * 16 * (64 if integer else 32)
     return kernels.multiply(form, rounds) == rounds * each * torch.get_num_threads()

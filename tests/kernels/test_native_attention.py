@@ -246,6 +246,21 @@ def test_what_is_not_finite_reaches_those_that_read_it_and_nobody_else(isa: str,
 
 
 @each_isa
+@pytest.mark.parametrize("v", ["bfloat16", "int8", "int4"])
+def test_a_block_of_scores_without_end_weighs_nothing(isa: str, v: str) -> None:
+    """The second block's only position that is read has a key of -inf; what was read before stays."""
+    case = Case(32, 1, 2, 16, 65, 1, Reach(), 0, "float32", v, 4)
+    text = Text(case)
+    text.q[:] = text.q.abs()
+    k, values = noise(65, 1, 32, seed=4), noise(65, 1, 32, seed=5)
+    k[64] = -torch.inf
+    text.write(k, values)
+    out = text.attend(isa)
+    assert out.isfinite().all()
+    assert (out - text.right()).abs().max() < 1e-3
+
+
+@each_isa
 def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     """`NativeKernels.store` and `attention`, with slots instead of pages."""
     kernels = KERNELS[isa]

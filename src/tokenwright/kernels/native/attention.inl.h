@@ -46,7 +46,7 @@ struct Tile {
   float* highest;          // [queries]: the largest score
   float* shares;           // [queries]: what the block's weights are to be multiplied with
   Stretch* read;           // [queries]: of the block
-  float* numbers;          // [64 * depth]: the block's keys, then its values
+  float* numbers;          // [64 * depth]: the queries as they come; then a block's keys, then its values
   float* room;             // [32 * depth]: copies of keys that do not lie evenly
   float* scales;           // [groups][64]: of the block, in a quantised part,
   float* factors;          // [groups][64]: those of values as what makes codes of weights,
@@ -89,7 +89,7 @@ static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries
   tile.room = take(scratch, 32 * tile.depth);
   tile.scales = take(scratch, BLOCK * tile.groups);
   tile.factors = take(scratch, BLOCK * tile.groups);
-  tile.read = (Stretch*)take(scratch, n * 4);
+  tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // what follows is read by whole lines
   tile.weights = take(scratch, n * BLOCK);
   tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
   tile.mixed = take(scratch, n * tile.depth);
@@ -257,7 +257,7 @@ TW_INLINE void take_keys(const Block& block, Run (&rows)[V], I (&x)[V][4]) {
   block.ahead->k.after(V * 16 * 16);
 }
 
-// The same for few queries, with keys of a native format as they lie: what is used once need not be decoded first.
+// Scores for few queries, with keys of a native format as they lie: what is used once need not be decoded first.
 template <int64_t FORMAT>
 struct StoredScores {
   const Tile& tile;
@@ -352,7 +352,7 @@ struct CodeScores {
   }
 };
 
-// The same for few queries, with keys as they lie.
+// The same for few queries, with keys as they lie: no pair is written and read again.
 template <int64_t FORMAT>
 struct StoredCodeScores {
   const Tile& tile;
@@ -461,7 +461,7 @@ TW_INLINE void soften(const Tile& tile, const Block& block, int64_t query) {
     multiply(tile.mixed + query * tile.depth, tile.depth, factor);
     tile.highest[query] = highest;
   }
-  const F base = all(in_codes ? block_highest : highest);
+  const F base = all(in_codes && block_highest > -__builtin_inff() ? block_highest : highest);
   for (int v = 0; v < 4; v++) {
     x[v] = exponential(x[v] - base);
     store(weights + 16 * v, x[v]);

@@ -182,7 +182,8 @@ static void keep(const KVLayer& layer, const Heads& heads, const Span& span, int
 // ---- Reading ----
 
 // Walks through the rows that a block has for some heads on one side, to have them brought near line by line, while as
-// much of another block is read. It calls nothing: sums in registers would have to be saved.
+// much of another block is read. Rows that share lines count as lines of their own: of what is small (scales) the first
+// rows are asked for, and the processor sees where that leads. It calls nothing: sums in registers would have to be saved.
 struct Fetch {
   const uint8_t* first = nullptr;  // of the first of these heads, of place 0
   const int64_t* places = nullptr;
@@ -428,7 +429,7 @@ TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
   }
 }
 
-// Sixteen rows of keys, from a lane on, that lie evenly and have room for whole sixteen bytes: where they are, or copied.
+// Sixteen rows of keys, from a lane on, side by side in `room`, with zeros up to whole sixteen bytes.
 static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
   uint8_t* to = (uint8_t*)room;
   const int64_t step = whole(bytes, 16);
@@ -437,6 +438,7 @@ static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t byt
     memcpy(to + i * step, (const uint8_t*)block.k.codes + block.places[lane + i] * bytes, bytes);
   return {to, step};
 }
+// Such rows that lie evenly and have whole sixteen bytes: where they are, or copied.
 TW_INLINE Run even_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
   if (!block.even[lane / 16] || bytes % 16) return copied_keys(block, bytes, lane, room);
   return {(const uint8_t*)block.k.codes + block.places[lane] * bytes, block.apart * bytes};

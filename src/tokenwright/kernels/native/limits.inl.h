@@ -34,11 +34,11 @@ static uint64_t read(const void* data, int64_t bytes) {
   return total;
 }
 
-// Multiplies and adds as the kernels of a format do, eight rows by two blocks, with factors in the nearest cache; returns
-// how many multiplications that were.
+// Multiplies and adds as the kernels of a format do, with as many rows and blocks at a time, and factors in the nearest
+// cache; returns how many multiplications that were.
 template <bool INTEGER>
 static int64_t multiply_as(int64_t rounds) {
-  constexpr int rows = 8, blocks = 2;
+  constexpr int rows = MOST_ROWS, blocks = BLOCKS;
   alignas(64) uint8_t weights[blocks][LINE], inputs[rows][4], total[LINE];
   memset(weights, 1, sizeof weights);
   memset(inputs, 0, sizeof inputs);
