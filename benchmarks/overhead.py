@@ -38,10 +38,10 @@ import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
+from tokenwright.backends.runner import TorchRunner
 from tokenwright.decode import TextGuard, TorchSampler
 from tokenwright.driver import Driver
 from tokenwright.engine import Engine, Group, Output, PagePool, Request, Scheduler, Step, Wants
-from tokenwright.models.runner import TorchRunner
 
 PAGE = 16  # tokens
 STEPS = 64  # of a round

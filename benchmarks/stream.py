@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from benchmarks.quality import COLOURS, GREY, Numbers, canvas, documents, in_turn, save, table
 from tokenwright import LLM, SamplingParams
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.window import Reach
 
 PAGE = 16  # tokens
 BLOCK = 64  # tokens, whose means are taken as independent

@@ -12,25 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig
 
+from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
-from tests.models.test_hub import hub, sharded, single  # noqa: F401
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.cache.spec import Heads, Latent
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import pack_checkpoint
+from tokenwright.checkpoints.quantize import write_folder
 from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.packing import pack_checkpoint
-from tokenwright.models.quantize import write_folder
+from tokenwright.models.cost import CostModel
 from tokenwright.planner import Blueprint, Layer, Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.resident import Resident, specs_of
 from tokenwright.planner.units import read_bytes, read_rate, read_tokens
-from tokenwright.trace.cost import CostModel
 
 KIB, GIB = 2**10, 2**30
 

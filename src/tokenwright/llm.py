@@ -12,31 +12,31 @@ from typing import Self, overload
 
 import torch
 
+from tokenwright.backends import ReferenceKernels
+from tokenwright.backends.device import resolve_device, resolve_dtype
+from tokenwright.backends.memory import make_store
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import LayerSpec, layer_specs
+from tokenwright.checkpoints.fingerprint import about
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.positions import LONGEST
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, Rope, WeightFormat
 from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
 from tokenwright.driver import Driver, Job, Stream
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
-from tokenwright.engine.params import DRAWING, check_unicode, shown
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.kernels import ReferenceKernels
-from tokenwright.kernels.native import find_kernels
-from tokenwright.models.build import make_decoder
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.device import resolve_device, resolve_dtype
-from tokenwright.models.fingerprint import about
-from tokenwright.models.look import Looker
-from tokenwright.models.memory import make_store
-from tokenwright.models.positions import LONGEST
-from tokenwright.models.runner import Model, TorchRunner
+from tokenwright.loaded import make_decoder
+from tokenwright.models.cost import CostModel
 from tokenwright.restore import load_pages, save_pages
 from tokenwright.run import Run
+from tokenwright.sampling_params import DRAWING, check_unicode, shown
 from tokenwright.text import ChatTemplate, Message, Rendered, TextStream, Tokenizer
-from tokenwright.trace.cost import CostModel
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.trace.recorder import Recorder, device_clock
+from tokenwright.trace.replay import Looker
 from tokenwright.vocabulary import Vocabulary
 
 Prompt = str | Sequence[int]  # text, or token ids

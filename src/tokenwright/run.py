@@ -16,8 +16,8 @@ from tokenwright.completion import Completion
 from tokenwright.driver import Driver, Job
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
-from tokenwright.models.look import Looker, Text
 from tokenwright.trace.recorder import Recorder, Watch
+from tokenwright.trace.replay import Looker, Text
 from tokenwright.trace.rows import coded
 from tokenwright.trace.schema import AttentionRow, StepFrame
 

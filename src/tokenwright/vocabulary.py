@@ -6,8 +6,8 @@ from threading import Lock
 
 from tokenwright.decode.grammar import Grammars
 from tokenwright.engine import SamplingParams, Words
-from tokenwright.engine.params import shown
 from tokenwright.errors import RequestError
+from tokenwright.sampling_params import shown
 from tokenwright.text import Tokenizer
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.cache import Heads, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.codec import CODECS
+from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import KVFormat, ModelConfig
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.window import Group, Reach
 from tokenwright.errors import RequestError
-from tokenwright.models.families import parse_config
 
 F32, INT8, INT4, FP8 = (CODECS[name] for name in ("float32", "int8", "int4", "fp8"))
 

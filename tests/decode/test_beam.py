@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tokenwright.decode import BeamSearch, TextGuard
 from tokenwright.engine import Chunk, Fault, Finish, FinishReason, Pick, Request, SamplingParams, Wants, Words
-from tokenwright.engine.params import MOST_TOKENS
+from tokenwright.sampling_params import MOST_TOKENS
 
 V = 7
 PROMPT = (1, 2)

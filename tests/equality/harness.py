@@ -22,19 +22,19 @@ import torch
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DType, KVFormat, WeightFormat
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.reach import Reach
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.kernels.native import find_kernels
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.packing import load_packed
-from tokenwright.models.program import NativeDecoder
-from tokenwright.models.runner import TorchRunner
+from tokenwright.engine.window import Reach
 
 TOLERANCE = 1e-5
 PROMPT, NEW = 40, 12

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import torch
 
+from tests.backends.native import needs_native
 from tests.equality import harness, ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Matrix, Seen
-from tests.kernels.native import needs_native
 from tests.oracle.test_faults import moved_by_one
+from tokenwright.backends import ReferenceKernels, Span
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.torch.batch import Piece
+from tokenwright.backends.torch.decoder import Logits
 from tokenwright.cache import KVStore, KVView
 from tokenwright.engine import Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.pages import Chain, PagePool, Shelf, Table, Tables
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.page_pool import Chain, PagePool, Shelf, Table, Tables
+from tokenwright.engine.window import Reach
 from tokenwright.errors import EngineError
-from tokenwright.kernels import ReferenceKernels, Span
-from tokenwright.models.batch import Piece
-from tokenwright.models.decoder import Logits
-from tokenwright.models.runner import TorchRunner
 
 assert ways.LATE  # imported for what it registers
 

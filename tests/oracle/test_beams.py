@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.oracle.harness import TALLIES, Subject, Tally, make_subject, prompt_of
+from tokenwright.backends import ReferenceKernels
+from tokenwright.checkpoints.folder import STORIES, Checkpoint
 from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
 from tokenwright.decode.beam import Hypothesis
 from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, Words
-from tokenwright.kernels import ReferenceKernels
-from tokenwright.models.checkpoint import STORIES, Checkpoint
 
 MARGIN = 2e-5
 NEW = 14

@@ -14,13 +14,13 @@ import torch
 
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.torch.batch import Batch, Batcher, Piece
 from tokenwright.cache import Keys, KVView
+from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import Learned, ModelConfig
-from tokenwright.engine.reach import Reach
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.models.batch import Batch, Batcher, Piece
-from tokenwright.models.families import parse_config
-from tokenwright.models.runner import TorchRunner
+from tokenwright.engine.window import Reach
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was

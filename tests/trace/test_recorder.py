@@ -10,9 +10,9 @@ from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
+from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.schema import decode_weights
-from tokenwright.trace.sites import DIMS, Site
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]

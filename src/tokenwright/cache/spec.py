@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import DType, DynamicScaling, KVFormat, Learned, ModelConfig, Rope
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.window import Group, Reach
 from tokenwright.errors import RequestError
 
 ENDLESS = 1 << 62  # tokens: more than any text

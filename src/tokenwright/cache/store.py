@@ -16,7 +16,7 @@ import torch
 
 from tokenwright.cache.codec import Codec, Parts
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.window import Reach
 from tokenwright.errors import CapacityError
 
 Table = Mapping[int, int]  # page of a text -> page of a group's memory; what is not needed is absent

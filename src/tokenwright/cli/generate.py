@@ -21,9 +21,9 @@ from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
-    from tokenwright.engine.params import SamplingParams
     from tokenwright.engine.step import Likely
     from tokenwright.llm import LLM
+    from tokenwright.sampling_params import SamplingParams
 
 Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
 CacheFile = Annotated[

@@ -1,11 +1,9 @@
 """The part one reads first: sequences, pages, the scheduler and the loop. Imports no torch."""
 
-from tokenwright.engine.engine import Engine, Runner, Sampler
-from tokenwright.engine.pages import Memory, PagePool
-from tokenwright.engine.params import Grammar, SamplingParams
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.core import Engine, Runner, Sampler
+from tokenwright.engine.page_pool import Memory, PagePool
+from tokenwright.engine.request import FinishReason, Guard, NoGuard, Request, Sequence, State, Words
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, Sequence, State, Words
 from tokenwright.engine.step import (
     Chunk,
     Dropped,
@@ -25,6 +23,8 @@ from tokenwright.engine.step import (
     Token,
     Wants,
 )
+from tokenwright.engine.window import Group, Reach
+from tokenwright.sampling_params import Grammar, SamplingParams
 
 __all__ = [
     "Chunk",

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
-from tokenwright.engine.pages import PagePool
-from tokenwright.engine.sequence import FinishReason, Request, Sequence, State
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.request import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
     ALL,
     LAST,

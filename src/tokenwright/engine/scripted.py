@@ -10,13 +10,13 @@ too early or shared by mistake is caught at once.
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
 
-from tokenwright.engine.engine import Engine
-from tokenwright.engine.pages import PagePool
-from tokenwright.engine.params import SamplingParams
-from tokenwright.engine.reach import Group
+from tokenwright.engine.core import Engine
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.request import Request
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.sequence import Request
 from tokenwright.engine.step import Output, Pick, Result, Score, Step, Wants
+from tokenwright.engine.window import Group
+from tokenwright.sampling_params import SamplingParams
 
 Script = Callable[[ListLike[int]], int]  # the text so far -> the next token
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, Sequence
+from tokenwright.engine.request import FinishReason, Guard, NoGuard, Request, Sequence
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tokenwright.backends.layout import format_of
 from tokenwright.cache.codec import GROUP
-from tokenwright.models.layout import format_of
 
 if TYPE_CHECKING:
     from tokenwright.planner.figures import Plan

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.config import DType, KVFormat, ModelConfig, Rope
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.window import Reach
 from tokenwright.planner.blueprint import Blueprint, Layer
 
 _FAR = 1 << 48  # tokens: beyond any text, whatever an option names

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenwright.backends import ReferenceKernels
 from tokenwright.cache import Keys, KVView
-from tokenwright.kernels import ReferenceKernels
 from tokenwright.trace.schema import AttentionRow
 
 _KERNELS = ReferenceKernels()
