@@ -38,7 +38,7 @@ from tokenwright.bench.limits import CPU, TURN, Bound, Work, processor, threads
 from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import WeightFormat
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4", "int4:64")
@@ -162,7 +162,9 @@ class Texts:
 
     def __init__(self, kernels: NativeKernels, form: str, nbytes: int) -> None:
         self.kernels, self.form = kernels, form
-        spec = LayerSpec(Heads(KV_HEADS, SIZE), Reach(), CODECS[form], CODECS[form], native=CODECS["bfloat16"])
+        spec = LayerSpec(
+            Heads(KV_HEADS, SIZE), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["bfloat16"]
+        )
         self.bytes_per_token = spec.bytes_per_token
         self.pages = nbytes // (PAGE * self.bytes_per_token)
         self.store = KVStore([spec], self.pages, PAGE, CPU)

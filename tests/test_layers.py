@@ -98,7 +98,7 @@ def test_every_room_has_its_row() -> None:
         ("engine", "def late():\n    import torch", "line 2: engine imports torch"),
         ("engine", "from torch import Tensor", "engine imports torch"),
         ("engine", "from tokenwright import LLM", "name the room itself"),
-        ("cache", "from tokenwright.decode.sample import pick", "cache imports decode"),
+        ("cache", "from tokenwright.decode.sampler import pick", "cache imports decode"),
         ("cache", "from tokenwright import backends", "cache imports backends"),
         ("text", "from tokenwright.config import Environment", "text imports config"),
         ("models", "from tokenwright.llm import LLM", "models imports llm"),

@@ -20,7 +20,7 @@ from tokenwright import (
     SamplingParams,
 )
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.decode import TextGuard
+from tokenwright.decode import TextStopChecker
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -186,14 +186,14 @@ def test_an_interrupt_in_the_middle_of_a_commit_ends_every_text_and_the_engine_g
     """The first text's token is written and the second's is not: Ctrl-C at the worst moment."""
     first, second, nothing = (llm.stream("the", params) for params in (GREEDY, GREEDY, SamplingParams(max_tokens=0)))
     next(first)
-    advance, calls = TextGuard.advance, iter(range(9))
+    advance, calls = TextStopChecker.advance, iter(range(9))
 
     def interrupted(self, token):
         if next(calls) == 1:
             raise KeyboardInterrupt
         return advance(self, token)
 
-    monkeypatch.setattr(TextGuard, "advance", interrupted)
+    monkeypatch.setattr(TextStopChecker, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(first)
     monkeypatch.undo()

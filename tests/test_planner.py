@@ -534,17 +534,17 @@ class TestProperties:
     def test_a_window_keeps_that_many(self, model: str, context: int, window: int | None) -> None:
         found = plan(model, context=context, window=window)
         layers = found.blueprint.layers
-        reaches = [min(context, layer.window or context, window or context) for layer in layers]
+        attention_windows = [min(context, layer.window or context, window or context) for layer in layers]
         kept = [layer.layout.bytes_per_token(found.k, found.v) for layer in layers]
-        assert found.kv_bytes_total == sum(map(int.__mul__, reaches, kept))
+        assert found.kv_bytes_total == sum(map(int.__mul__, attention_windows, kept))
 
     @given(st.sampled_from(["mistral-7b", "gemma-3-4b"]), st.integers(1, 6000), windows)
     def test_prefill_is_the_sum_of_its_rows(self, model: str, context: int, window: int | None) -> None:
         found = plan(model, context=context, window=window)
         shape = found.blueprint
         rows = 0
-        for reach, layer in zip(found.windows, shape.layers, strict=True):
-            whole = min(context, reach or context)
+        for window, layer in zip(found.windows, shape.layers, strict=True):
+            whole = min(context, window or context)
             rows += layer.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
         assert found.prefill_flops == 2 * shape.block_weights * context + 2 * shape.head_weights + rows
 

@@ -17,7 +17,7 @@ from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import Places, kv_layer
 from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def same(ours: torch.Tensor, right: torch.Tensor) -> bool:
 @settings(max_examples=40, deadline=None)
 @given(size=st.integers(2, 130), seed=st.integers(0, 1 << 30))
 def test_what_is_stored_is_what_the_codec_makes(isa: str, form: str, size: int, seed: int) -> None:
-    spec = LayerSpec(Heads(3, size), Reach(), CODECS[form], CODECS[form], native=CODECS["float32"])
+    spec = LayerSpec(Heads(3, size), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["float32"])
     store = KVStore([spec], 4, 3, CPU)
     store.poison()
     before = [tensor.clone() for tensor in store.tensors(0)]
@@ -86,7 +86,7 @@ class Case:
     page_size: int
     tokens: int
     rows: int
-    reach: Reach
+    window: AttentionWindow
     first: int
     k: str
     v: str
@@ -113,7 +113,7 @@ def cases(draw: st.DrawFn) -> Case:
         page_size=draw(st.integers(1, 64)),
         tokens=tokens,
         rows=draw(st.integers(1, tokens)),
-        reach=Reach(window, draw(st.sampled_from([0, 1, 4, 70])) if window else 0),
+        window=AttentionWindow(window, draw(st.sampled_from([0, 1, 4, 70])) if window else 0),
         first=draw(st.sampled_from([0, 0, 3, 64, 70])),
         k=draw(st.sampled_from(list(CODECS))),
         v=draw(st.sampled_from(list(CODECS))),
@@ -128,26 +128,26 @@ class Text:
         self.case, size = case, page_size or case.page_size
         heads = Heads(case.kv_heads, case.size)
         k, v = CODECS[case.k], CODECS[case.v]
-        self.spec = LayerSpec(heads, case.reach, k, v, case.first, native=CODECS["bfloat16"])
+        self.spec = LayerSpec(heads, case.window, k, v, case.first, native=CODECS["bfloat16"])
         count = -(-case.tokens // size)
         pages = random.Random(case.seed).sample(range(count + 2), count)
         self.store = KVStore([self.spec], count + 2, size, CPU)
         self.store.poison()
         self.tables = [
-            {page: pages[page] for found in group.reach.pages(case.start, case.tokens, size) for page in found}
+            {page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found}
             for group in self.store.groups
         ]
         shape = (case.tokens, case.kv_heads, case.size)
         self.write(noise(*shape, seed=case.seed), noise(*shape, seed=case.seed + 1))
         self.q = noise(case.rows, case.kv_heads * case.shared, case.size, seed=case.seed + 2)
-        self.sink_q = noise(*self.q.shape, seed=case.seed + 3) if case.reach.sinks else None
+        self.sink_q = noise(*self.q.shape, seed=case.seed + 3) if case.window.sinks else None
         self.scale = case.size**-0.5
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store K and V of the positions that are read."""
         for part in self.store.view(0).parts:
             table = self.tables[part.group]
-            for span in part.reach.spans(self.case.start, self.case.tokens):
+            for span in part.window.spans(self.case.start, self.case.tokens):
                 places = [
                     table[j // self.store.page_size] * self.store.page_size + j % self.store.page_size for j in span
                 ]
@@ -216,7 +216,7 @@ def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_siz
 def test_a_head_is_the_same_whatever_its_neighbours(isa: str) -> None:
     """The same query stands in every place of a KV head's queries."""
     for form in CODECS:
-        text = Text(Case(64, 2, 7, 16, 150, 9, Reach(), 0, form, form, 5))
+        text = Text(Case(64, 2, 7, 16, 150, 9, AttentionWindow(), 0, form, form, 5))
         text.q[:] = text.q[:, :1]
         out = text.attend(isa).view(9, 2, 7, 64)
         assert torch.equal(out, out[:, :, :1].expand_as(out))
@@ -226,7 +226,7 @@ def test_a_head_is_the_same_whatever_its_neighbours(isa: str) -> None:
 @each_format
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_reaches_those_that_read_it_and_nobody_else(isa: str, form: str, bad: float) -> None:
-    case = Case(40, 2, 3, 16, 100, 100, Reach(20), 0, form, form, 9)
+    case = Case(40, 2, 3, 16, 100, 100, AttentionWindow(20), 0, form, form, 9)
     text, sound = Text(case), Text(case).attend(isa)
     at = 37
     for side in range(2):
@@ -249,7 +249,7 @@ def test_what_is_not_finite_reaches_those_that_read_it_and_nobody_else(isa: str,
 @pytest.mark.parametrize("v", ["bfloat16", "int8", "int4"])
 def test_a_block_of_scores_without_end_weighs_nothing(isa: str, v: str) -> None:
     """The second block's only position that is read has a key of -inf; what was read before stays."""
-    case = Case(32, 1, 2, 16, 65, 1, Reach(), 0, "float32", v, 4)
+    case = Case(32, 1, 2, 16, 65, 1, AttentionWindow(), 0, "float32", v, 4)
     text = Text(case)
     text.q[:] = text.q.abs()
     k, values = noise(65, 1, 32, seed=4), noise(65, 1, 32, seed=5)
@@ -264,7 +264,7 @@ def test_a_block_of_scores_without_end_weighs_nothing(isa: str, v: str) -> None:
 def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     """`NativeKernels.store` and `attention`, with slots instead of pages."""
     kernels = KERNELS[isa]
-    case = Case(34, 2, 3, 7, 90, 20, Reach(30, 4), 10, "int8", "int4", 3)
+    case = Case(34, 2, 3, 7, 90, 20, AttentionWindow(30, 4), 10, "int8", "int4", 3)
     text = Text(case)
     right = text.attend(isa)
     text.store.poison()
@@ -279,5 +279,5 @@ def test_operations_alone_read_what_they_wrote(isa: str) -> None:
 @each_isa
 def test_many_heads_share_a_kv_head(isa: str) -> None:
     """More of them than are taken together."""
-    text = Text(Case(48, 1, 71, 16, 130, 2, Reach(), 0, "int8", "bfloat16", 1))
+    text = Text(Case(48, 1, 71, 16, 130, 2, AttentionWindow(), 0, "int8", "bfloat16", 1))
     assert (text.attend(isa) - text.right()).abs().max() < 1e-3

@@ -121,7 +121,7 @@ def steps(bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int]) -> 
     kept=st.sampled_from(KEPT),
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
     cuts=st.sets(st.integers(1, 69), max_size=4),
-    wants=st.sampled_from(["none", "last", "all"]),
+    logits_needed=st.sampled_from(["none", "last", "all"]),
     page_size=st.sampled_from([16, 64]),
     team=st.integers(1, 2),
 )
@@ -133,7 +133,7 @@ def test_the_whole_step_is_its_parts(
     kept: tuple[str, int | None, int],
     lengths: list[int],
     cuts: set[int],
-    wants: str,
+    logits_needed: str,
     page_size: int,
     team: int,
 ) -> None:
@@ -144,7 +144,7 @@ def test_the_whole_step_is_its_parts(
     edges = sorted(cut for cut in cuts if cut < max(lengths))
     for ours, theirs in zip(steps(one, texts, edges), steps(other, texts, edges), strict=True):
         ends = torch.tensor([len(piece.tokens) for piece in ours]).cumsum(0)
-        wanted = {"none": [], "last": (ends - 1).tolist(), "all": list(range(int(ends[-1])))}[wants]
+        wanted = {"none": [], "last": (ends - 1).tolist(), "all": list(range(int(ends[-1])))}[logits_needed]
         with threads(team):
             logits = one.whole(ours, wanted)
         right = other.by_parts(theirs, wanted)

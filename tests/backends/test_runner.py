@@ -16,7 +16,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Cache, Model, TorchRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.engine import Chunk, Step, Wants
+from tokenwright.engine import Chunk, LogitsNeeded, Step
 from tokenwright.errors import ContextError, RequestError
 
 
@@ -194,12 +194,12 @@ def runner_of(subject: Subject, pages: int, page_size: int) -> TorchRunner:
 
 
 def chunk_of(
-    runner: TorchRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], wants: Wants
+    runner: TorchRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], logits_needed: LogitsNeeded
 ) -> Chunk:
     """A chunk whose pages have the same numbers in every group."""
     tables = (dict(enumerate(pages)),) * len(runner.store.groups)
     part, rest = tuple(tokens[start:stop]), tuple(tokens[start + 1 :])
-    return Chunk(pages[0], greedy(tokens, 9), start, part, tables, len(tokens) + 9, wants, rest)
+    return Chunk(pages[0], greedy(tokens, 9), start, part, tables, len(tokens) + 9, logits_needed, rest)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "dynamic", "qwen2-window", "smollm3"])
@@ -209,11 +209,13 @@ def test_a_step_of_many_chunks_returns_the_rows_that_are_wanted(kind: str) -> No
     runner = runner_of(subject, 16, 4)
     texts = [prompt_of(9, 1), prompt_of(6, 2), prompt_of(11, 3)]
     pages = [(3, 9, 0), (7, 1), (15, 4, 2)]
-    wants = [Wants.ALL, Wants.NONE, Wants.LAST]
-    first = runner.forward(Step(tuple(chunk_of(runner, texts[i], 0, 5, pages[i][:2], wants[i]) for i in range(3))))
+    logits_needed = [LogitsNeeded.ALL, LogitsNeeded.NONE, LogitsNeeded.LAST]
+    first = runner.forward(
+        Step(tuple(chunk_of(runner, texts[i], 0, 5, pages[i][:2], logits_needed[i]) for i in range(3)))
+    )
     assert first.rows == (range(5), range(5, 5), range(5, 6))
     second = runner.forward(
-        Step(tuple(chunk_of(runner, texts[i], 5, len(texts[i]), pages[i], Wants.ALL) for i in (2, 0, 1)))
+        Step(tuple(chunk_of(runner, texts[i], 5, len(texts[i]), pages[i], LogitsNeeded.ALL) for i in (2, 0, 1)))
     )
     assert second.rows == (range(6), range(6, 10), range(10, 11))
     limits = [len(text) + 9 for text in texts]
@@ -245,7 +247,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
         for text, whole, first in zip(texts, right, (0, 13), strict=True):
             stop = min(len(text), cut + 9)
             wanted = [
-                {page: order[first + page] for span in group.reach.pages(cut, stop, size) for page in span}
+                {page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span}
                 for group, order in zip(store.groups, orders, strict=True)
             ]
             for group, (order, table) in enumerate(zip(orders, wanted, strict=True)):
@@ -254,7 +256,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                     store.write(group, [page], nothing[group])
             if cut < stop:
                 part = tuple(text[cut:stop])
-                chunks.append(Chunk(first, greedy(text, 9), cut, part, tuple(wanted), 99, Wants.ALL))
+                chunks.append(Chunk(first, greedy(text, 9), cut, part, tuple(wanted), 99, LogitsNeeded.ALL))
                 rows.append(whole[cut:stop])
         assert torch.equal(runner.forward(Step(tuple(chunks))).logits, torch.cat(rows))
 

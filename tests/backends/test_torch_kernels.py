@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenwright.backends import Dense, Kernels, ReferenceKernels, Rotation, Span
 from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 
 KERNELS: Kernels = ReferenceKernels()
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -109,12 +109,14 @@ def test_rotate(dtype: torch.dtype) -> None:
 
 
 CPU = torch.device("cpu")
-FULL = Reach()
+FULL = AttentionWindow()
 SIZE = 34  # of a head: a whole group of a codec and a bit
 
 
-def spec_of(heads: Heads, reach: Reach = FULL, k: str = "float32", v: str = "float32", first: int = 0) -> LayerSpec:
-    return LayerSpec(heads, reach, CODECS[k], CODECS[v], first, native=CODECS["float32"])
+def spec_of(
+    heads: Heads, window: AttentionWindow = FULL, k: str = "float32", v: str = "float32", first: int = 0
+) -> LayerSpec:
+    return LayerSpec(heads, window, CODECS[k], CODECS[v], first, native=CODECS["float32"])
 
 
 def store_of(spec: LayerSpec, pages: int, page_size: int) -> KVStore:
@@ -142,12 +144,12 @@ def test_store_writes_the_named_slots_and_no_others(dtype: torch.dtype) -> None:
 
 
 def attended(
-    q: torch.Tensor, sink_q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, reach: Reach
+    q: torch.Tensor, sink_q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, window: AttentionWindow
 ) -> list[float]:
     """One query [D] at position `at` over keys and values [t, D], by the definition; a score is 0.7 q k."""
-    window = at + 1 if reach.window is None else reach.window
-    read = [j for j in range(at + 1) if j < reach.sinks or at - j < window]
-    scores = [0.7 * float((sink_q if j < reach.sinks else q).double() @ k[j]) for j in read]
+    window = at + 1 if window.size is None else window.size
+    read = [j for j in range(at + 1) if j < window.sinks or at - j < window]
+    scores = [0.7 * float((sink_q if j < window.sinks else q).double() @ k[j]) for j in read]
     shares = [math.exp(score - max(scores)) for score in scores]
     mixed = sum(share * v[j].double() for j, share in zip(read, shares, strict=True))
     return (mixed / sum(shares)).tolist()
@@ -159,8 +161,8 @@ def kept(x: torch.Tensor, codec: Codec, first: int) -> torch.Tensor:
     return torch.cat((x[:first].double(), rest))
 
 
-REACHES = st.builds(Reach, st.sampled_from([None, 1, 2, 5, 12, 40]), st.sampled_from([0, 0, 1, 3, 6])).filter(
-    lambda reach: reach.window is not None or not reach.sinks
+REACHES = st.builds(AttentionWindow, st.sampled_from([None, 1, 2, 5, 12, 40]), st.sampled_from([0, 0, 1, 3, 6])).filter(
+    lambda window: window.size is not None or not window.sinks
 )
 
 
@@ -169,7 +171,7 @@ REACHES = st.builds(Reach, st.sampled_from([None, 1, 2, 5, 12, 40]), st.sampled_
     lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=3),
     page_size=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]),
-    reach=REACHES,
+    window=REACHES,
     codecs=st.tuples(st.sampled_from(sorted(CODECS)), st.sampled_from(sorted(CODECS))),
     first=st.sampled_from([0, 0, 1, 4, 9, 100]),
     wide=st.sampled_from([torch.float32, torch.float64]),
@@ -179,7 +181,7 @@ def test_attention_over_scattered_pages(
     lengths: list[tuple[int, int]],
     page_size: int,
     heads: tuple[int, int],
-    reach: Reach,
+    window: AttentionWindow,
     codecs: tuple[str, str],
     first: int,
     wide: torch.dtype,
@@ -190,7 +192,7 @@ def test_attention_over_scattered_pages(
     Of a sequence that is read nothing is there but the pages that its new rows read.
     """
     (queries, kv_heads), new = heads, sum(n for _, n in lengths)
-    spec = spec_of(Heads(kv_heads, SIZE), reach, *codecs, first)
+    spec = spec_of(Heads(kv_heads, SIZE), window, *codecs, first)
     counts = [-(-(start + n) // page_size) for start, n in lengths]
     store = store_of(spec, sum(counts) + 2, page_size)
     random = torch.Generator().manual_seed(seed)
@@ -204,7 +206,7 @@ def test_attention_over_scattered_pages(
         k, v = (noise(start + n, kv_heads, SIZE, seed=seed + 10 * number + i) for i in (1, 2))
         fill(store, tables, k, v)
         for group, table in zip(store.groups, tables, strict=True):
-            needed = {page for pages in group.reach.pages(start, start + n, page_size) for page in pages}
+            needed = {page for pages in group.window.pages(start, start + n, page_size) for page in pages}
             for page in table.keys() - needed:
                 del table[page]
         spans.append(Span(range(row, row + n), start, store.keys(tables, start, start + n)))
@@ -212,16 +214,16 @@ def test_attention_over_scattered_pages(
         for i in range(n):
             for head in range(queries):
                 mine, at = head // (queries // kv_heads), row + i
-                args = q[at, head], sink_q[at, head], k[:, mine], v[:, mine], start + i, reach
+                args = q[at, head], sink_q[at, head], k[:, mine], v[:, mine], start + i, window
                 right[at, head] = torch.tensor(attended(*args), dtype=torch.float64)
         row += n
     kernels = ReferenceKernels(wide)
-    near(kernels.attention(q, store.view(0), spans, 0.7, sink_q if reach.sinks else None), right)
+    near(kernels.attention(q, store.view(0), spans, 0.7, sink_q if window.sinks else None), right)
 
 
 @pytest.mark.parametrize("most", [1, 60, 100])
 def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = store_of(spec_of(Heads(2, 4), Reach(5, 2)), 4, 4)
+    store = store_of(spec_of(Heads(2, 4), AttentionWindow(5, 2)), 4, 4)
     table = {page: page for page in range(4)}
     fill(store, [table], noise(16, 2, 4), noise(16, 2, 4, seed=1))
     q, sink_q = noise(13, 4, 4, seed=2), noise(13, 4, 4, seed=3)
@@ -237,7 +239,7 @@ def test_the_mask_of_a_chunk(window: int | None, sinks: int) -> None:
     """Weights are positive where the naive loop attends, zero elsewhere, and sum to one."""
     start, n, kv_heads = 4, 3, 2
     q, k, positions = noise(n, 4, 4), noise(7, kv_heads, 4, seed=1), torch.arange(7)
-    weights = ReferenceKernels().weights(q, k, positions, start, Reach(window, sinks), 0.5)
+    weights = ReferenceKernels().weights(q, k, positions, start, AttentionWindow(window, sinks), 0.5)
     assert weights.shape == (kv_heads, 2, n, start + n)
     for i in range(n):
         for j in range(start + n):
@@ -303,7 +305,7 @@ def test_what_is_not_wide_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
 def test_a_wide_row_does_not_depend_on_its_neighbours(codec: str) -> None:
     """One row of a chunk, alone and among the others, to the bit; sums in fp32 would differ here."""
-    store = store_of(spec_of(Heads(2, SIZE), Reach(20, 3), codec, codec, 5), 8, 16)
+    store = store_of(spec_of(Heads(2, SIZE), AttentionWindow(20, 3), codec, codec, 5), 8, 16)
     tables = [{page: page for page in range(8)}] * len(store.groups)
     fill(store, tables, noise(100, 2, SIZE), noise(100, 2, SIZE, seed=1))
     q, sink_q = noise(60, 4, SIZE, seed=2), noise(60, 4, SIZE, seed=3)

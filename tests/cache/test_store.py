@@ -103,7 +103,7 @@ def test_pages_of_a_layer_are_pages_of_its_group() -> None:
     for layer in range(len(specs)):
         for part, spec_part in zip(store.view(layer).parts, specs[layer].parts, strict=True):
             group = store.groups[part.group]
-            assert (group.part, part.reach) == (spec_part, spec_part.reach)
+            assert (group.part, part.window) == (spec_part, spec_part.window)
             assert part.bytes_per_token == spec_part.bytes_per_token
             place = group.layers.index(layer)
             memories = (*part.k.memory, *part.v.memory)

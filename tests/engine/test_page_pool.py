@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import is_read_from, kept_pages
-from tokenwright.engine import Group, PagePool, Reach
-from tokenwright.engine.page_pool import Blank, Chain, Parked, Tables
+from tokenwright.engine import AttentionWindow, Group, PagePool
+from tokenwright.engine.page_pool import Blank, PrefixHashes, SwappedPages, Tables
 
 COMMON = [[(step * place) % 5 for place in range(40)] for step in (1, 2)]
 SALTS = (b"", b"salt")
@@ -43,17 +43,17 @@ class Text:
     tokens: list[int]
     salt: bytes
     tables: Tables
-    chain: Chain
+    chain: PrefixHashes
     computed: int = 0
-    parked: Parked | None = None
+    parked: SwappedPages | None = None
 
 
-reaches = st.one_of(
-    st.builds(Reach),
-    st.builds(Reach, window=st.integers(2, 9)),
-    st.builds(Reach, window=st.integers(2, 9), sinks=st.integers(1, 6)),
-    st.builds(Reach, stop=st.integers(1, 15)),
-    st.builds(Reach, window=st.none() | st.integers(2, 9), start=st.integers(1, 15)),
+attention_windows = st.one_of(
+    st.builds(AttentionWindow),
+    st.builds(AttentionWindow, window=st.integers(2, 9)),
+    st.builds(AttentionWindow, window=st.integers(2, 9), sinks=st.integers(1, 6)),
+    st.builds(AttentionWindow, stop=st.integers(1, 15)),
+    st.builds(AttentionWindow, window=st.none() | st.integers(2, 9), start=st.integers(1, 15)),
 )
 turns = st.lists(
     st.tuples(
@@ -85,13 +85,15 @@ turns = st.lists(
 
 class PoolMachine(RuleBasedStateMachine):
     @initialize(
-        reaches=st.lists(reaches, min_size=1, max_size=3),
+        attention_windows=st.lists(attention_windows, min_size=1, max_size=3),
         pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
         page_size=st.integers(1, 5),
         swap=st.sampled_from([0, 4, 20, 1000]),
     )
-    def build(self, reaches, pages, page_size, swap):
-        self.groups = [Group(count, reach, page_bytes=1) for count, reach in zip(pages, reaches, strict=False)]
+    def build(self, attention_windows, pages, page_size, swap):
+        self.groups = [
+            Group(count, window, page_bytes=1) for count, window in zip(pages, attention_windows, strict=False)
+        ]
         self.memory = Slots(self.groups, page_size)
         self.size = page_size
         self.pool = PagePool(self.groups, page_size, self.memory, swap=swap)
@@ -128,7 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
         held = [self.held(number) for number in range(len(self.groups))]
         self.pool.adopt(text.tables, text.chain, text.tokens, cut)
         for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
-            assert table.keys() == kept_pages(group.reach, cut, self.size)
+            assert table.keys() == kept_pages(group.window, cut, self.size)
             assert all(page in held[number] or page in self.let_go[number] for page in table.values())
         text.computed = cut
 
@@ -142,7 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
         return all(
             self.name(text, page, at) in named
             for group, named in zip(self.groups, self.named, strict=True)
-            for page in kept_pages(group.reach, at, self.size)
+            for page in kept_pages(group.window, at, self.size)
         )
 
     def name(self, text, page, at=1000):
@@ -178,7 +180,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.trim(text.tables, stop)
         self.gone(before, text.tables, 1)
         for group, table in zip(self.groups, text.tables, strict=True):
-            assert group.reach.window is None or table.keys() == kept_pages(group.reach, stop, self.size)
+            assert group.window.size is None or table.keys() == kept_pages(group.window, stop, self.size)
 
     def seal(self, text, stop):
         self.pool.seal(text.tables, text.chain, text.tokens, text.computed, stop)
@@ -191,8 +193,8 @@ class PoolMachine(RuleBasedStateMachine):
     def fits(self, text, stop, ahead):
         """Whether there are pages for all that is read or written, and for a copy of each that others hold too."""
         for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
-            end = stop if group.reach.window is not None else ahead
-            read = kept_pages(group.reach, text.computed, self.size, end)
+            end = stop if group.window.size is not None else ahead
+            read = kept_pages(group.window, text.computed, self.size, end)
             others = {page for one in self.texts if one is not text for page in one.tables[number].values()}
             written = {position // self.size for position in range(text.computed, stop)}
             copied = [place for place in written if table.get(place) in others]
@@ -203,7 +205,7 @@ class PoolMachine(RuleBasedStateMachine):
     def write(self, text, stop):
         for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
             for position in range(text.computed, stop):
-                if is_read_from(group.reach, position, text.computed):
+                if is_read_from(group.window, position, text.computed):
                     page = table[position // self.size]
                     users = [one for one in self.texts if page in one.tables[number].values()]
                     assert users == [text], "others hold what is written to"
@@ -288,7 +290,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.gone(before, text.tables, -1)
         text.computed = 0
         for group, old, new in zip(self.groups, before, text.tables, strict=True):
-            assert new == (old if group.reach.window is None else {})
+            assert new == (old if group.window.size is None else {})
 
     def save(self, text, tokens, way):
         """Take out what is named of a text, held or not, and leave it where it is."""
@@ -298,7 +300,9 @@ class PoolMachine(RuleBasedStateMachine):
             there = {page: named.get(self.name(text, page)) for page in range(cut // self.size)}
             assert table == {place: page for place, page in there.items() if page is not None}
         contents = [self.memory.read(number, list(table.values())) for number, table in enumerate(tables)]
-        self.saved.append((Text(text.tokens[:cut], text.salt, [], Chain(b"")), cut, [*map(list, tables)], contents))
+        self.saved.append(
+            (Text(text.tokens[:cut], text.salt, [], PrefixHashes(b"")), cut, [*map(list, tables)], contents)
+        )
 
     def load(self, text, tokens, way):
         """Bring in what was taken out before and is not there any more: all of it, or as much as a row reads."""
@@ -322,7 +326,7 @@ class PoolMachine(RuleBasedStateMachine):
             fresh = [page for page in row if self.name(text, page) not in named]
             free = group.pages - len(self.held(number))
             if len(fresh) > free:
-                fresh = [page for page in fresh if page in kept_pages(group.reach, cut, self.size)]
+                fresh = [page for page in fresh if page in kept_pages(group.window, cut, self.size)]
             if len(fresh) > free:
                 return None
             rows.append(fresh)
@@ -338,8 +342,10 @@ class PoolMachine(RuleBasedStateMachine):
         lacking = False
         for number, group in enumerate(self.groups):
             held = {page for one in others for page in one.tables[number].values()}
-            found = {self.named[number][self.name(text, page, cut)] for page in kept_pages(group.reach, cut, self.size)}
-            most = group.reach.most_pages(length, chunk, self.size)
+            found = {
+                self.named[number][self.name(text, page, cut)] for page in kept_pages(group.window, cut, self.size)
+            }
+            most = group.window.most_pages(length, chunk, self.size)
             lacking |= most - len(found & held) > group.pages - len(held)
         assert self.pool.lacking(text.chain, text.tokens, cut, length, chunk, [one.tables for one in spare]) is lacking
 
@@ -372,12 +378,12 @@ class PoolMachine(RuleBasedStateMachine):
             for (_, tokens), page in self.named[number].items():
                 start = (len(tokens) - 1) // self.size * self.size
                 slots = enumerate(self.memory.pages[number][page][: len(tokens) - start], start)
-                there = range(max(start, group.reach.start), min(len(tokens), group.reach.stop or len(tokens)))
+                there = range(max(start, group.window.start), min(len(tokens), group.window.stop or len(tokens)))
                 assert all(token == tokens[place] for place, token in slots if place in there)
 
     def check_text(self, number, group, text):
         for position in range(text.computed):
-            if is_read_from(group.reach, position, text.computed):
+            if is_read_from(group.window, position, text.computed):
                 page = text.tables[number][position // self.size]
                 assert self.memory.pages[number][page][position % self.size] == text.tokens[position]
 
@@ -500,8 +506,8 @@ def leave(pool, tokens, salt=b""):
     pool.check([])
 
 
-def tailed(*reaches, pages=9):
-    groups = [Group(pages, reach) for reach in reaches or [Reach()]]
+def tailed(*attention_windows, pages=9):
+    groups = [Group(pages, window) for window in attention_windows or [AttentionWindow()]]
     return PagePool(groups, SIZE, Slots(groups, SIZE))
 
 
@@ -542,7 +548,7 @@ def test_a_tail_is_as_long_as_may_be_and_not_longer():
 
 
 def test_a_tail_must_be_there_in_every_group():
-    pool = tailed(Reach(), Reach(window=3))
+    pool = tailed(AttentionWindow(), AttentionWindow(size=3))
     leave(pool, LEFT)
     assert found(pool, [*LEFT, 1]) == 5
     shelf = pool._shelves[1]
@@ -603,7 +609,9 @@ def test_what_must_be_free_beside_a_text_is_counted():
 
 
 def test_texts_share_for_good_the_full_pages_of_what_they_have_in_common_but_not_a_windows():
-    pool = tailed(Reach(), Reach(window=3, sinks=2), Reach(start=4), Reach(stop=4))
+    pool = tailed(
+        AttentionWindow(), AttentionWindow(size=3, sinks=2), AttentionWindow(start=4), AttentionWindow(stop=4)
+    )
     assert [pool.whole_pages(tokens) for tokens in (2, 3, 5, 6, 9)] == [
         [0, 0, 0, 0],
         [1, 0, 0, 1],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import build, request
-from tokenwright.engine import Group, Pick, Reach
+from tokenwright.engine import AttentionWindow, Group, Pick
 from tokenwright.engine.page_table import Table
 
 PAGES = st.integers(0, 12)
@@ -75,12 +75,12 @@ def work(act):
     return count
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(window=40, sinks=3), Reach(stop=20)])
-def test_a_step_costs_the_same_however_long_the_text_is(reach):
+@pytest.mark.parametrize("window", [AttentionWindow(), AttentionWindow(size=40, sinks=3), AttentionWindow(stop=20)])
+def test_a_step_costs_the_same_however_long_the_text_is(window):
     """Within a page, scheduling and committing a token take as many bytecodes after 6 pages as after 600."""
     found = []
     for length in (96, 9600):
-        engine, _ = build(Group(700, reach), page_size=16, token_budget=10_000, context=10_000)
+        engine, _ = build(Group(700, window), page_size=16, token_budget=10_000, context=10_000)
         scheduler = engine.scheduler
         sequence = engine.submit(request(*[5 + place % 90 for place in range(length)], most=50))
         while len(sequence.written) < 8:

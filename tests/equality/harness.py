@@ -34,7 +34,7 @@ from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DType, KVFormat, WeightFormat
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 
 TOLERANCE = 1e-5
 PROMPT, NEW = 40, 12
@@ -154,7 +154,7 @@ class Case:
         memory = store(self.specs, pages, page_size, CPU)
         memory.poison()
         groups = [
-            Group(count, group.reach, group.page_bytes(page_size))
+            Group(count, group.window, group.page_bytes(page_size))
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
@@ -295,4 +295,4 @@ def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> i
 
 
 def full(case: Case) -> bool:
-    return all(spec.reach == Reach() for spec in case.specs)
+    return all(spec.window == AttentionWindow() for spec in case.specs)

@@ -78,14 +78,14 @@ class Counting(ReferenceKernels):
 
     def attention(self, q, view, spans, scale, sink_q=None):
         spec = view.spec
-        window, sinks = spec.reach.window, spec.reach.sinks
+        window, sinks = spec.window.size, spec.window.sinks
         sizes = [sum(memory[0].nbytes for side in (part.k, part.v) for memory in side.memory) for part in view.parts]
         for span in spans:
             seen = set()
             for position in range(span.start, span.stop):
-                reach = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
-                seen.update(reach)
-                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(reach))
+                window = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
+                seen.update(window)
+                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(window))
             read = (sizes[0 if position < spec.first else -1] for position in seen)
             self.cost += Cost(kv_read=sum(read))
         return super().attention(q, view, spans, scale, sink_q)

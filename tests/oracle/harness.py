@@ -173,7 +173,7 @@ def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt
     """A greedy request. Texts that may come to other lengths share no pages: dynamic scaling turns their keys apart."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     salt = str(len(prompt) + max_tokens).encode()
-    return Request(tuple(prompt), params, cache=cache, score_from=1 if prompt_logprobs else None, salt=salt)
+    return Request(tuple(prompt), params, cache=cache, prompt_logprobs_from=1 if prompt_logprobs else None, salt=salt)
 
 
 def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Text]:

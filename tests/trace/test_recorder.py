@@ -118,8 +118,8 @@ def test_every_site_is_seen_with_its_dims(traced):
         seen.append((site, layer))
         assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
 
-    looker = llm._looker
-    looker._computed([1, 2, 3], 3, tap)
+    replay = llm._replay
+    replay._computed([1, 2, 3], 3, tap)
     inner = (Site.QUERY, Site.KEY, Site.VALUE, Site.ATTENTION, Site.MLP)
     assert seen == [(Site.EMBEDDING, 0), *((site, layer) for layer in range(config.layers) for site in inner)]
     assert set(DIMS) == set(Site) == {Site.EMBEDDING, *inner, Site.SINK_QUERY}, "the last one where there are sinks"

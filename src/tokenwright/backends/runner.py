@@ -62,9 +62,9 @@ class TorchRunner:
 
 
 def _wanted(chunk: Chunk, rows: range) -> range:
-    if chunk.wants is LAST:
+    if chunk.logits_needed is LAST:
         return rows[-1:]
-    return rows if chunk.wants is ALL else rows[:0]
+    return rows if chunk.logits_needed is ALL else rows[:0]
 
 
 class Cache:

@@ -32,7 +32,7 @@ def _short(specs: tuple[LayerSpec, ...]) -> str:
     """The specs' formats in a few words, and all they say as a hash."""
     kinds = dict.fromkeys("/".join(dict.fromkeys((spec.k.name, spec.v.name))) for spec in specs)
     reaches = dict.fromkeys(
-        "" if spec.reach.window is None else f" window {spec.reach.window} sinks {spec.reach.sinks}" for spec in specs
+        "" if spec.window.size is None else f" window {spec.window.size} sinks {spec.window.sinks}" for spec in specs
     )
     return f"{', '.join(kinds)}{','.join(reaches)} #{_digest(repr(specs))[:8]}"
 

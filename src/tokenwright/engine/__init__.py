@@ -2,7 +2,15 @@
 
 from tokenwright.engine.core import Engine, Runner, Sampler
 from tokenwright.engine.page_pool import Memory, PagePool
-from tokenwright.engine.request import FinishReason, Guard, NoGuard, Request, Sequence, State, Words
+from tokenwright.engine.request import (
+    FinishReason,
+    NoStopChecker,
+    Request,
+    Sequence,
+    State,
+    StopChecker,
+    TokenConstraints,
+)
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import (
     Chunk,
@@ -13,20 +21,21 @@ from tokenwright.engine.step import (
     Finish,
     Finished,
     Forked,
-    Likely,
+    LogitsNeeded,
     Output,
     Pick,
+    PromptLogprobs,
+    PromptLogprobsAdded,
     Result,
-    Score,
-    Scored,
     Step,
     Token,
-    Wants,
+    TopLogprob,
 )
-from tokenwright.engine.window import Group, Reach
+from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.sampling_params import Grammar, SamplingParams
 
 __all__ = [
+    "AttentionWindow",
     "Chunk",
     "Dropped",
     "Engine",
@@ -39,26 +48,25 @@ __all__ = [
     "Forked",
     "Grammar",
     "Group",
-    "Guard",
-    "Likely",
+    "LogitsNeeded",
     "Memory",
-    "NoGuard",
+    "NoStopChecker",
     "Output",
     "PagePool",
     "Pick",
-    "Reach",
+    "PromptLogprobs",
+    "PromptLogprobsAdded",
     "Request",
     "Result",
     "Runner",
     "Sampler",
     "SamplingParams",
     "Scheduler",
-    "Score",
-    "Scored",
     "Sequence",
     "State",
     "Step",
+    "StopChecker",
     "Token",
-    "Wants",
-    "Words",
+    "TokenConstraints",
+    "TopLogprob",
 ]

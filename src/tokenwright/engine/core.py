@@ -90,7 +90,7 @@ class Engine(Generic[T]):
             has = [group.pages for group in self.pool.groups]
             pairs = zip(self.pool.groups, needed, strict=True)
             short = [group for group, pages in pairs if pages > group.pages]
-            chunk = all(group.reach.window is not None for group in short)  # then it is not the length that is too much
+            chunk = all(group.window.size is not None for group in short)  # then it is not the length that is too much
             less = "lower token_budget" if chunk else "lower max_tokens, shorten the prompt"
             raise CapacityError(
                 f"the request may come to {sequence.slots} tokens in the KV cache, which need {_each(needed)} pages, "

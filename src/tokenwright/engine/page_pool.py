@@ -51,7 +51,7 @@ class Blank:
 
 
 @dataclass(slots=True)
-class Chain:
+class PrefixHashes:
     """The names of a text's full pages, each a hash over the one before it and its own tokens."""
 
     root: bytes
@@ -76,12 +76,12 @@ class Chain:
         """The name that a page's own name is hashed over."""
         return self.names[page - 1] if page else self.root
 
-    def fork(self) -> "Chain":
-        return Chain(self.root, list(self.names))
+    def fork(self) -> "PrefixHashes":
+        return PrefixHashes(self.root, list(self.names))
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class SwappedPages:
     """What a sequence's pages held, outside the pool. `pages[g]` are pages of the text, `contents[g]` theirs."""
 
     pages: tuple[tuple[int, ...], ...]
@@ -89,7 +89,7 @@ class Parked:
     nbytes: int
 
 
-class Shelf:
+class GroupPool:
     """The pages of one group."""
 
     def __init__(self, group: Group) -> None:
@@ -199,8 +199,8 @@ class PagePool:
         self.seed = seed
         self.swap = swap
         self.parked = 0  # bytes
-        self._shelves = [Shelf(group) for group in groups]
-        self._windowed = [number for number, group in enumerate(groups) if group.reach.window is not None]
+        self._shelves = [GroupPool(group) for group in groups]
+        self._windowed = [number for number, group in enumerate(groups) if group.window.size is not None]
 
     @property
     def pages(self) -> int:
@@ -221,19 +221,21 @@ class PagePool:
         """The tables of a sequence that holds nothing."""
         return [Table() for _ in self.groups]
 
-    def chain(self, salt: bytes = b"") -> Chain:
+    def chain(self, salt: bytes = b"") -> PrefixHashes:
         """The names' beginning for texts of one salt: who has another one never meets their pages."""
-        return Chain(sha256(len(self.seed).to_bytes(8, "little") + self.seed + salt).digest())
+        return PrefixHashes(sha256(len(self.seed).to_bytes(8, "little") + self.seed + salt).digest())
 
     def most_pages(self, tokens: int, chunk: int) -> list[int]:
         """The most pages of each group that `tokens` tokens take at a time, computed `chunk` at once at most."""
-        return [group.reach.most_pages(tokens, chunk, self.page_size) for group in self.groups]
+        return [group.window.most_pages(tokens, chunk, self.page_size) for group in self.groups]
 
     def whole_pages(self, tokens: int) -> list[int]:
         """The full pages of each group that texts with the first `tokens` tokens in common can share for good."""
         full = tokens - tokens % self.page_size
-        reaches = [group.reach for group in self.groups]
-        return [0 if reach.window is not None else reach.most_pages(full, 1, self.page_size) for reach in reaches]
+        attention_windows = [group.window for group in self.groups]
+        return [
+            0 if window.size is not None else window.most_pages(full, 1, self.page_size) for window in attention_windows
+        ]
 
     def holds(self, needs: Iterable[list[int]]) -> bool:
         """Whether the whole pool could hold texts side by side that take so many pages of each group."""
@@ -252,13 +254,13 @@ class PagePool:
         else:
             return True  # nearly every step of one token
         first, last = start // self.page_size, -(-stop // self.page_size)
-        jobs: list[tuple[Shelf, Table, int, list[int], list[int], list[int]]] = []
+        jobs: list[tuple[GroupPool, Table, int, list[int], list[int], list[int]]] = []
         for number, (shelf, table) in enumerate(zip(self._shelves, tables, strict=True)):
             if table.ready >= ahead:
                 continue
-            reach = shelf.group.reach
-            end = stop if reach.window is not None else ahead
-            needed = (range(max(first, span.start), span.stop) for span in reach.pages(start, end, self.page_size))
+            window = shelf.group.window
+            end = stop if window.size is not None else ahead
+            needed = (range(max(first, span.start), span.stop) for span in window.pages(start, end, self.page_size))
             missing = [page for span in needed for page in span if page not in table]
             written = [page for page in range(first, last) if page in table]
             shared = [page for page in written if shelf.holders[table[page]] > 1]
@@ -290,11 +292,11 @@ class PagePool:
         """
         for number in self._windowed:
             shelf, table = self._shelves[number], tables[number]
-            behind = shelf.group.reach.behind(computed, self.page_size)
-            page = min(behind.stop, len(table.pages))
-            while page > behind.start and page - 1 in table:
+            expired_pages = shelf.group.window.expired_pages(computed, self.page_size)
+            page = min(expired_pages.stop, len(table.pages))
+            while page > expired_pages.start and page - 1 in table:
                 page -= 1
-            for gone in range(page, min(behind.stop, len(table.pages))):
+            for gone in range(page, min(expired_pages.stop, len(table.pages))):
                 shelf.drop(table.pop(gone))
 
     def rewind(self, tables: Tables) -> None:
@@ -317,7 +319,7 @@ class PagePool:
             table.ready = 0
         return [table.copy() for table in tables]
 
-    def seal(self, tables: Tables, chain: Chain, tokens: Sequence[int], start: int, stop: int) -> None:
+    def seal(self, tables: Tables, chain: PrefixHashes, tokens: Sequence[int], start: int, stop: int) -> None:
         """Name the pages that computing [start, stop) of `tokens` has filled."""
         first, full = start // self.page_size, stop // self.page_size
         if first == full:
@@ -328,7 +330,7 @@ class PagePool:
                 if page in table:
                     table[page] = shelf.seal(table[page], names[page])
 
-    def seal_tail(self, tables: Tables, chain: Chain, tokens: Sequence[int], stop: int) -> None:
+    def seal_tail(self, tables: Tables, chain: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
         """Name the page that a text of which [0, stop) is computed has not filled."""
         page, length = divmod(stop, self.page_size)
         if length:
@@ -338,7 +340,7 @@ class PagePool:
                 if page in table:
                     table[page] = shelf.seal_tail(table[page], name, chain.before(page), length)
 
-    def match(self, chain: Chain, tokens: Sequence[int], most: int | None = None, *, tails: bool = True) -> int:
+    def match(self, chain: PrefixHashes, tokens: Sequence[int], most: int | None = None, *, tails: bool = True) -> int:
         """How many tokens from the start need not be computed: what a row behind them reads is there in every group.
 
         At most `most`; by default all but the last token, whose row is what the next one is chosen from. Without
@@ -357,11 +359,11 @@ class PagePool:
                 return at
         return 0
 
-    def _there(self, chain: Chain, tokens: Sequence[int], at: int, runs: Sequence[Sequence[int]]) -> bool:
+    def _there(self, chain: PrefixHashes, tokens: Sequence[int], at: int, runs: Sequence[Sequence[int]]) -> bool:
         """Whether all is sealed that a row at `at` reads; `runs`: how many full pages side by side, in each group."""
         tail, size = at // self.page_size, self.page_size
         for run, shelf in zip(runs, self._shelves, strict=True):
-            for span in shelf.group.reach.pages(at, at, size):
+            for span in shelf.group.window.pages(at, at, size):
                 full = len(span)
                 if span and span.stop > tail:
                     if chain.name(tokens, tail, at, size) not in shelf.index:
@@ -371,7 +373,7 @@ class PagePool:
                     return False
         return True
 
-    def find(self, chain: Chain, tokens: Sequence[int]) -> tuple[int, list[dict[int, int]]]:
+    def find(self, chain: PrefixHashes, tokens: Sequence[int]) -> tuple[int, list[dict[int, int]]]:
         """How many tokens of a text can be spared, in full pages, and all these pages that are sealed, held or not."""
         cut = self.match(chain, tokens, len(tokens), tails=False)
         names = chain.names[: cut // self.page_size]
@@ -380,7 +382,9 @@ class PagePool:
             for shelf in self._shelves
         ]
 
-    def room(self, chain: Chain, tokens: Sequence[int], pages: Sequence[Sequence[int]]) -> list[list[int]] | None:
+    def room(
+        self, chain: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]]
+    ) -> list[list[int]] | None:
         """Which of a text's pages from outside are worth taking in: those that are not here yet.
 
         Where they do not fit, those alone that a row behind the text reads; None: too few pages are free for these.
@@ -389,14 +393,16 @@ class PagePool:
         for row, shelf in zip(pages, self._shelves, strict=True):
             fresh = [page for page in row if names[page] not in shelf.index]
             if len(fresh) > shelf.free:
-                read = shelf.group.reach.pages(len(tokens), len(tokens), self.page_size)
+                read = shelf.group.window.pages(len(tokens), len(tokens), self.page_size)
                 fresh = [page for page in fresh if any(page in span for span in read)]
             if len(fresh) > shelf.free:
                 return None
             found.append(fresh)
         return found
 
-    def put(self, chain: Chain, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]) -> None:
+    def put(
+        self, chain: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
+    ) -> None:
         """Take contents in from outside, for which there is `room`: to be found by texts that begin as `tokens`."""
         names = chain.upto(tokens, self.page_size)
         for number, (row, shelf) in enumerate(zip(pages, self._shelves, strict=True)):
@@ -409,17 +415,17 @@ class PagePool:
             finally:
                 _empty(shelf, table)
 
-    def adopt(self, tables: Tables, chain: Chain, tokens: Sequence[int], cut: int) -> None:
+    def adopt(self, tables: Tables, chain: PrefixHashes, tokens: Sequence[int], cut: int) -> None:
         """Hold the pages that a row at `cut` reads, as `match` has found them."""
         for shelf, table in zip(self._shelves, tables, strict=True):
-            for span in shelf.group.reach.pages(cut, cut, self.page_size):
+            for span in shelf.group.window.pages(cut, cut, self.page_size):
                 for page in span:
                     table[page] = shelf.index[chain.name(tokens, page, cut, self.page_size)]
                     shelf.hold(table[page])
 
     def lacking(
         self,
-        chain: Chain,
+        chain: PrefixHashes,
         tokens: Sequence[int],
         cut: int,
         most: int,
@@ -434,7 +440,7 @@ class PagePool:
         """
         needs = [a + b for a, b in zip(self.most_pages(most, chunk), beside or [0] * len(self.groups), strict=True)]
         for number, (shelf, need) in enumerate(zip(self._shelves, needs, strict=True)):
-            spans = shelf.group.reach.pages(cut, cut, self.page_size)
+            spans = shelf.group.window.pages(cut, cut, self.page_size)
             names = [chain.name(tokens, page, cut, self.page_size) for span in spans for page in span]
             found = {shelf.index[name] for name in names}
             given = Counter(page for tables in spare for page in tables[number].values())
@@ -443,7 +449,7 @@ class PagePool:
                 return True
         return False
 
-    def park(self, tables: Tables) -> Parked | None:
+    def park(self, tables: Tables) -> SwappedPages | None:
         """Take the contents of a sequence's pages out and give the pages back; None where `swap` has no room."""
         held = zip(self.groups, tables, strict=True)
         nbytes = sum(group.page_bytes * len(table) for group, table in held)
@@ -453,12 +459,12 @@ class PagePool:
             contents = tuple(self.memory.read(number, list(table.values())) for number, table in enumerate(tables))
         except (RuntimeError, MemoryError):  # no memory to park in after all
             return None
-        parked = Parked(tuple(tuple(table) for table in tables), contents, nbytes)
+        parked = SwappedPages(tuple(tuple(table) for table in tables), contents, nbytes)
         self.parked += nbytes
         self.release(tables)
         return parked
 
-    def unpark(self, tables: Tables, parked: Parked) -> bool:
+    def unpark(self, tables: Tables, parked: SwappedPages) -> bool:
         """Put parked contents back into pages. False: too few are free, or the memory fails."""
         if any(len(pages) > shelf.free for pages, shelf in zip(parked.pages, self._shelves, strict=True)):
             return False
@@ -475,8 +481,8 @@ class PagePool:
         self.forget(parked)
         return True
 
-    def forget(self, parked: Parked) -> None:
-        """Parked contents are no longer needed."""
+    def forget(self, parked: SwappedPages) -> None:
+        """SwappedPages contents are no longer needed."""
         self.parked -= parked.nbytes
 
     def covers(self, tables: Tables, computed: int) -> bool:
@@ -485,7 +491,7 @@ class PagePool:
         return all(
             page in table
             for group, table in pairs
-            for span in group.reach.pages(computed, computed, self.page_size)
+            for span in group.window.pages(computed, computed, self.page_size)
             for page in span
         )
 
@@ -494,7 +500,7 @@ class PagePool:
         return all(
             shelf.owned(table, page)
             for shelf, table in zip(self._shelves, tables, strict=True)
-            for span in shelf.group.reach.pages(computed, table.ready, self.page_size)
+            for span in shelf.group.window.pages(computed, table.ready, self.page_size)
             for page in span
             if page >= computed // self.page_size
         )
@@ -506,7 +512,7 @@ class PagePool:
             shelf.check([one[number] for one in columns])
 
 
-def _empty(shelf: Shelf, table: Table) -> None:
+def _empty(shelf: GroupPool, table: Table) -> None:
     while table:
         shelf.drop(table.popitem()[1])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
-from tokenwright.engine.page_pool import Chain, Parked, Tables
+from tokenwright.engine.page_pool import PrefixHashes, SwappedPages, Tables
 from tokenwright.sampling_params import SamplingParams
 
 
@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"  # the client went away
 
 
-class Guard(Protocol):
+class StopChecker(Protocol):
     """Watches one sequence's new tokens, outside the engine: end tokens, stop strings, grammars, time."""
 
     def advance(self, token: int) -> FinishReason | None:
@@ -42,7 +42,7 @@ class Guard(Protocol):
         """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
 
 
-class NoGuard:
+class NoStopChecker:
     """Lets a sequence run to its length."""
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (a guard is told every token)
@@ -59,7 +59,7 @@ class NoGuard:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TokenConstraints:
     """What the texts of SamplingParams are in one vocabulary: the sampler knows ids alone.
 
     end_ids: what min_tokens keeps from being chosen. bad: the tokens of each bad word. breakers: ids whose text has a
@@ -83,12 +83,12 @@ class Request:
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    guard: Guard = field(default_factory=NoGuard)
+    stop_checker: StopChecker = field(default_factory=NoStopChecker)
     cache: bool = True
-    score_from: int | None = None
+    prompt_logprobs_from: int | None = None
     share: bool = True
     salt: bytes = b""
-    words: Words = Words()
+    constraints: TokenConstraints = TokenConstraints()
     width: int = 1
     search: Any = None
 
@@ -126,12 +126,12 @@ class Sequence:
     limit: int  # most tokens it can hold: prompt + max_tokens, or the context
     tokens: list[int]
     tables: Tables
-    chain: Chain
-    guard: Guard
+    chain: PrefixHashes
+    stop_checker: StopChecker
     choices: tuple[int, ...]  # numbers of the texts that go on from it
     team: "list[Sequence]" = field(default_factory=list)
     computed: int = 0
-    parked: Parked | None = None
+    parked: SwappedPages | None = None
     cache: bool = True  # as the request says, until it is switched
     hold_at: int | None = None  # tokens at which it is held; None: never
     state: State = State.WAITING
@@ -166,12 +166,12 @@ class Sequence:
     @property
     def score_at(self) -> int:
         """The position of the next prompt token whose log-probability is to be told."""
-        return max(1, self.request.score_from or 1) + self.scored
+        return max(1, self.request.prompt_logprobs_from or 1) + self.scored
 
     @property
     def scores(self) -> bool:
         """Whether prompt tokens are still to be scored: their rows must be computed."""
-        return self.request.score_from is not None and self.score_at < len(self.request.prompt)
+        return self.request.prompt_logprobs_from is not None and self.score_at < len(self.request.prompt)
 
     @property
     def held(self) -> bool:

@@ -19,7 +19,7 @@ from math import prod
 
 from tokenwright.cache import LayerSpec, Part
 from tokenwright.config import ModelConfig
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class CostModel:
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @cached_property
-    def _reaches(self) -> Counter[Reach]:
+    def _reaches(self) -> Counter[AttentionWindow]:
         """How many layers have each reach."""
-        return Counter(spec.reach for spec in self.specs)
+        return Counter(spec.window for spec in self.specs)
 
     @cached_property
     def _parts(self) -> Counter[Part]:
@@ -69,7 +69,7 @@ class CostModel:
 
     def attention_flops(self, context: int) -> int:
         """A(t): one row over `context` tokens, itself included, in all layers."""
-        reached = sum(count * reach.kept(context - 1, context) for reach, count in self._reaches.items())
+        reached = sum(count * window.kept(context - 1, context) for window, count in self._reaches.items())
         return 4 * self.config.heads * self.config.head_size * reached
 
     def chunk(self, start: int, length: int, rows: int = 1) -> Cost:
@@ -80,7 +80,7 @@ class CostModel:
         stop = start + length
         read, written = 0, 0
         for part, count in self._parts.items() if length else ():
-            read += count * part.bytes_per_token * part.reach.kept(start, stop)
+            read += count * part.bytes_per_token * part.window.kept(start, stop)
             written += count * part.bytes_per_token * len(part.stored(range(start, stop)))
         return Cost(
             flops=2 * self.block_weights * length

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from tokenwright.cache import KVStore
-from tokenwright.decode.sample import Look, uniform, unseen
+from tokenwright.decode.sampler import Look, uniform, unseen
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
 from tokenwright.models.taps import Site, Tap, ignore

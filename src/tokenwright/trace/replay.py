@@ -38,12 +38,12 @@ class Text:
         return all(
             page in table
             for group, table in zip(self.store.groups, self.tables, strict=True)
-            for pages in group.reach.pages(position, position + 1, size)
+            for pages in group.window.pages(position, position + 1, size)
             for page in pages
         )
 
 
-class Looker:
+class AttentionReplay:
     """Rows of attention of one model, for any layer, head and position.
 
     It is as thread-safe as the stores it is given: who shares one with an engine calls between two steps.
@@ -91,11 +91,11 @@ class Looker:
         spec = self.specs[layer]
         read = _as_kept(spec, torch.cat(keys))  # [t, D]
         scores, places = read @ seen.query.double(), torch.arange(len(tokens), device=self.device)  # [t]
-        sinks = places < spec.reach.sinks
+        sinks = places < spec.window.sinks
         if seen.sink_query is not None:
             scores = torch.where(sinks, read @ seen.sink_query.double(), scores)
-        if spec.reach.window is not None:
-            scores[~sinks & (places < len(tokens) - spec.reach.window)] = -torch.inf
+        if spec.window.size is not None:
+            scores[~sinks & (places < len(tokens) - spec.window.size)] = -torch.inf
         weights: list[float] = (scores / self.config.head_size**0.5).softmax(-1).tolist()
         return weights
 

@@ -200,16 +200,16 @@ def kv_layer(view: KVView) -> lib.KVLayer:
     """One layer's K and V as the kernels read them."""
     parts = [
         lib.Part(
-            part.reach.start,
-            -1 if part.reach.stop is None else part.reach.stop,
+            part.window.start,
+            -1 if part.window.stop is None else part.window.stop,
             part.group,
             _side(part.k),
             _side(part.v),
         )
         for part in view.parts
     ]
-    reach = view.spec.reach
-    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), reach.window or 0, reach.sinks)
+    window = view.spec.window
+    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks)
 
 
 def _side(side: Side) -> lib.Side:

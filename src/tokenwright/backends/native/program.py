@@ -102,8 +102,8 @@ class Program:
         self.store = store
         self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
         self._turns = _Turns(config) if isinstance(config.positions, Rope) else None
-        reaches = [spec.reach for spec in store.specs if spec.reach.sinks]
-        self._edge = max((reach.sinks + (reach.window or 0) for reach in reaches), default=0)
+        attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
+        self._edge = max((window.sinks + (window.size or 0) for window in attention_windows), default=0)
 
     def __call__(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int]) -> Logits:
         """Compute the pieces, store their K and V, and return the logits of the wanted rows (counted over all pieces).

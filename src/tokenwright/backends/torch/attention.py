@@ -59,8 +59,8 @@ class Attention:
 
     def _sink_query(self, q: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor | None:
         """The queries [T, H, D] that meet the keys of sinks, where they are turned by another angle."""
-        if not (self.rotates and view.spec.reach.sinks):
+        if not (self.rotates and view.spec.window.sinks):
             return None
-        turned = self.rotate(q, batch.sink_rotations[view.spec.reach])
+        turned = self.rotate(q, batch.sink_rotations[view.spec.window])
         tap(Site.SINK_QUERY, self.layer, turned)
         return turned

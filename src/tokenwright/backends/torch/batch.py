@@ -10,7 +10,7 @@ from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import ModelConfig, Rope
 from tokenwright.engine import Chunk
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,9 @@ class Batch:
     slots: tuple[torch.Tensor, ...]  # for each group, [T]: where their K and V go
     spans: tuple[Span, ...]  # one for each chunk
     rotation: Rotation  # [T, D]; empty under learned positions
-    sink_rotations: Mapping[Reach, Rotation]  # [T, D], for each reach with sinks: how a query meets their keys
+    sink_rotations: Mapping[
+        AttentionWindow, Rotation
+    ]  # [T, D], for each reach with sinks: how a query meets their keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Batcher:
         self.store = store
         rope = config.positions
         self.table = RotaryTable(rope, config.head_size, store.device) if isinstance(rope, Rope) else None
-        self.sinking = {spec.reach for spec in store.specs if spec.reach.sinks}
+        self.sinking = {spec.window for spec in store.specs if spec.window.sinks}
 
     def __call__(self, pieces: Sequence[Piece | Chunk]) -> Batch:
         places = [torch.arange(piece.start, piece.stop) for piece in pieces]
@@ -59,7 +61,7 @@ class Batcher:
             slots=tuple(self._slots(group, pieces) for group in range(len(self.store.groups))),
             spans=self._spans(pieces),
             rotation=self._rotation(pieces, places),
-            sink_rotations={reach: self._sink_rotation(reach, pieces, places) for reach in self.sinking},
+            sink_rotations={window: self._sink_rotation(window, pieces, places) for window in self.sinking},
         )
 
     def _slots(self, group: int, pieces: Sequence[Piece | Chunk]) -> torch.Tensor:
@@ -82,7 +84,9 @@ class Batcher:
         parts = [self.table.rows(where, piece.limit) for piece, where in zip(pieces, places, strict=True)]
         return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]
 
-    def _sink_rotation(self, reach: Reach, pieces: Sequence[Piece | Chunk], places: Sequence[torch.Tensor]) -> Rotation:
+    def _sink_rotation(
+        self, window: AttentionWindow, pieces: Sequence[Piece | Chunk], places: Sequence[torch.Tensor]
+    ) -> Rotation:
         """Each row as if it stood right behind the sinks and a full window: there the text it reads would end."""
-        assert reach.window is not None, "sinks lie before a window"
-        return self._rotation(pieces, [where.clamp(max=reach.sinks + reach.window - 1) for where in places])
+        assert window.size is not None, "sinks lie before a window"
+        return self._rotation(pieces, [where.clamp(max=window.sinks + window.size - 1) for where in places])

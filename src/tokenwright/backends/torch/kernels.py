@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.backends.protocol import Linear, Rotation, Span
 from tokenwright.cache import Keys, KVPart, KVView, Side
-from tokenwright.engine.window import Reach
+from tokenwright.engine.window import AttentionWindow
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
@@ -98,7 +98,7 @@ class ReferenceKernels:
             for first in range(0, len(span.rows), block):
                 rows = slice(span.rows.start + first, span.rows.start + min(first + block, len(span.rows)))
                 others = None if sink_q is None else sink_q[rows]
-                weights = self.weights(q[rows], k, positions, span.start + first, view.spec.reach, scale, others)
+                weights = self.weights(q[rows], k, positions, span.start + first, view.spec.window, scale, others)
                 mixed = weights @ values  # [G, R, n, D]
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
         return out
@@ -122,19 +122,19 @@ class ReferenceKernels:
         k: torch.Tensor,
         positions: torch.Tensor,
         start: int,
-        reach: Reach,
+        window: AttentionWindow,
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Weights [G, H / G, n, t], wide, of n rows q [n, H, D] from position `start` on over keys k [t, G, D]."""
         scores = self._scores(q, k)  # [G, R, n, t]
         if sink_q is not None:
-            first = slice(reach.sinks)  # the keys of sinks: they begin the text, and no row misses one before it
+            first = slice(window.sinks)  # the keys of sinks: they begin the text, and no row misses one before it
             scores[..., first] = self._scores(sink_q, k[first])
         rows = torch.arange(start, start + len(q), device=q.device)[:, None]
         hidden = positions > rows  # [n, t]
-        if reach.window is not None:
-            hidden |= (positions <= rows - reach.window) & (positions >= reach.sinks)
+        if window.size is not None:
+            hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
         return scores.mul_(scale).masked_fill_(hidden, float("-inf")).softmax(-1)
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.decode.processors import adjusted, adjusts, filtered
-from tokenwright.engine import Chunk, Fault, Likely, Output, Pick, Result, SamplingParams, Score, Step
+from tokenwright.decode.logits_processors import adjusted, adjusts, filtered
+from tokenwright.engine import Chunk, Fault, Output, Pick, PromptLogprobs, Result, SamplingParams, Step, TopLogprob
 from tokenwright.engine.step import ALL
 from tokenwright.errors import EngineError
 
@@ -69,7 +69,7 @@ def choose(
     return [int(min(mass.searchsorted(mark, "right"), last)) for mark in marks]
 
 
-def likeliest(logits: torch.Tensor, n: int) -> list[int]:
+def top_ids(logits: torch.Tensor, n: int) -> list[int]:
     """The ids of the n highest of logits [V], or of all if V is less, the highest first and the lower id on ties."""
     if (n := min(n, len(logits))) == 0:
         return []
@@ -92,7 +92,7 @@ def log_totals(logits: NDArray[np.float32]) -> list[float]:
     return totals
 
 
-def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> Score:
+def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> PromptLogprobs:
     """The model's log-probabilities, over all ids at temperature 1, of the tokens that are known to follow.
 
     logits: [n, V], one row for each token of the chunk; totals: their `log_totals`, if these are known. Nothing was
@@ -102,12 +102,12 @@ def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> S
     logits = logits[:known]
     rows = list(zip(logits, logits.numpy(), totals[:known] or log_totals(logits.numpy()), strict=True))
     told = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
-    tops: tuple[tuple[Likely, ...], ...] = ()
+    tops: tuple[tuple[TopLogprob, ...], ...] = ()
     if n := chunk.request.params.prompt_logprobs:
         tops = tuple(
-            tuple(Likely(i, float(row[i]) - total, 0.0) for i in likeliest(tensor, n)) for tensor, row, total in rows
+            tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(tensor, n)) for tensor, row, total in rows
         )
-    return Score(chunk.sequence, chunk.start + 1, told, tops)
+    return PromptLogprobs(chunk.sequence, chunk.start + 1, told, tops)
 
 
 Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
@@ -148,7 +148,7 @@ class TorchSampler:
             elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence, _unsound()))
             else:
-                if chunk.wants is ALL:
+                if chunk.logits_needed is ALL:
                     known = output.log_totals[rows.start : rows.stop]
                     results.append(score(chunk, everything[rows.start : rows.stop], known))
                 if picks:
@@ -187,17 +187,17 @@ def _picked(
     """
     request, params = chunk.request, chunk.request.params
     try:
-        mask = chunk.guard.mask()
+        mask = chunk.stop_checker.mask()
     except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
         return [Fault(chunk.sequence, error)]
     written = len(chunk.text) - len(request.prompt)
-    known = best if params.greedy and not adjusts(params, request.words, written, mask) else None
+    known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
     if known is not None and not params.logprobs and look is unseen:  # what is told is the whole answer
         logprob = rows.item(last, known) - total
         return [Pick(chunk.sequence, known, logprob, 0.0, (), choice) for choice in chunk.choices]
     values = rows[last]
     logits = torch.from_numpy(values)
-    row = adjusted(logits, chunk.text, len(request.prompt), params, request.words, mask)
+    row = adjusted(logits, chunk.text, len(request.prompt), params, request.constraints, mask)
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(chunk.sequence, exhausted())]
     chances = probabilities(row, params)
@@ -206,11 +206,11 @@ def _picked(
     else:
         tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
     look(chunk, logits, chances)
-    first = likeliest(logits, params.logprobs) if params.logprobs else []
+    first = top_ids(logits, params.logprobs) if params.logprobs else []
     drawn = None if chances is None else chances.numpy()
     picks: list[Pick] = []
     for choice, token in zip(chunk.choices, tokens, strict=True):
-        top = tuple(Likely(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
+        top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
         of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
         picks.append(Pick(chunk.sequence, token, of_model, of_sampler, top, choice))
     return picks
@@ -234,7 +234,7 @@ def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Resul
     """What a search answers to the chunks of all its beams, each with its logits [n, V]."""
     if not all(_sound(logits) for _, logits in beams):
         return [Fault(chunk.sequence, _unsound()) for chunk, _ in beams]
-    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.wants is ALL]
+    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.logits_needed is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
     except Exception as error:  # of its guards, which are the client's

@@ -25,7 +25,7 @@ class Constraint(Protocol):
     """What allows or forbids the next token, by what was written so far: a grammar."""
 
     def mask(self) -> Any:
-        """Which ids may come next, as `Guard.mask` says."""
+        """Which ids may come next, as `StopChecker.mask` says."""
 
     def advance(self, token: int) -> bool:
         """Take the token just written; True: nothing may follow it."""
@@ -34,7 +34,7 @@ class Constraint(Protocol):
         """An independent one in the same state."""
 
 
-class TextGuard:
+class TextStopChecker:
     """Ends at end tokens, stop ids, stop strings, the end of a grammar and a deadline; keeps the text to be shown.
 
     An end token is not text, a stop id only if `include_stop`. What a stop string may still claim is held back until it

@@ -13,9 +13,9 @@ import transformers
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tokenwright.decode import processors as ours
-from tokenwright.decode.nucleus import FEW, last_key, nucleus, typical
-from tokenwright.engine import SamplingParams, Words
+from tokenwright.decode import logits_processors as ours
+from tokenwright.decode.top_p import FEW, last_key, nucleus, typical
+from tokenwright.engine import SamplingParams, TokenConstraints
 
 SIZE = 24  # ids
 NEAR = 1e-9
@@ -87,9 +87,9 @@ few = st.integers(0, 3)  # so that texts end with words
     st.lists(few, min_size=1, max_size=8),
     st.lists(st.lists(few, min_size=1, max_size=4), min_size=1, max_size=8, unique_by=tuple),
 )
-def test_bad_words_are_transformers(row, text, words):
-    found = ours.without_words(row, text, tuple(map(tuple, words)))
-    assert same(found, theirs(transformers.NoBadWordsLogitsProcessor(words), row, text))
+def test_bad_words_are_transformers(row, text, constraints):
+    found = ours.without_words(row, text, tuple(map(tuple, constraints)))
+    assert same(found, theirs(transformers.NoBadWordsLogitsProcessor(constraints), row, text))
 
 
 @given(rows, texts, st.integers(0, 30), st.integers(0, 6), some_ids)
@@ -97,22 +97,22 @@ def test_min_tokens_are_transformers(row, text, prompt_length, least, end_ids):
     prompt_length = min(prompt_length, len(text))
     processor = transformers.MinNewTokensLengthLogitsProcessor(prompt_length, least, end_ids)
     params = SamplingParams(min_tokens=least)
-    found = ours.adjusted(row, text, prompt_length, params, Words(end_ids=frozenset(end_ids)))
+    found = ours.adjusted(row, text, prompt_length, params, TokenConstraints(end_ids=frozenset(end_ids)))
     assert same(found, theirs(processor, row, text))
 
 
 @given(rows, st.integers(0, 2**SIZE - 1), st.sampled_from(["array", "bytes", "memoryview"]))
 def test_a_mask_keeps_the_ids_whose_bits_are_set(row, bits, kind):
-    words = np.array([bits], np.uint32)
-    mask = {"array": words, "bytes": words.tobytes(), "memoryview": memoryview(words.tobytes())}[kind]
+    constraints = np.array([bits], np.uint32)
+    mask = {"array": constraints, "bytes": constraints.tobytes(), "memoryview": memoryview(constraints.tobytes())}[kind]
     right = [value if bits >> i & 1 else -math.inf for i, value in enumerate(row.tolist())]
     assert ours.masked(row, mask).tolist() == right
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 70, 100])
 def test_a_mask_of_several_words_and_ids_past_it(size):
-    words = np.array([0x80000001, 0b110], np.uint32)  # 0, 31, 33 and 34
-    kept = ours.masked(torch.zeros(size), words).isfinite().nonzero().flatten().tolist()
+    constraints = np.array([0x80000001, 0b110], np.uint32)  # 0, 31, 33 and 34
+    kept = ours.masked(torch.zeros(size), constraints).isfinite().nonzero().flatten().tolist()
     assert kept == [i for i in (0, 31, 33, 34) if i < size]
 
 
@@ -191,7 +191,7 @@ def test_dry_is_the_definition(row, text, breakers, multiplier, base, allowed_le
         for i, value in enumerate(row.tolist())
     ]
     params = SamplingParams(dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed_length)
-    assert ours.adjusted(row, text, 0, params, Words(breakers=breakers)).tolist() == pytest.approx(right)
+    assert ours.adjusted(row, text, 0, params, TokenConstraints(breakers=breakers)).tolist() == pytest.approx(right)
 
 
 def test_dry_looks_at_each_place_of_a_uniform_text_a_few_times():
@@ -357,7 +357,7 @@ def orders(draw):
     params, chain = {}, []
     text = draw(st.lists(ids, min_size=1, max_size=30))
     prompt_length = draw(st.integers(0, len(text)))
-    words = {}
+    constraints = {}
     if draw(st.booleans()):
         biases = draw(st.dictionaries(ids, st.integers(-80, 80).map(lambda n: n / 8), min_size=1, max_size=5))
         params["logit_bias"] = biases
@@ -372,17 +372,17 @@ def orders(draw):
         chain.append(transformers.SuppressTokensLogitsProcessor(banned))
     if draw(st.booleans()):
         bad = [[draw(ids)], [text[-1], draw(ids)]]
-        words["bad"] = tuple(map(tuple, bad))
+        constraints["bad"] = tuple(map(tuple, bad))
         chain.append(transformers.NoBadWordsLogitsProcessor(bad))
     if draw(st.booleans()):
         params["min_tokens"] = draw(st.integers(0, 6))
         ends = draw(st.lists(ids, min_size=1, max_size=2, unique=True))
-        words["end_ids"] = frozenset(ends)
+        constraints["end_ids"] = frozenset(ends)
         chain.append(transformers.MinNewTokensLengthLogitsProcessor(prompt_length, params["min_tokens"], ends))
     if draw(st.booleans()):
         params["repetition_penalty"] = draw(st.floats(0.5, 2).filter(lambda x: x != 1))
         chain.append(transformers.RepetitionPenaltyLogitsProcessor(params["repetition_penalty"]))
-    return text, prompt_length, params, Words(**words), chain
+    return text, prompt_length, params, TokenConstraints(**constraints), chain
 
 
 def run(chain, row, text):
@@ -392,8 +392,8 @@ def run(chain, row, text):
 
 @given(rows, orders())
 def test_products_of_processors_are_transformers(row, order):
-    text, prompt_length, params, words, chain = order
-    found = ours.adjusted(row, text, prompt_length, SamplingParams(**params), words)
+    text, prompt_length, params, constraints, chain = order
+    found = ours.adjusted(row, text, prompt_length, SamplingParams(**params), constraints)
     assert same(found, run(chain, row, text))
 
 
@@ -454,8 +454,8 @@ def test_ids_past_the_vocabulary_choose_nothing():
     params = SamplingParams(
         logit_bias={9: 3.0}, banned_ids=(9, 1), allowed_ids=(0, 1, 2, 9), presence_penalty=1.0, repetition_penalty=2.0
     )
-    words = Words(bad=((9,), (9, 9)), end_ids=frozenset({9}))
-    found = ours.adjusted(row, (9, 2, 9), 0, params, words)
+    constraints = TokenConstraints(bad=((9,), (9, 9)), end_ids=frozenset({9}))
+    found = ours.adjusted(row, (9, 2, 9), 0, params, constraints)
     assert found.tolist() == [0.0, -math.inf, 0.0, -math.inf]
     assert ours.dry(row, (9, 9, 9), (), 1.0, 2.0, 1).tolist() == row.tolist()
 

@@ -8,10 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenwright.decode import sample
-from tokenwright.decode.processors import filtered
-from tokenwright.decode.sample import TorchSampler, likeliest, log_totals, probabilities, uniform
-from tokenwright.engine import Chunk, Fault, NoGuard, Output, Pick, Request, SamplingParams, Score, Step, Wants, Words
+from tokenwright.decode import sampler
+from tokenwright.decode.logits_processors import filtered
+from tokenwright.decode.sampler import TorchSampler, log_totals, probabilities, top_ids, uniform
+from tokenwright.engine import (
+    Chunk,
+    Fault,
+    LogitsNeeded,
+    NoStopChecker,
+    Output,
+    Pick,
+    PromptLogprobs,
+    Request,
+    SamplingParams,
+    Step,
+    TokenConstraints,
+)
 from tokenwright.errors import EngineError
 
 # Values on a coarse grid make ties, which is where rules differ.
@@ -19,7 +31,7 @@ rows = st.lists(st.integers(-12, 12).map(lambda n: n / 2), min_size=1, max_size=
 
 
 def choose(logits, params, position):
-    [token] = sample.choose(logits, probabilities(logits, params), params.seed, position)
+    [token] = sampler.choose(logits, probabilities(logits, params), params.seed, position)
     return token
 
 
@@ -44,9 +56,9 @@ def test_a_draw_is_the_inverse_cdf_over_the_kept_ids(logits, seed, position, k, 
 @pytest.mark.parametrize(("number", "token"), [(0.0, 1), (0.25, 2), (0.75, 4), (1 - 2**-53, 4), (1.0, 4)])
 def test_a_number_at_a_border_draws_a_token_that_has_a_chance(number, token, monkeypatch):
     """Each token has its lower border, not its upper one; 1, which no number is, stands for what rounding may do."""
-    monkeypatch.setattr(sample, "uniform", lambda seed, position, choice: number)
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position, choice: number)
     chances = torch.tensor([0, 0.25, 0.5, 0, 0.25, 0], dtype=torch.float64)
-    assert sample.choose(chances, chances, 1, 0) == [token]
+    assert sampler.choose(chances, chances, 1, 0) == [token]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e6])
@@ -100,9 +112,9 @@ def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
     """The likeliest token is 3 unless something is asked for that makes it another."""
     logits = torch.tensor([[0.5, 1.0, 2.0, 4.0, 3.0]])
     params = SamplingParams(**{"temperature": 0.0, **asked})
-    text, words = (3, 4, 3, 4), Words(end_ids=frozenset([3]))
+    text, constraints = (3, 4, 3, 4), TokenConstraints(end_ids=frozenset([3]))
     prompt = text if "min_tokens" in asked else text[:1]
-    one = Chunk(0, Request(prompt, params, words=words), 3, text[3:], (), 9, Wants.LAST, text=text)
+    one = Chunk(0, Request(prompt, params, constraints=constraints), 3, text[3:], (), 9, LogitsNeeded.LAST, text=text)
     plain, told = (
         TorchSampler().pick(Output((range(1),), logits, *more), Step((one,)))
         for more in ((), ((3,), tuple(log_totals(logits.numpy()))))
@@ -112,25 +124,39 @@ def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
         assert told[0].token != 3
 
 
-class Masked(NoGuard):
-    def __init__(self, *words):
-        self.words = words
+class Masked(NoStopChecker):
+    def __init__(self, *constraints):
+        self.constraints = constraints
 
     def mask(self):
-        return np.array(self.words, np.uint32)
+        return np.array(self.constraints, np.uint32)
 
 
-def chunk(identity, wants, following=(), *, guard=None, words=None, search=None, choices=(0,), **params):
-    request = Request((1, 2, 3), SamplingParams(**params), words=words or Words(), search=search)
-    guard, text = guard or NoGuard(), (1, 2, 3)
-    return Chunk(identity, request, 0, text, (), 9, wants, following, choices=choices, text=text, guard=guard)
+def chunk(
+    identity, logits_needed, following=(), *, stop_checker=None, constraints=None, search=None, choices=(0,), **params
+):
+    request = Request((1, 2, 3), SamplingParams(**params), constraints=constraints or TokenConstraints(), search=search)
+    stop_checker, text = stop_checker or NoStopChecker(), (1, 2, 3)
+    return Chunk(
+        identity,
+        request,
+        0,
+        text,
+        (),
+        9,
+        logits_needed,
+        following,
+        choices=choices,
+        text=text,
+        stop_checker=stop_checker,
+    )
 
 
-def pick(chunks, logits, look=sample.unseen):
+def pick(chunks, logits, look=sampler.unseen):
     """One row for each chunk, but n for one that scores n tokens."""
     rows, first = [], 0
     for one in chunks:
-        count = {Wants.NONE: 0, Wants.LAST: 1, Wants.ALL: len(one.tokens)}[one.wants]
+        count = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: 1, LogitsNeeded.ALL: len(one.tokens)}[one.logits_needed]
         rows.append(range(first, first + count))
         first += count
     return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), look)
@@ -142,15 +168,15 @@ def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
     logits[7, 0] = math.inf
     results = pick(
         [
-            chunk(0, Wants.LAST, temperature=0.0),
-            chunk(1, Wants.LAST, temperature=0.0),
-            chunk(2, Wants.NONE),
-            chunk(3, Wants.ALL, (4, 0), temperature=0.0),
-            chunk(4, Wants.ALL, (4, 0, 1)),
+            chunk(0, LogitsNeeded.LAST, temperature=0.0),
+            chunk(1, LogitsNeeded.LAST, temperature=0.0),
+            chunk(2, LogitsNeeded.NONE),
+            chunk(3, LogitsNeeded.ALL, (4, 0), temperature=0.0),
+            chunk(4, LogitsNeeded.ALL, (4, 0, 1)),
         ],
         logits,
     )
-    assert [type(result) for result in results] == [Pick, Fault, Score, Pick, Fault]
+    assert [type(result) for result in results] == [Pick, Fault, PromptLogprobs, Pick, Fault]
     assert [result.parent for result in results] == [0, 1, 3, 3, 4]
     right = logits.log_softmax(-1)
     assert results[0].token == int(logits[0].argmax())
@@ -165,9 +191,16 @@ def test_where_nothing_is_left_the_sequence_fails_alone():
     logits = torch.arange(15.0).reshape(3, 5)
     results = pick(
         [
-            chunk(0, Wants.LAST, guard=closed, temperature=0.0),
-            chunk(1, Wants.LAST, guard=closed, words=Words(end_ids=frozenset({1})), min_tokens=1, seed=1),
-            chunk(2, Wants.LAST, guard=closed, banned_ids=(1,), temperature=0.0),
+            chunk(0, LogitsNeeded.LAST, stop_checker=closed, temperature=0.0),
+            chunk(
+                1,
+                LogitsNeeded.LAST,
+                stop_checker=closed,
+                constraints=TokenConstraints(end_ids=frozenset({1})),
+                min_tokens=1,
+                seed=1,
+            ),
+            chunk(2, LogitsNeeded.LAST, stop_checker=closed, banned_ids=(1,), temperature=0.0),
         ],
         logits,
     )
@@ -182,12 +215,16 @@ def test_the_prompt_is_no_written_text():
     """Its tokens are repeated, but neither present nor frequent; and min_tokens are counted after it."""
     logits = torch.tensor([[0.0, 1.0, 1.1, 1.2]])
     common = {"temperature": 0.0}
-    assert pick([chunk(0, Wants.LAST, presence_penalty=5.0, frequency_penalty=5.0, **common)], logits)[0].token == 3
-    assert pick([chunk(0, Wants.LAST, repetition_penalty=1e2, **common)], logits)[0].token == 3  # 0.012, above 0
-    assert pick([chunk(0, Wants.LAST, repetition_penalty=1e2, logit_bias={0: 0.1}, **common)], logits)[0].token == 0
-    ends = Words(end_ids=frozenset({3}))
-    assert pick([chunk(0, Wants.LAST, words=ends, min_tokens=1, **common)], logits)[0].token == 2
-    assert pick([chunk(0, Wants.LAST, words=ends, min_tokens=0, **common)], logits)[0].token == 3
+    assert (
+        pick([chunk(0, LogitsNeeded.LAST, presence_penalty=5.0, frequency_penalty=5.0, **common)], logits)[0].token == 3
+    )
+    assert pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, **common)], logits)[0].token == 3  # 0.012, above 0
+    assert (
+        pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, logit_bias={0: 0.1}, **common)], logits)[0].token == 0
+    )
+    ends = TokenConstraints(end_ids=frozenset({3}))
+    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=1, **common)], logits)[0].token == 2
+    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=0, **common)], logits)[0].token == 3
 
 
 @settings(max_examples=50)
@@ -202,7 +239,7 @@ def test_log_probabilities_of_the_model_and_of_the_sampler(row, n, seed, k, gree
     """`top` is the model's own, whatever the processors do; beside it stands what the sampler made of it."""
     logits = torch.tensor([row])
     params = {"temperature": 0.0} if greedy else {"temperature": 0.7, "top_k": k, "seed": seed}
-    [found] = pick([chunk(0, Wants.LAST, logprobs=n, logit_bias={0: 2.0}, **params)], logits)
+    [found] = pick([chunk(0, LogitsNeeded.LAST, logprobs=n, logit_bias={0: 2.0}, **params)], logits)
     of_model = logits[0].double().log_softmax(-1)
     row_of_sampler = logits[0].clone()
     row_of_sampler[0] += 2
@@ -221,7 +258,7 @@ def test_log_probabilities_of_the_model_and_of_the_sampler(row, n, seed, k, gree
 
 def test_scores_come_with_the_likeliest():
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).round()
-    [score] = pick([chunk(0, Wants.ALL, (4, 0, 1), prompt_logprobs=2)], logits)
+    [score] = pick([chunk(0, LogitsNeeded.ALL, (4, 0, 1), prompt_logprobs=2)], logits)
     right = logits.double().log_softmax(-1)
     assert score.logprobs == pytest.approx([float(right[i, token]) for i, token in enumerate((4, 0, 1))], abs=1e-6)
     assert len(score.tops) == 3
@@ -234,7 +271,7 @@ def test_scores_come_with_the_likeliest():
 
 @given(rows, st.integers(0, 50))
 def test_the_likeliest_are_in_order_and_the_lower_id_first_on_ties(row, n):
-    assert likeliest(row, n) == sorted(range(len(row)), key=lambda i: (-float(row[i]), i))[:n]
+    assert top_ids(row, n) == sorted(range(len(row)), key=lambda i: (-float(row[i]), i))[:n]
 
 
 class Search:
@@ -254,11 +291,11 @@ def test_the_beams_of_a_search_choose_together():
     seen = []
     results = pick(
         [
-            chunk(0, Wants.LAST, search=mine, beams=2),
-            chunk(1, Wants.LAST, temperature=0.0),
-            chunk(2, Wants.LAST, search=other, beams=2),
-            chunk(3, Wants.NONE, search=other, beams=2),
-            chunk(4, Wants.ALL, (4, 0), search=mine, beams=2),
+            chunk(0, LogitsNeeded.LAST, search=mine, beams=2),
+            chunk(1, LogitsNeeded.LAST, temperature=0.0),
+            chunk(2, LogitsNeeded.LAST, search=other, beams=2),
+            chunk(3, LogitsNeeded.NONE, search=other, beams=2),
+            chunk(4, LogitsNeeded.ALL, (4, 0), search=mine, beams=2),
         ],
         logits,
         lambda one, row, chances: seen.append((one.sequence, chances)),
@@ -266,7 +303,7 @@ def test_the_beams_of_a_search_choose_together():
     assert mine.asked == [[(0, logits[0].tolist()), (4, logits[5].tolist())]]
     assert other.asked == [[(2, logits[2].tolist())]]
     assert [(type(result), result.parent) for result in results] == [
-        (Pick, 1), (Score, 4), (Pick, 0), (Pick, 4), (Pick, 2),
+        (Pick, 1), (PromptLogprobs, 4), (Pick, 0), (Pick, 4), (Pick, 2),
     ]  # fmt: skip
     assert seen == [(1, None), (0, None), (4, None), (2, None)]
 
@@ -276,7 +313,7 @@ def test_a_bad_row_fails_its_whole_search_and_no_other():
     logits = torch.zeros(4, 5)
     logits[1, 3] = math.nan
     searches = (mine, mine, other, None)
-    results = pick([chunk(i, Wants.LAST, search=search, seed=1) for i, search in enumerate(searches)], logits)
+    results = pick([chunk(i, LogitsNeeded.LAST, search=search, seed=1) for i, search in enumerate(searches)], logits)
     assert [(type(result), result.parent) for result in results] == [(Pick, 3), (Fault, 0), (Fault, 1), (Pick, 2)]
     assert mine.asked == []
 
@@ -286,7 +323,7 @@ def test_a_bad_row_fails_its_whole_search_and_no_other():
 def test_log_totals_are_the_logsumexp_in_blocks_of_any_size(seed, n):
     logits = torch.randn(n, 50, generator=torch.Generator().manual_seed(seed)) * 8
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample, "BLOCK", seed % 200)
+        patch.setattr(sampler, "BLOCK", seed % 200)
         totals = log_totals(logits.numpy())
     assert totals == pytest.approx(logits.double().logsumexp(-1).tolist(), abs=1e-5)
     assert totals == [total for row in logits for total in log_totals(row[None].numpy())], "whatever its neighbours"

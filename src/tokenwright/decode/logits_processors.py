@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenwright.decode.nucleus import nucleus, typical
-from tokenwright.engine import SamplingParams, Words
+from tokenwright.decode.top_p import nucleus, typical
+from tokenwright.engine import SamplingParams, TokenConstraints
 
 MOST_PENALTY = 1e30  # that is subtracted: far more than any logit, and still finite in fp32
 
@@ -141,14 +141,14 @@ def _added(logits: torch.Tensor, ids: list[int], amounts: list[float]) -> torch.
     return logits.index_add(0, torch.tensor(ids, dtype=torch.int64), added)
 
 
-def adjusts(params: SamplingParams, words: Words, written: int, mask: Any) -> bool:
+def adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
     """Whether `adjusted` has anything to do after so many written tokens: mostly not, and then no row need be made."""
     return bool(
         mask is not None
         or params.logit_bias
         or params.allowed_ids is not None
         or params.banned_ids
-        or words.bad
+        or constraints.bad
         or written < params.min_tokens
         or params.repetition_penalty != 1.0
         or params.presence_penalty
@@ -162,7 +162,7 @@ def adjusted(
     text: ListLike[int],
     prompt_length: int,
     params: SamplingParams,
-    words: Words = Words(),  # noqa: B008  (it is frozen)
+    constraints: TokenConstraints = TokenConstraints(),  # noqa: B008  (it is frozen)
     mask: Any = None,
 ) -> torch.Tensor:
     """The row [V] that a token is chosen from, before temperature; `logits` itself where nothing was asked for.
@@ -170,20 +170,20 @@ def adjusted(
     text: the prompt and what was written after its `prompt_length` tokens. mask: as `masked` takes it. Of
     log-probabilities, as beam search has them, it makes scores. All -inf if nothing may be chosen.
     """
-    if not adjusts(params, words, len(text) - prompt_length, mask):
+    if not adjusts(params, constraints, len(text) - prompt_length, mask):
         return logits
     row = biased(logits, params.logit_bias) if params.logit_bias else logits
     row = banned(allowed(row, params.allowed_ids), params.banned_ids)
-    row = without_words(row, text, words.bad) if words.bad else row
+    row = without_words(row, text, constraints.bad) if constraints.bad else row
     row = masked(row, mask)
     if len(text) - prompt_length < params.min_tokens:
-        row = banned(row, words.end_ids)
+        row = banned(row, constraints.end_ids)
     if params.repetition_penalty != 1.0:
         row = repetition(row, text[-params.repetition_window :], params.repetition_penalty)  # [-0:] is all of it
     if params.presence_penalty or params.frequency_penalty:
         row = occurrences(row, text[prompt_length:], params.presence_penalty, params.frequency_penalty)
     if params.dry_multiplier:
-        row = dry(row, text, words.breakers, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
+        row = dry(row, text, constraints.breakers, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
     return row
 
 
