@@ -11,7 +11,7 @@ from tokenwright.engine import AttentionWindow
 LONGEST = 40
 attention_windows = st.builds(
     AttentionWindow,
-    window=st.none() | st.integers(1, 20),
+    size=st.none() | st.integers(1, 20),
     sinks=st.integers(0, 10),
     start=st.integers(0, 20),
     stop=st.none() | st.integers(1, LONGEST),
