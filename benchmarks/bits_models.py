@@ -49,16 +49,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def write(folder: Path) -> dict[str, str]:
     """Every model in a folder of its own under `folder`; the SHA-256 of its weights by name."""
-    digests = {}
-    for name, config in CONFIGS.items():
-        home = folder / name
-        home.mkdir(parents=True)
-        (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        shapes = _gpt2_shapes(config) if name == "gpt2" else _llama_shapes(config)
-        save_file({key: _weight(key, shape) for key, shape in shapes.items()}, home / "model.safetensors")
-        _write_tokenizer(home)
-        digests[name] = sha256((home / "model.safetensors").read_bytes()).hexdigest()
-    return digests
+    return {name: write_model(folder / name, config) for name, config in CONFIGS.items()}
+
+
+def write_model(home: Path, config: dict[str, Any]) -> str:
+    """A model of one of these architectures in a new folder; the SHA-256 of its weights."""
+    home.mkdir(parents=True)
+    (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shapes = _gpt2_shapes(config) if config["model_type"] == "gpt2" else _llama_shapes(config)
+    save_file({key: _weight(key, shape) for key, shape in shapes.items()}, home / "model.safetensors")
+    _write_tokenizer(home)
+    return sha256((home / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
