@@ -165,13 +165,23 @@ class Worker:
         self._process.communicate()  # the end of its lines ends it
 
 
+# An endless loop that ends with the process that started it.
+NEIGHBOUR = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+
+
 @contextmanager
 def busy(process: bool) -> Iterator[None]:
     """An endless loop in another process meanwhile, if wanted."""
     if not process:
         yield
         return
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+    with subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) as neighbour:
         try:
             yield
         finally:
