@@ -37,6 +37,14 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not [name for name in named if not any((folder / name).exists() for folder in FOLDERS)]
 
 
+def test_decisions_are_numbered_once_and_in_order() -> None:
+    """Markdown counts on from the first number of a list, so a gap or a repetition would show other numbers."""
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert all(int(number) <= len(numbers) for number in re.findall(r"(?:by|see) (\d+)\b", page))
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.split()) < MOST_WORDS
 
