@@ -1,26 +1,21 @@
 """For all tests: one thread for torch, no time limits, and what they measured told at the end by `ledgers`.
 
-The models are small: on a busy machine threads would mostly wait for each other. Hypothesis draws new examples at
-every run on a person's machine, and the same ones in CI. Under pytest-xdist (scripts/test) a file stays on one worker.
+The models are small: on a busy machine threads would mostly wait for each other. How many examples a property test
+draws is a profile's matter (tests/profiles.py). Under pytest-xdist (scripts/test) a file stays on one worker.
 """
 
-import os
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
-from tests import ledgers
+from tests import ledgers, profiles
 
 # What takes longest begins first, so that no worker is left alone with it at the end.
 LONGEST = ("oracle/test_families.py", "equality/test_matrix.py")
 
 torch.set_num_threads(1)
-settings.register_profile(
-    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
-)
-settings.load_profile("house")
+profiles.register()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

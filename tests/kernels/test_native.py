@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.native import FUSED, KERNELS, WEIGHTS, each_isa, examples, needs_native, noise, packed, rows
+from tests.kernels.native import FUSED, KERNELS, WEIGHTS, each_isa, needs_native, noise, packed, rows
+from tests.profiles import examples
 from tokenwright.bench.limits import threads
 from tokenwright.errors import RequestError
 from tokenwright.kernels import Dense, ReferenceKernels, Rotation
