@@ -38,10 +38,10 @@ import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
-from tokenwright.decode import TextGuard, TorchSampler
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.decode import TextStopChecker, TorchSampler
 from tokenwright.driver import Driver
-from tokenwright.engine import Engine, Group, Output, PagePool, Request, Scheduler, Step, Wants
-from tokenwright.models.runner import TorchRunner
+from tokenwright.engine import Engine, Group, LogitsNeeded, Output, PagePool, Request, Scheduler, Step
 
 PAGE = 16  # tokens
 STEPS = 64  # of a round
@@ -74,9 +74,9 @@ class Prepared:
         self.log_totals = tuple(self.logits.double().logsumexp(1).tolist())
 
     def forward(self, step: Step) -> Output[torch.Tensor]:
-        wants = [chunk.wants is not Wants.NONE for chunk in step.chunks]
+        logits_needed = [chunk.logits_needed is not LogitsNeeded.NONE for chunk in step.chunks]
         rows, row = [], 0
-        for one in wants:
+        for one in logits_needed:
             rows.append(range(row, row + one))
             row += one
         return Output(tuple(rows), self.logits[:row], self.best[:row], self.log_totals[:row])
@@ -142,8 +142,8 @@ def watched(engine: Engine[Any]) -> Iterator[Stopwatch]:
         (engine.sampler, "pick", "sampler"),
         (scheduler, "commit", "commit"),
         (scheduler, "expire", "expire"),
-        (TextGuard, "advance", "text"),
-        (TextGuard, "take", "text"),
+        (TextStopChecker, "advance", "text"),
+        (TextStopChecker, "take", "text"),
     ]
     before = [vars(owner).get(name) for owner, name, _ in places]
     for owner, name, part in places:
@@ -207,7 +207,7 @@ def prepared(streams: int, context: int, vocabulary: int, rounds: int) -> Point:
     driver = Driver(engine, layers=1, kv_bytes=lambda tokens: tokens)
     params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     prompts = [tuple((5 + stream + place) % vocabulary for place in range(context)) for stream in range(streams)]
-    jobs = [driver.submit(Request(prompt, params, TextGuard(Silent(), ()))) for prompt in prompts]
+    jobs = [driver.submit(Request(prompt, params, TextStopChecker(Silent(), ()))) for prompt in prompts]
 
     def turn() -> None:
         for job in jobs:

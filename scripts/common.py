@@ -13,7 +13,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 PACKAGE = ROOT / "src" / "tokenwright"
-NATIVE = PACKAGE / "kernels" / "native"  # the C++ kernels
+NATIVE = PACKAGE / "backends" / "native" / "cpp"  # the C++ kernels
 
 
 def say(message: str) -> None:

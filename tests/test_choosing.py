@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
-from tokenwright.decode import BeamSearch, guards
-from tokenwright.engine import NoGuard
+from tokenwright.decode import BeamSearch, stopping
+from tokenwright.engine import NoStopChecker
 
 PROMPT = "Once upon a time"
 
@@ -182,7 +182,7 @@ def test_the_first_tokens_end_nothing(llm):
 def test_a_deadline_ends_a_text_and_what_was_held_back_is_shown(llm, monkeypatch):
     whole = one(llm, temperature=0, max_tokens=20)
     now = itertools.count()
-    monkeypatch.setattr(guards.TextGuard, "finished", deadline_after(8, now))
+    monkeypatch.setattr(stopping.TextStopChecker, "finished", deadline_after(8, now))
     stop = whole.text[10:] + "never"  # it holds all back from there on
     with llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=20, stop=[stop])) as stream:
         pieces = list(stream)
@@ -195,7 +195,7 @@ def test_a_deadline_ends_a_text_and_what_was_held_back_is_shown(llm, monkeypatch
 
 def deadline_after(steps, now):
     def finished(self):
-        return guards.FinishReason.TIME if next(now) >= steps else None
+        return stopping.FinishReason.TIME if next(now) >= steps else None
 
     return finished
 
@@ -323,8 +323,8 @@ def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
     monkeypatch.setattr("tokenwright.llm.time", SimpleNamespace(monotonic=lambda: next(clock)))
     compiled = llm._vocabulary.grammars(llm.eos_ids)
     monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
-    guard = llm._guard(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
-    assert guard.deadline == 15.0
+    stop_checker = llm._guard(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
+    assert stop_checker.deadline == 15.0
 
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
@@ -383,7 +383,7 @@ def test_a_length_penalty_at_its_border_can_be_reckoned_at_any_length(penalty):
     for beyond in (penalty * 1.01, penalty * 3):
         with pytest.raises(RequestError, match="length_penalty must be a number from -30 to 30"):
             SamplingParams(beams=2, length_penalty=beyond)
-    search = BeamSearch(SamplingParams(beams=2, length_penalty=penalty), NoGuard())
+    search = BeamSearch(SamplingParams(beams=2, length_penalty=penalty), NoStopChecker())
     assert search._normalised(-1.0, 2**31) < 0
 
 

@@ -19,8 +19,8 @@ from tokenwright import (
     RequestError,
     SamplingParams,
 )
-from tokenwright.decode import TextGuard
-from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.decode import TextStopChecker
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -186,14 +186,14 @@ def test_an_interrupt_in_the_middle_of_a_commit_ends_every_text_and_the_engine_g
     """The first text's token is written and the second's is not: Ctrl-C at the worst moment."""
     first, second, nothing = (llm.stream("the", params) for params in (GREEDY, GREEDY, SamplingParams(max_tokens=0)))
     next(first)
-    advance, calls = TextGuard.advance, iter(range(9))
+    advance, calls = TextStopChecker.advance, iter(range(9))
 
     def interrupted(self, token):
         if next(calls) == 1:
             raise KeyboardInterrupt
         return advance(self, token)
 
-    monkeypatch.setattr(TextGuard, "advance", interrupted)
+    monkeypatch.setattr(TextStopChecker, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(first)
     monkeypatch.undo()
@@ -446,13 +446,13 @@ def test_options_that_cannot_be_had(folder, options, error, match):
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
-    monkeypatch.setattr("tokenwright.models.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 1000)
     with pytest.raises(CapacityError, match="--dtype bfloat16 halves it"):
         LLM(folder)
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):
-    monkeypatch.setattr("tokenwright.models.memory.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 2**20)
     with pytest.raises(CapacityError, match="does not have \\(1048576 are free\\)"):
         LLM(folder, pages=2**14)
 
@@ -476,7 +476,7 @@ def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, m
 
     monkeypatch.setattr("tokenwright.llm.find_kernels", lambda: None)
     monkeypatch.setattr(Checkpoint, "tensors", watched)
-    monkeypatch.setattr("tokenwright.models.memory.free_memory", free)
+    monkeypatch.setattr("tokenwright.backends.memory.free_memory", free)
     with LLM(folder):
         assert len(held) == 1
 

@@ -20,7 +20,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from tokenwright import LLM
-from tokenwright.models.device import leave_a_core
+from tokenwright.backends.device import leave_a_core
 from tokenwright.serve.explore import Explorer, make_app
 from tokenwright.serve.page import page_folder
 

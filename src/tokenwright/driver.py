@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from tokenwright.completion import Completion, Piece, TreeToken, Usage
-from tokenwright.decode import BeamSearch, TextGuard
+from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import (
     Dropped,
     Engine,
@@ -27,12 +27,12 @@ from tokenwright.engine import (
     Finished,
     FinishReason,
     Forked,
-    Likely,
+    PromptLogprobsAdded,
     Request,
-    Scored,
     Sequence,
     State,
     Token,
+    TopLogprob,
 )
 from tokenwright.errors import EngineError
 
@@ -57,9 +57,9 @@ class Branch:
 class Text:
     """One text as its client sees it: of a request for several, one of them."""
 
-    def __init__(self, branch: Branch, guard: TextGuard, choice: int) -> None:
+    def __init__(self, branch: Branch, stop_checker: TextStopChecker, choice: int) -> None:
         self.branch = branch
-        self.guard = guard
+        self.stop_checker = stop_checker
         self.choice = choice
         self.written: list[Piece] = []  # all that were published
         self.rest = ""  # what was held back when it ended without another token
@@ -74,16 +74,16 @@ class Text:
         for event in events:
             match event:
                 case Token(token=token, logprob=logprob, sampler_logprob=drawn, top=top):
-                    fresh.append(Piece(self.guard.take(), token, logprob, drawn, top, self.choice))
+                    fresh.append(Piece(self.stop_checker.take(), token, logprob, drawn, top, self.choice))
                     self.times.append(since)
                     self.branch.told += 1
                 case Finished(reason=reason):
                     whole = self.branch.told == len(self.branch.sequence.written)  # a commit may have broken off
-                    self.rest = self.guard.finish() if whole else ""
+                    self.rest = self.stop_checker.finish() if whole else ""
                     if fresh:  # what was held back belongs to the last token
                         fresh[-1] = fresh[-1]._replace(text=fresh[-1].text + self.rest)
                         self.rest = ""
-                    self.reason = FinishReason.STOP if isinstance(self.guard.stopped, str) else reason
+                    self.reason = FinishReason.STOP if isinstance(self.stop_checker.stopped, str) else reason
                 case Failed(error=error):
                     self.error = error
         self.written += fresh
@@ -103,14 +103,14 @@ class Job:
 
     def __init__(self, sequence: Sequence, submitted: float) -> None:
         self.search: BeamSearch | None = sequence.request.search
-        guard = self.search.guard if self.search is not None else sequence.guard
+        stop_checker = self.search.stop_checker if self.search is not None else sequence.stop_checker
         self.submitted = submitted
         self.started: float | None = None  # when the step began that first computed something for it
         self.branches = {sequence.id: Branch(sequence)}
-        self.texts = {sequence.id: Text(self.branches[sequence.id], cast("TextGuard", guard), 0)}
+        self.texts = {sequence.id: Text(self.branches[sequence.id], cast("TextStopChecker", stop_checker), 0)}
         self.pieces: deque[Piece] = deque()  # published, not yet fetched
         self.scores: list[float] = []
-        self.tops: list[tuple[Likely, ...]] = []  # the likeliest tokens at each prompt token that was scored
+        self.tops: list[tuple[TopLogprob, ...]] = []  # the likeliest tokens at each prompt token that was scored
         self.steps: list[float] = []  # of a search: seconds from `submitted` to each step that picked
         self.ended = False
 
@@ -141,9 +141,9 @@ class Job:
         branch = self.branches[sequence.id] = Branch(sequence)
         branch.told = self.branches[event.parent].told
         if self.search is None:
-            self.texts[sequence.id] = Text(branch, cast("TextGuard", sequence.guard), sequence.choices[0])
+            self.texts[sequence.id] = Text(branch, cast("TextStopChecker", sequence.stop_checker), sequence.choices[0])
 
-    def score(self, event: Scored) -> None:
+    def score(self, event: PromptLogprobsAdded) -> None:
         self.scores += event.logprobs
         self.tops += event.tops
 
@@ -185,18 +185,18 @@ class Job:
         root = self.first.branch
         self.texts.clear()
         for place, hypothesis in enumerate(found):
-            guard = cast("TextGuard", search.guard.fork())
-            text = self.texts[place] = Text(root, guard, place)
+            stop_checker = cast("TextStopChecker", search.stop_checker.fork())
+            text = self.texts[place] = Text(root, stop_checker, place)
             for node in hypothesis.node.path():
-                guard.advance(node.token)
+                stop_checker.advance(node.token)
                 text.written.append(
-                    Piece(guard.take(), node.token, node.logprob, node.sampler_logprob, node.top, place)
+                    Piece(stop_checker.take(), node.token, node.logprob, node.sampler_logprob, node.top, place)
                 )
             last = text.written[-1]
-            text.written[-1] = last._replace(text=last.text + guard.finish())
+            text.written[-1] = last._replace(text=last.text + stop_checker.finish())
             text.times = self.steps[: len(text.written)]
             text.score, text.reason = hypothesis.score, hypothesis.reason
-            if isinstance(guard.stopped, str):
+            if isinstance(stop_checker.stopped, str):
                 text.reason = FinishReason.STOP
 
     @property
@@ -242,7 +242,7 @@ class Driver:
     def submit(self, request: Request, *, held: bool = False) -> Job:
         """Queue a request; `held` ones compute nothing until `allow`. Raises what `Engine.submit` raises.
 
-        Its guard must be a TextGuard, or a BeamSearch, which is then its search as well.
+        Its guard must be a TextStopChecker, or a BeamSearch, which is then its search as well.
         """
         submitted = self._clock()  # before it waits for a turn that is under way
         with self.between_turns() as engine:
@@ -331,7 +331,7 @@ class Driver:
             ),
             sampler_logprobs=tuple(piece.sampler_logprob for piece in written),
             top_logprobs=tuple(piece.top for piece in written) if request.params.logprobs is not None else (),
-            stopped=text.guard.stopped if ended else None,
+            stopped=text.stop_checker.stopped if ended else None,
             score=text.score,
             prompt_logprobs=tuple(job.scores),
             prompt_top_logprobs=tuple(job.tops),
@@ -407,7 +407,7 @@ class Driver:
                 case Forked(sequence=child, parent=parent):
                     self._jobs[child] = self._jobs[parent]
                     self._jobs[child].fork(event)
-                case Scored(sequence=identity):
+                case PromptLogprobsAdded(sequence=identity):
                     self._jobs[identity].score(event)
                 case _:
                     identity = event.sequence

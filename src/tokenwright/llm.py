@@ -12,31 +12,31 @@ from typing import Self, overload
 
 import torch
 
+from tokenwright.backends import ReferenceKernels
+from tokenwright.backends.device import resolve_device, resolve_dtype
+from tokenwright.backends.memory import make_store
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import LayerSpec, layer_specs
+from tokenwright.checkpoints.fingerprint import about
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.positions import LONGEST
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, Rope, WeightFormat
-from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
+from tokenwright.decode import BeamSearch, TextStopChecker, TorchSampler
 from tokenwright.driver import Driver, Job, Stream
 from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
-from tokenwright.engine.params import DRAWING, check_unicode, shown
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.kernels import ReferenceKernels
-from tokenwright.kernels.native import find_kernels
-from tokenwright.models.build import make_decoder
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.device import resolve_device, resolve_dtype
-from tokenwright.models.fingerprint import about
-from tokenwright.models.look import Looker
-from tokenwright.models.memory import make_store
-from tokenwright.models.positions import LONGEST
-from tokenwright.models.runner import Model, TorchRunner
+from tokenwright.loaded import make_decoder
+from tokenwright.models.cost import CostModel
 from tokenwright.restore import load_pages, save_pages
 from tokenwright.run import Run
+from tokenwright.sampling_params import DRAWING, check_unicode, shown
 from tokenwright.text import ChatTemplate, Message, Rendered, TextStream, Tokenizer
-from tokenwright.trace.cost import CostModel
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.trace.recorder import Recorder, device_clock
+from tokenwright.trace.replay import AttentionReplay
 from tokenwright.vocabulary import Vocabulary
 
 Prompt = str | Sequence[int]  # text, or token ids
@@ -157,7 +157,7 @@ class LLM:
         pool = PagePool(groups, options.page_size, store, repr(specs).encode(), options.swap_memory)
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences)
         self._model = Model(self.config, decoder, specs, place)
-        self._looker = Looker(self.config, decoder, specs, place)
+        self._replay = AttentionReplay(self.config, decoder, specs, place)
         self._store = store
         runner, sampler = TorchRunner(self.config, decoder, store), TorchSampler()
         self._recorder: Recorder | None = None
@@ -349,7 +349,7 @@ class LLM:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
         job = self._submit(prompt, params or self.sampling(), cache, written=written, held=True, share=False)
         try:
-            return Run(self._open_driver(), job, self._recorder, self._looker, layer, head, first_step)
+            return Run(self._open_driver(), job, self._recorder, self._replay, layer, head, first_step)
         except RequestError:
             self._open_driver().abort(job)
             raise
@@ -390,7 +390,7 @@ class LLM:
         driver, jobs = self._open_driver(), list[Job]()
         params = SamplingParams(temperature=0.0, max_tokens=0)
         try:
-            jobs += [self._submit(text, params, cache=True, score_from=start) for text in texts]
+            jobs += [self._submit(text, params, cache=True, prompt_logprobs_from=start) for text in texts]
             for job in jobs:
                 driver.finish(job)
         finally:
@@ -435,7 +435,7 @@ class LLM:
                 self._template.close()
             self._recorder = None
             self._vocabulary.close()
-            del self._model, self._looker, self._store
+            del self._model, self._replay, self._store
 
     def __enter__(self) -> Self:
         return self
@@ -449,7 +449,7 @@ class LLM:
         params: SamplingParams,
         cache: bool,
         *,
-        score_from: int | None = None,
+        prompt_logprobs_from: int | None = None,
         written: Sequence[int] = (),
         held: bool = False,
         share: bool = True,
@@ -461,30 +461,30 @@ class LLM:
         if params.seed is None and not params.greedy and params.beams == 1:
             params = replace(params, seed=secrets.randbits(63))
         if params.prompt_logprobs is not None:
-            score_from = 1
-        guard = self._guard(params, ids)
+            prompt_logprobs_from = 1
+        stop_checker = self._guard(params, ids)
         for token in more:
-            guard.advance(token)
-        guard.take()
+            stop_checker.advance(token)
+        stop_checker.take()
         left = max(0, params.max_tokens - len(more))
         params = replace(params, max_tokens=left, min_tokens=min(left, max(0, params.min_tokens - len(more))))
-        search = BeamSearch(params, guard) if params.beams > 1 else None
+        search = BeamSearch(params, stop_checker) if params.beams > 1 else None
         driver = self._open_driver()
         request = Request(
             prompt=(*ids, *more),
             params=params,
-            guard=guard if search is None else search,
+            stop_checker=stop_checker if search is None else search,
             cache=cache,
-            score_from=score_from,
+            prompt_logprobs_from=prompt_logprobs_from,
             share=share,
-            words=self._vocabulary.words(params, self.eos_ids),
+            constraints=self._vocabulary.constraints(params, self.eos_ids),
             width=params.beams,
             search=search,
         )
         request = replace(request, salt=self._salt(request.limit(driver.engine.context), salt))
         return driver.submit(request, held=held)
 
-    def _guard(self, params: SamplingParams, prompt: Sequence[int]) -> TextGuard:
+    def _guard(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
         """What watches a text of these params behind a prompt."""
         asked = time.monotonic()
         self._vocabulary.check(params)
@@ -492,7 +492,7 @@ class LLM:
         if params.grammar is not None:
             opens = all(self.tokenizer.token_bytes(token) is None for token in prompt)
             constraint = self._vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
-        return TextGuard(
+        return TextStopChecker(
             TextStream(self.tokenizer, params.stop, prompt, include_stop=params.include_stop),
             () if params.ignore_eos else self.eos_ids,
             params.stop_ids,

@@ -16,8 +16,8 @@ from tokenwright.completion import Completion
 from tokenwright.driver import Driver, Job
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
-from tokenwright.models.look import Looker, Text
 from tokenwright.trace.recorder import Recorder, Watch
+from tokenwright.trace.replay import AttentionReplay, Text
 from tokenwright.trace.rows import coded
 from tokenwright.trace.schema import AttentionRow, StepFrame
 
@@ -29,12 +29,19 @@ class Run:
     """One watched text. `frames` are all its steps so far; `first_step` is the number of the first."""
 
     def __init__(
-        self, driver: Driver, job: Job, recorder: Recorder, looker: Looker, layer: int, head: int, first_step: int = 0
+        self,
+        driver: Driver,
+        job: Job,
+        recorder: Recorder,
+        replay: AttentionReplay,
+        layer: int,
+        head: int,
+        first_step: int = 0,
     ) -> None:
         self._driver = driver
         self._job = job
         self._recorder = recorder
-        self._looker = looker
+        self._replay = replay
         self.first_step = first_step
         self.frames: list[StepFrame] = []
         self._rows = self._stripped = 0  # bytes of all rows kept, and frames that have lost theirs
@@ -135,7 +142,7 @@ class Run:
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
         with self._driver.between_turns():
-            return self._looker.reference(tokens, self._job.sequence.limit, layer, head)
+            return self._replay.reference(tokens, self._job.sequence.limit, layer, head)
 
     def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
         self._check(layer, head)
@@ -144,11 +151,11 @@ class Run:
         with self._driver.between_turns():
             text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
             if sequence.computed < stop or not text.holds(stop - 1):
-                text = self._looker.rebuilt(self.tokens, sequence.limit)
-            return self._looker.row(text, stop - 1, layer, head)
+                text = self._replay.rebuilt(self.tokens, sequence.limit)
+            return self._replay.row(text, stop - 1, layer, head)
 
     def _check(self, layer: int, head: int) -> None:
-        config = self._looker.config
+        config = self._replay.config
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not 0 <= value < count:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")

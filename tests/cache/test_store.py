@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.cache.test_spec import SPECS
 from tests.models.fixtures import make_config
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import KVFormat
 from tokenwright.errors import CapacityError
-from tokenwright.models.families import parse_config
 
 CPU = torch.device("cpu")
 KVS = ["native", "bfloat16", "int8", "int4", "fp8", "k=int8,v=int4,first=5,native=1"]
@@ -103,7 +103,7 @@ def test_pages_of_a_layer_are_pages_of_its_group() -> None:
     for layer in range(len(specs)):
         for part, spec_part in zip(store.view(layer).parts, specs[layer].parts, strict=True):
             group = store.groups[part.group]
-            assert (group.part, part.reach) == (spec_part, spec_part.reach)
+            assert (group.part, part.window) == (spec_part, spec_part.window)
             assert part.bytes_per_token == spec_part.bytes_per_token
             place = group.layers.index(layer)
             memories = (*part.k.memory, *part.v.memory)

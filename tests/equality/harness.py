@@ -22,19 +22,19 @@ import torch
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DType, KVFormat, WeightFormat
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.reach import Reach
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.kernels.native import find_kernels
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.packing import load_packed
-from tokenwright.models.program import NativeDecoder
-from tokenwright.models.runner import TorchRunner
+from tokenwright.engine.window import AttentionWindow
 
 TOLERANCE = 1e-5
 PROMPT, NEW = 40, 12
@@ -154,7 +154,7 @@ class Case:
         memory = store(self.specs, pages, page_size, CPU)
         memory.poison()
         groups = [
-            Group(count, group.reach, group.page_bytes(page_size))
+            Group(count, group.window, group.page_bytes(page_size))
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
@@ -295,4 +295,4 @@ def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> i
 
 
 def full(case: Case) -> bool:
-    return all(spec.reach == Reach() for spec in case.specs)
+    return all(spec.window == AttentionWindow() for spec in case.specs)

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import torch
 
+from tests.backends.native import needs_native
 from tests.equality import harness, ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Matrix, Seen
-from tests.kernels.native import needs_native
 from tests.oracle.test_faults import moved_by_one
+from tokenwright.backends import ReferenceKernels, Span
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.torch.batch import Piece
+from tokenwright.backends.torch.decoder import Logits
 from tokenwright.cache import KVStore, KVView
 from tokenwright.engine import Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.pages import Chain, PagePool, Shelf, Table, Tables
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.page_pool import GroupPool, PagePool, PrefixHashes, Table, Tables
+from tokenwright.engine.window import AttentionWindow
 from tokenwright.errors import EngineError
-from tokenwright.kernels import ReferenceKernels, Span
-from tokenwright.models.batch import Piece
-from tokenwright.models.decoder import Logits
-from tokenwright.models.runner import TorchRunner
 
 assert ways.LATE  # imported for what it registers
 
@@ -46,8 +46,8 @@ class NoMask(Exact):
 class NoWindow(Exact):
     """A row of a chunk reads all that the chunk's first row reads."""
 
-    def weights(self, q: Any, k: Any, positions: Any, start: int, reach: Reach, *more: Any) -> Any:
-        return super().weights(q, k, positions, start, Reach(), *more)
+    def weights(self, q: Any, k: Any, positions: Any, start: int, window: AttentionWindow, *more: Any) -> Any:
+        return super().weights(q, k, positions, start, AttentionWindow(), *more)
 
 
 class StalePage(Exact):
@@ -117,21 +117,21 @@ class NoRollback(Scheduler):
 
 def weak_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is named after its own tokens alone, not after the whole text up to its end."""
-    old = Chain.upto
+    old = PrefixHashes.upto
 
-    def upto(self: Chain, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    def upto(self: PrefixHashes, tokens: Sequence[int], page_size: int) -> list[bytes]:
         old(self, tokens, page_size)
         pages = range(len(tokens) // page_size)
         self.names[:] = [repr(tokens[page * page_size : (page + 1) * page_size]).encode() for page in pages]
         return self.names
 
-    monkeypatch.setattr(Chain, "upto", upto)
+    monkeypatch.setattr(PrefixHashes, "upto", upto)
 
 
 def no_window_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit is believed without its last window: the pages that lie behind are not looked for."""
 
-    def match(self: PagePool, chain: Chain, tokens: Sequence[int], most: int | None = None) -> int:
+    def match(self: PagePool, chain: PrefixHashes, tokens: Sequence[int], most: int | None = None) -> int:
         chain.upto(tokens, self.page_size)
         return (len(tokens) - 1) // self.page_size * self.page_size
 
@@ -142,7 +142,7 @@ def sealed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is named as soon as it is begun, if its tokens are known."""
     old = PagePool.seal
 
-    def seal(self: PagePool, tables: Tables, chain: Chain, tokens: Sequence[int], start: int, stop: int) -> None:
+    def seal(self: PagePool, tables: Tables, chain: PrefixHashes, tokens: Sequence[int], start: int, stop: int) -> None:
         end = min(-(-stop // self.page_size), len(tokens) // self.page_size) * self.page_size
         old(self, tables, chain, tokens, start, max(stop, end))
 
@@ -158,21 +158,21 @@ def trimmed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def sealed_are_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was used up keeps its name: who looks for the old text finds the new one."""
 
-    def take(self: Shelf) -> int:
+    def take(self: GroupPool) -> int:
         page = self.blank.pop() if self.blank else self.kept.popitem(last=False)[0]
         self.holders[page] = 1
         return page
 
-    monkeypatch.setattr(Shelf, "take", take)
-    monkeypatch.setattr(Shelf, "check", lambda self, tables: None)
+    monkeypatch.setattr(GroupPool, "take", take)
+    monkeypatch.setattr(GroupPool, "check", lambda self, tables: None)
 
 
 def held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was found is not held: somebody else takes it."""
 
-    def adopt(self: PagePool, tables: Tables, chain: Chain, tokens: list[int], cut: int) -> None:
+    def adopt(self: PagePool, tables: Tables, chain: PrefixHashes, tokens: list[int], cut: int) -> None:
         for shelf, table in zip(self._shelves, tables, strict=True):
-            for span in shelf.group.reach.pages(cut, cut, self.page_size):
+            for span in shelf.group.window.pages(cut, cut, self.page_size):
                 names = {page: chain.name(tokens, page, cut, self.page_size) for page in span}
                 table.update((page, shelf.index[name]) for page, name in names.items())
 

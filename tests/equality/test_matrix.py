@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.native import needs_native
 from tests.equality import ways
 from tests.equality.harness import FORMATS, KINDS, MIXED, SAMPLINGS, WAYS, WEIGHTS, Case, alone, compare
-from tests.kernels.native import needs_native
 from tests.pairwise import pairwise
 from tokenwright.bench.limits import threads
 

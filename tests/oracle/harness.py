@@ -23,7 +23,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import VOCAB, make_checkpoint
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, Rope, WeightFormat
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import (
@@ -40,14 +48,6 @@ from tokenwright.engine import (
     Step,
 )
 from tokenwright.engine import Sequence as Text
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.kernels.native import NativeKernels
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.layout import Weights
-from tokenwright.models.packing import load_packed
-from tokenwright.models.program import NativeDecoder
-from tokenwright.models.runner import Model, TorchRunner
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
@@ -173,7 +173,7 @@ def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt
     """A greedy request. Texts that may come to other lengths share no pages: dynamic scaling turns their keys apart."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     salt = str(len(prompt) + max_tokens).encode()
-    return Request(tuple(prompt), params, cache=cache, score_from=1 if prompt_logprobs else None, salt=salt)
+    return Request(tuple(prompt), params, cache=cache, prompt_logprobs_from=1 if prompt_logprobs else None, salt=salt)
 
 
 def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Text]:

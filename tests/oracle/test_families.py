@@ -28,8 +28,8 @@ from tests.oracle.harness import (
     prompt_of,
     write,
 )
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.kernels.native import find_kernels
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.native.kernels import find_kernels
 
 STEPS = 64
 PROMPTS = (1, 17, 300)

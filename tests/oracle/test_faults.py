@@ -14,13 +14,13 @@ import torch
 
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.torch.batch import Batch, Batcher, Piece
 from tokenwright.cache import Keys, KVView
+from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import Learned, ModelConfig
-from tokenwright.engine.reach import Reach
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.models.batch import Batch, Batcher, Piece
-from tokenwright.models.families import parse_config
-from tokenwright.models.runner import TorchRunner
+from tokenwright.engine.window import AttentionWindow
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -30,22 +30,22 @@ MOVED = 100 * TOLERANCE
 class NoMask(ReferenceKernels):
     """A row reads what comes after it, as far as the chunk has it."""
 
-    def weights(self, q, k, positions, start, reach, scale, sink_q=None):
-        return super().weights(q, k, positions, start + len(q), Reach(), scale, sink_q)
+    def weights(self, q, k, positions, start, window, scale, sink_q=None):
+        return super().weights(q, k, positions, start + len(q), AttentionWindow(), scale, sink_q)
 
 
 class NoWindow(ReferenceKernels):
     """A row reads all that came before it in every layer, as far as an earlier row of its chunk may."""
 
-    def weights(self, q, k, positions, start, reach, scale, sink_q=None):
-        return super().weights(q, k, positions, start, Reach(), scale, sink_q)
+    def weights(self, q, k, positions, start, window, scale, sink_q=None):
+        return super().weights(q, k, positions, start, AttentionWindow(), scale, sink_q)
 
 
 class ShortWindow(ReferenceKernels):
     """A window ends one token too early."""
 
-    def weights(self, q, k, positions, start, reach, scale, sink_q=None):
-        short = replace(reach, window=reach.window and reach.window - 1)
+    def weights(self, q, k, positions, start, window, scale, sink_q=None):
+        short = replace(window, size=window.size and window.size - 1)
         return super().weights(q, k, positions, start, short, scale, sink_q)
 
 

@@ -10,9 +10,9 @@ from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
+from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.schema import decode_weights
-from tokenwright.trace.sites import DIMS, Site
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]
@@ -118,8 +118,8 @@ def test_every_site_is_seen_with_its_dims(traced):
         seen.append((site, layer))
         assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
 
-    looker = llm._looker
-    looker._computed([1, 2, 3], 3, tap)
+    replay = llm._replay
+    replay._computed([1, 2, 3], 3, tap)
     inner = (Site.QUERY, Site.KEY, Site.VALUE, Site.ATTENTION, Site.MLP)
     assert seen == [(Site.EMBEDDING, 0), *((site, layer) for layer in range(config.layers) for site in inner)]
     assert set(DIMS) == set(Site) == {Site.EMBEDDING, *inner, Site.SINK_QUERY}, "the last one where there are sinks"

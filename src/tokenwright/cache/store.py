@@ -16,7 +16,7 @@ import torch
 
 from tokenwright.cache.codec import Codec, Parts
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.window import AttentionWindow
 from tokenwright.errors import CapacityError
 
 Table = Mapping[int, int]  # page of a text -> page of a group's memory; what is not needed is absent
@@ -58,7 +58,7 @@ class KVPart:
     """One part of a layer, in the memory of its group."""
 
     group: int
-    reach: Reach
+    window: AttentionWindow
     bytes_per_token: int
     k: Side
     v: Side
@@ -122,7 +122,7 @@ class KVStore:
                 Side(codec, part.layout.head_size, tuple(tensor[at].flatten(0, 1) for tensor in side))
                 for codec, side in zip((part.k, part.v), self._sides[index], strict=True)
             )
-            parts.append(KVPart(index, part.reach, part.bytes_per_token, k, v))
+            parts.append(KVPart(index, part.window, part.bytes_per_token, k, v))
         return KVView(spec, tuple(parts))
 
     @property
@@ -151,7 +151,7 @@ class KVStore:
 
     def slots(self, group: int, table: Table, positions: range) -> torch.Tensor:
         """The slots [n], on the CPU, of positions side by side; scratch for those that the group does not keep."""
-        kept = stored(self.groups[group].reach, positions)
+        kept = stored(self.groups[group].window, positions)
         slots = torch.full((len(positions),), self.scratch(group))
         if kept:
             first = kept.start - positions.start
@@ -162,7 +162,7 @@ class KVStore:
         """For each group what rows [start, stop) of a text read, together."""
         found = []
         for group, table in zip(self.groups, tables, strict=True):
-            spans = group.reach.spans(start, stop)
+            spans = group.window.spans(start, stop)
             slots = [self._found(table, span) for span in spans]
             places = [torch.arange(span.start, span.stop) for span in spans]
             found.append(Keys(_joined(slots).to(self.device), _joined(places).to(self.device)))

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from tokenwright.completion import Completion
-    from tokenwright.engine.params import SamplingParams
     from tokenwright.llm import LLM
+    from tokenwright.sampling_params import SamplingParams
 
 WARM_UP = "warm-up"  # the salt of its texts: they share nothing with those of the race
 
@@ -59,7 +59,7 @@ def race(
     --kv adds a lane that keeps K and V like that, --window (with --sinks) one that reads back less; these may write
     other tokens. End tokens are written like any other, so that all lanes run to -n. A short warm-up comes first.
     """
-    from tokenwright.engine.params import SamplingParams
+    from tokenwright.sampling_params import SamplingParams
 
     text = opt.read_prompt(prompt, file)
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tokenwright.backends import Kernels, Linear, Rotation, Span
 from tokenwright.cache import KVView
-from tokenwright.kernels import Kernels, Linear, Rotation, Span
 
 
 @dataclass(slots=True)

@@ -19,13 +19,13 @@ from typing import Protocol
 import torch
 
 from tokenwright.cache import KVStore
-from tokenwright.decode.sample import Look, uniform, unseen
+from tokenwright.decode.sampler import Look, uniform, unseen
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
-from tokenwright.trace.cost import CostModel
+from tokenwright.models.cost import CostModel
+from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.counted import Counts
 from tokenwright.trace.rows import attention_row, coded
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
-from tokenwright.trace.sites import Site, Tap, ignore
 
 CANDIDATES = 20
 

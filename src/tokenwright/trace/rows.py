@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenwright.backends import ReferenceKernels
 from tokenwright.cache import Keys, KVView
-from tokenwright.kernels import ReferenceKernels
 from tokenwright.trace.schema import AttentionRow
 
 _KERNELS = ReferenceKernels()
@@ -30,7 +30,7 @@ def attention_row(
     k, positions = _KERNELS.keys(view.head(group), keys)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
     scale = len(query) ** -0.5
-    weights = _KERNELS.weights(query[None, None], k, positions, position, view.spec.reach, scale, others)
+    weights = _KERNELS.weights(query[None, None], k, positions, position, view.spec.window, scale, others)
     row = torch.zeros(position + 1, device=query.device)
     row[positions] = weights[0, 0, 0]
     return row

@@ -1,0 +1,102 @@
+"""The Kernels protocol: the few operations that a decoder is made of. Kernels are optimisations, never meaning.
+
+Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout;
+sums, norms and the softmax are at least fp32 inside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tokenwright.backends.packed import Packed
+from tokenwright.cache import Keys, KVView
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A weight [out, in] and perhaps a bias [out], as torch keeps them."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Some outputs' weights [n, in], of ids [n]."""
+        return self.weight[ids]
+
+    @property
+    def numel(self) -> int:
+        """Weights, without the bias."""
+        return self.weight.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+Linear = Packed | Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """cos and sin of every row's angles: [T, D] each, fp32, both halves of D alike."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of the step that belong to one sequence, and where the K and V are that they read.
+
+    Row `rows.start + i` stands at position `start + i`. `keys`: for each group, what its rows read together.
+    """
+
+    rows: range
+    start: int
+    keys: tuple[Keys, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+
+class Kernels(Protocol):
+    """What a device must be able to do."""
+
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        """[T, in] -> [T, out]."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension."""
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """act(x) for one of silu, gelu, gelu_tanh, relu."""
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """[T, 2 m], the gates before the values -> act(gates) * values [T, m]."""
+
+    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """[T, heads, D] turned by its rows' angles, in the rotate-half order."""
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write K and V [T, G, D] into the slots [T] of each group that the layer is in."""
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        spans: Sequence[Span],
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, H, D] -> [T, H, D]: each row over the positions up to its own that the layer's reach allows.
+
+        K and V are read back from the view, the step's own included. Where there is a `sink_q` [T, H, D], keys of
+        sinks meet it instead of `q`.
+        """
