@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "tokenwright"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, PACKAGE / "kernels" / "native", ROOT / "benchmarks")
+FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, PACKAGE / "backends" / "native" / "cpp", ROOT / "benchmarks")
 MOST_WORDS = 500  # of the README
 
 
