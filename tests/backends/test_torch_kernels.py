@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenwright.backends import Dense, Kernels, ReferenceKernels, Rotation, Span
+from tokenwright.backends import Dense, Kernels, ReferenceKernels, Span
 from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import Rotation
 
 KERNELS: Kernels = ReferenceKernels()
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}

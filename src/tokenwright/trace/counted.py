@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.backends import Kernels, Linear, Rotation, Span
+from tokenwright.backends import Kernels, Linear, Span
 from tokenwright.cache import KVView
+from tokenwright.models.rotary import Rotation
 
 
 @dataclass(slots=True)

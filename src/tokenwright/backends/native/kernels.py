@@ -14,10 +14,11 @@ import torch
 
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear, Rotation, Span
+from tokenwright.backends.protocol import Linear, Span
 from tokenwright.cache import Keys, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
 

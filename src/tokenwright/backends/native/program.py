@@ -18,12 +18,12 @@ from tokenwright.backends.native.kernels import NativeKernels, kv_layer, matrix
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.batch import Piece
 from tokenwright.backends.torch.decoder import Decoder, Logits
-from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
 from tokenwright.engine import Chunk
 from tokenwright.engine.page_table import Table as PageTable
 from tokenwright.errors import CapacityError
+from tokenwright.models.rotary import RotaryTable
 
 assert ctypes.sizeof(lib.Span) == 6 * 8, "a span is six words"
 MOST_TURNS = 1 << 16  # positions whose cosines and sines are kept

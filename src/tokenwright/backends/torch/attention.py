@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import torch
 
-from tokenwright.backends import Kernels, Rotation
+from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import Batch
 from tokenwright.backends.torch.parts import dense, linear
 from tokenwright.cache import KVView
 from tokenwright.config import Learned, ModelConfig
+from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Site, Tap
 
 HeadPart = Callable[[torch.Tensor], torch.Tensor]

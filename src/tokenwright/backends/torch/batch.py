@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenwright.backends import Rotation, Span
-from tokenwright.backends.torch.parts import RotaryTable
+from tokenwright.backends import Span
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import ModelConfig, Rope
 from tokenwright.engine import Chunk
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import RotaryTable, Rotation
 
 
 @dataclass(frozen=True, slots=True)
