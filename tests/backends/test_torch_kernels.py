@@ -148,8 +148,8 @@ def attended(
     q: torch.Tensor, sink_q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, window: AttentionWindow
 ) -> list[float]:
     """One query [D] at position `at` over keys and values [t, D], by the definition; a score is 0.7 q k."""
-    window = at + 1 if window.size is None else window.size
-    read = [j for j in range(at + 1) if j < window.sinks or at - j < window]
+    size = at + 1 if window.size is None else window.size
+    read = [j for j in range(at + 1) if j < window.sinks or at - j < size]
     scores = [0.7 * float((sink_q if j < window.sinks else q).double() @ k[j]) for j in read]
     shares = [math.exp(score - max(scores)) for score in scores]
     mixed = sum(share * v[j].double() for j, share in zip(read, shares, strict=True))

@@ -83,11 +83,10 @@ class Counting(ReferenceKernels):
         for span in spans:
             seen = set()
             for position in range(span.start, span.stop):
-                window = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
-                seen.update(window)
-                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(window))
-            read = (sizes[0 if position < spec.first else -1] for position in seen)
-            self.cost += Cost(kv_read=sum(read))
+                read = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
+                seen.update(read)
+                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(read))
+            self.cost += Cost(kv_read=sum(sizes[0 if position < spec.first else -1] for position in seen))
         return super().attention(q, view, spans, scale, sink_q)
 
 
