@@ -16,7 +16,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.memory import make_store
 from tokenwright.backends.native.kernels import find_kernels
-from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
@@ -159,7 +159,7 @@ class LLM:
         self._model = Model(self.config, decoder, specs, place)
         self._replay = AttentionReplay(self.config, decoder, specs, place)
         self._store = store
-        runner, sampler = TorchRunner(self.config, decoder, store), TorchSampler()
+        runner, sampler = ModelRunner(self.config, decoder, store), TorchSampler()
         self._recorder: Recorder | None = None
         self._driver: Driver | None
         if counted is None:
