@@ -38,7 +38,8 @@ import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
-from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.native.program import NativeBackend
+from tokenwright.backends.runner import ModelRunner
 from tokenwright.decode import TextStopChecker, TorchSampler
 from tokenwright.engine import Engine, Group, LogitsNeeded, Output, PagePool, Request, Scheduler, Step
 from tokenwright.engine.loop import EngineLoop, Inbox
@@ -125,11 +126,11 @@ def _loop(function: Callable[[], object], turns: int) -> float:
 
 def model_of(runner: Any) -> list[tuple[Any, str, str]]:
     """Where a runner calls its model, and where it makes the batch for it."""
-    if not isinstance(runner, TorchRunner):
+    if not isinstance(runner, ModelRunner):
         return [(runner, "forward", "model")]
-    if runner.compute.program is None:
-        return [(runner, "forward", "model"), (runner.compute, "batcher", "batch")]
-    return [(runner, "forward", "batch"), (runner.compute.program.model.kernels.library, "tw_forward", "model")]
+    if not isinstance(runner.backend, NativeBackend):
+        return [(runner, "forward", "model"), (runner.backend, "batcher", "batch")]
+    return [(runner, "forward", "batch"), (runner.backend.program.model.kernels.library, "tw_forward", "model")]
 
 
 @contextmanager

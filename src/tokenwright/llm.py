@@ -14,7 +14,7 @@ from weakref import finalize
 import torch
 
 from tokenwright.backends.memory import make_store
-from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.positions import LONGEST
@@ -121,7 +121,7 @@ class LLM:
         self._store = store
         self._model = Model(loaded.config, loaded.decoder, self.specs, loaded.device)
         self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
-        runner: Any = TorchRunner(loaded.config, loaded.decoder, store)
+        runner: Any = ModelRunner(loaded.config, loaded.decoder, store)
         sampler: Any = TorchSampler()
         self._recorder: Recorder | None = None
         if loaded.counted is not None:

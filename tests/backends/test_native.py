@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from tests.backends.native import FUSED, KERNELS, WEIGHTS, each_isa, needs_native, noise, packed, rows
 from tests.profiles import examples
-from tokenwright.backends import Dense, ReferenceKernels, Rotation
+from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.native.library import address
 from tokenwright.backends.packed import Packed
 from tokenwright.bench.limits import threads
 from tokenwright.errors import RequestError
+from tokenwright.models.rotary import Rotation
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 FLOATS = [form for form in WEIGHTS if "int" not in form]

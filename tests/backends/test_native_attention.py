@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.backends.native import KERNELS, each_isa, noise
 from tests.profiles import examples
-from tokenwright.backends import ReferenceKernels, Span
+from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import Places, kv_layer
-from tokenwright.cache import Heads, KVStore, LayerSpec
+from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
+from tokenwright.engine.page_table import Table
 from tokenwright.engine.window import AttentionWindow
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
@@ -135,7 +136,7 @@ class Text:
         self.store = KVStore([self.spec], count + 2, size, CPU)
         self.store.poison()
         self.tables = [
-            {page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found}
+            Table({page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found})
             for group in self.store.groups
         ]
         shape = (case.tokens, case.kv_heads, case.size)
@@ -155,10 +156,12 @@ class Text:
                 part.k.write(torch.tensor(places), k[span.start : span.stop])
                 part.v.write(torch.tensor(places), v[span.start : span.stop])
 
+    @property
+    def chunk(self) -> ChunkRows:
+        return self.store.chunk_rows([table.pages for table in self.tables], range(self.case.rows), self.case.start)
+
     def right(self) -> torch.Tensor:
-        keys = self.store.keys(self.tables, self.case.start, self.case.tokens)
-        span = Span(range(self.case.rows), self.case.start, keys)
-        return REFERENCE.attention(self.q, self.store.view(0), [span], self.scale, self.sink_q)
+        return REFERENCE.attention(self.q, self.store.view(0), [self.chunk], self.scale, self.sink_q)
 
     def attend(self, isa: str, chunks: Iterable[range] | None = None, threads: int = 1) -> torch.Tensor:
         """[rows, H, D], the rows of each chunk in a call of their own."""
@@ -193,8 +196,7 @@ class Text:
 @given(case=cases())
 def test_attention_is_the_reference(isa: str, case: Case) -> None:
     text = Text(case)
-    keys = text.store.keys(text.tables, case.start, case.tokens)
-    most = REFERENCE.values(text.store.view(0), keys).abs().max()
+    most = REFERENCE.values(text.store.view(0), text.chunk).abs().max()
     error = (text.attend(isa) - text.right()).abs().max() / most
     assert error < (1e-5 if case.exact else 5e-4)
 
@@ -270,11 +272,11 @@ def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     right = text.attend(isa)
     text.store.poison()
     k, v = (noise(90, 2, 34, seed=3 + i) for i in range(2))
-    slots = [text.store.slots(group, dict(enumerate(range(13))), range(90)) for group in range(2)]
+    table = Table(dict(enumerate(range(13))))
+    slots = [text.store.slots(group, table.pages, range(90)) for group in range(2)]
     kernels.store(text.store.view(0), slots, k, v)
-    keys = text.store.keys([dict(enumerate(range(13)))] * 2, case.start, case.tokens)
-    span = Span(range(20), case.start, keys)
-    assert torch.equal(kernels.attention(text.q, text.store.view(0), [span], text.scale, text.sink_q), right)
+    chunk = text.store.chunk_rows([table.pages] * 2, range(20), case.start)
+    assert torch.equal(kernels.attention(text.q, text.store.view(0), [chunk], text.scale, text.sink_q), right)
 
 
 @each_isa

@@ -13,10 +13,11 @@ from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import CPU, TOLERANCE, Subject, greedy, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.runner import Cache, Model, TorchRunner
+from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.engine import Chunk, LogitsNeeded, Step
+from tokenwright.engine.page_table import Table
 from tokenwright.errors import ContextError, RequestError
 
 
@@ -187,17 +188,17 @@ def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Seque
     assert 2 * 47 < int(moved.nonzero().max()) <= 3 * 47
 
 
-def runner_of(subject: Subject, pages: int, page_size: int) -> TorchRunner:
+def runner_of(subject: Subject, pages: int, page_size: int) -> ModelRunner:
     store = KVStore(layer_specs(subject.config, subject.dtype), pages, page_size, CPU)
     store.poison()
-    return TorchRunner(subject.config, subject.decoder(), store)
+    return ModelRunner(subject.config, subject.decoder(), store)
 
 
 def chunk_of(
-    runner: TorchRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], logits_needed: LogitsNeeded
+    runner: ModelRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], logits_needed: LogitsNeeded
 ) -> Chunk:
     """A chunk whose pages have the same numbers in every group."""
-    tables = (dict(enumerate(pages)),) * len(runner.store.groups)
+    tables = (Table(dict(enumerate(pages))),) * len(runner.store.groups)
     part, rest = tuple(tokens[start:stop]), tuple(tokens[start + 1 :])
     return Chunk(pages[0], greedy(tokens, 9), start, part, tables, len(tokens) + 9, logits_needed, rest)
 
@@ -236,7 +237,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
     specs, kernels, size = subject.specs(kv, window, sinks), ReferenceKernels(torch.float64), 4
     store = KVStore(specs, 26, size, CPU)
     store.poison()
-    runner = TorchRunner(subject.config, subject.decoder(kernels), store)
+    runner = ModelRunner(subject.config, subject.decoder(kernels), store)
     texts = [prompt_of(50, 1), prompt_of(41, 2)]
     right = [subject.model(specs, kernels)(text)[0] for text in texts]
     random = torch.Generator().manual_seed(3)
@@ -247,7 +248,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
         for text, whole, first in zip(texts, right, (0, 13), strict=True):
             stop = min(len(text), cut + 9)
             wanted = [
-                {page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span}
+                Table({page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span})
                 for group, order in zip(store.groups, orders, strict=True)
             ]
             for group, (order, table) in enumerate(zip(orders, wanted, strict=True)):

@@ -25,7 +25,7 @@ from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
@@ -145,7 +145,7 @@ class Case:
         sequences: int = 64,
         swap: int = 0,
         kernels: Kernels | None = None,
-        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
         scheduler: type[Scheduler] = Scheduler,
         store: type[KVStore] = KVStore,
@@ -158,7 +158,7 @@ class Case:
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
-        runner = TorchRunner(self.subject.config, self.decoder(kernels), memory)
+        runner = ModelRunner(self.subject.config, self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory, swap=swap)
         engine = Engine(around(runner), sampler, scheduler(pool, budget, sequences), CONTEXT)
         return Bench(engine, memory, sampler)

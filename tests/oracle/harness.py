@@ -27,7 +27,7 @@ from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.kernels import NativeKernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
@@ -122,7 +122,7 @@ class Subject:
         max_sequences: int = 64,
         specs: Sequence[LayerSpec] | None = None,
         kernels: Kernels | None = None,
-        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
     ) -> Engine[torch.Tensor]:
         """An engine over a fresh pool, by default of one full context. `around` may wrap its runner."""
         pages = pages or -(-self.config.context // page_size)
@@ -130,7 +130,7 @@ class Subject:
         groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
         store = KVStore(specs, [group.pages for group in groups], page_size, CPU)
         store.poison()
-        runner = TorchRunner(self.config, self.decoder(kernels), store)
+        runner = ModelRunner(self.config, self.decoder(kernels), store)
         scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)
         return Engine(around(runner), sampler, scheduler, self.config.context)
 

@@ -1,8 +1,11 @@
 """A sequence's page table in one group: which page of the pool holds which page of the text."""
 
 from array import array
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import repeat
+from typing import TypeAlias
+
+Pages: TypeAlias = "array[int]"  # C ints: page n of a text lies in page `pages[n]` of its group
 
 
 class Table(MutableMapping[int, int]):
@@ -20,10 +23,12 @@ class Table(MutableMapping[int, int]):
     ABSENT = -1
     __slots__ = ("_held", "pages", "ready")
 
-    def __init__(self) -> None:
-        self.pages = array("i")
+    def __init__(self, found: Mapping[int, int] | None = None) -> None:
+        self.pages: Pages = array("i")
         self.ready = 0
         self._held = 0
+        if found is not None:
+            self.update(found)
 
     def copy(self) -> "Table":
         other = Table()

@@ -5,12 +5,12 @@ them and answers with events. What every token of every stream has one of is not
 that would take five times as long to make.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+from tokenwright.engine.page_table import Table
 from tokenwright.engine.request import FinishReason, NoStopChecker, Request, Sequence, StopChecker
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Chunk:
     request: Request
     start: int
     tokens: tuple[int, ...]
-    tables: ListLike[Mapping[int, int]]
+    tables: ListLike[Table]
     limit: int
     logits_needed: LogitsNeeded
     following: tuple[int, ...] = ()

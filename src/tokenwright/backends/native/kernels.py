@@ -14,10 +14,11 @@ import torch
 
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear, Rotation, Span
-from tokenwright.cache import Keys, KVView, Side
+from tokenwright.backends.protocol import Linear
+from tokenwright.cache import ChunkRows, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +99,14 @@ class NativeKernels:
         self,
         q: torch.Tensor,
         view: KVView,
-        spans: Sequence[Span],
+        chunks: Sequence[ChunkRows],
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
-        places = Places([(span.rows, span.start, tuple(_by_position(keys) for keys in span.keys)) for span in spans])
+        places = Places([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
         heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
@@ -114,7 +115,7 @@ class NativeKernels:
                 self.handle,
                 byref(layer),
                 byref(heads),
-                len(spans),
+                len(chunks),
                 places.spans,
                 1,
                 byref(queries),
@@ -183,11 +184,14 @@ class Places:
         self.spans = ctypes.addressof(self._spans)
 
 
-def _by_position(keys: Keys) -> torch.Tensor:
-    """The slots [positions] of int32; -1 where nothing is read."""
-    table = torch.full((int(keys.positions[-1]) + 1 if len(keys.positions) else 0,), -1, dtype=torch.int32)
-    table[keys.positions] = keys.slots.int()
-    return table
+def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
+    """For each group the slots [positions] of int32; -1 where nothing is read."""
+    tables = []
+    for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
+        table = torch.full((int(positions[-1]) + 1 if len(positions) else 0,), -1, dtype=torch.int32)
+        table[positions] = slots.int()
+        tables.append(table)
+    return tuple(tables)
 
 
 def matrix(packed: Packed) -> lib.Matrix:
