@@ -3,7 +3,7 @@
     python -m benchmarks.models [--shapes tiny gpt2 ..] [--weights bf16 int8 int4] [--rounds 3] [--root FOLDER]
                                 [--out build/benchmarks]
 
-What is measured is what `peers.py` measures (docs/performance.md), of us alone, and what `tokenwright bench` measures, in a
+It measures what `peers.py` measures (docs/performance.md), of us alone, and what `tokenwright bench` measures, in a
 fresh process for each model, format and round:
 
     a figure      the median of the rounds
