@@ -53,12 +53,20 @@ def test_to_a_step_and_back_shows_the_same(explored):
 def test_the_switch_works_while_it_plays(explored):
     explored.run(PROMPT, 200, stop=0)
     explored.pace(None)
+    slider = explored.tab.get_by_role("slider", name="speed")
+    for _ in range(8):
+        slider.press("ArrowLeft")  # to 22 tokens a second: on a busy machine the engine must not be done before the key
+    slider.blur()
     explored.press("Space")
     explored.until("window.__explorer.state.steps > 4")
     explored.press("n")
     explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'false'")
+    steps = explored.state["steps"]
+    explored.until(f"window.__explorer.state.steps > {steps + 10}")  # more than the frames on their way
     explored.press("n")
     explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'true'")
+    steps = explored.state["steps"]
+    explored.until(f"window.__explorer.state.steps > {steps + 10}")
     explored.press("Space")
     explored.until_state("paused", "done")
     kinds = [step["cache"] for step in explored.steps(explored.state["steps"])]
