@@ -21,7 +21,7 @@ import torch
 
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import make_checkpoint
-from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
+from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
@@ -151,7 +151,7 @@ class Case:
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
-        memory = store(self.specs, pages, page_size, CPU)
+        memory = store(self.specs, pages, page_size, DEVICE if self.weights == "reference" else CPU)
         memory.poison()
         groups = [
             Group(count, group.window, group.page_bytes(page_size))
