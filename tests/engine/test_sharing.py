@@ -378,7 +378,7 @@ def test_a_fork_of_one_that_waits_is_queued(swap):
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": False}, {"score_from": 1}, {"salt": b"another"}],
+    [{"cache": False}, {"prompt_logprobs_from": 1}, {"salt": b"another"}],
     ids=["naive", "scored", "salted"],
 )
 def test_a_fork_that_may_not_have_the_pages_is_queued(options):
