@@ -11,9 +11,11 @@ from tokenwright.engine import (
     Group,
     PagePool,
     Pick,
+    PrefixIndex,
     Request,
     SamplingParams,
     Scheduler,
+    SwapSpace,
 )
 from tokenwright.engine.scripted import ScriptedModel
 
@@ -133,8 +135,9 @@ def build(
     """An engine over a watched model, and the model. A number of pages stands for a group without a window."""
     groups = [Group(group, page_bytes=1) if isinstance(group, int) else group for group in groups]
     memory = model(script, groups, page_size)
-    pool = PagePool(groups, page_size, memory, seed, swap)
-    return Engine(memory, memory, Scheduler(pool, token_budget, max_sequences), context), memory
+    pool = PagePool(groups, page_size, memory)
+    prefixes, space = PrefixIndex(pool, seed), SwapSpace(pool, swap)
+    return Engine(memory, memory, Scheduler(pool, token_budget, max_sequences, prefixes, space), context), memory
 
 
 def request(*prompt, most=4, **options):

@@ -35,6 +35,7 @@ from tokenwright.engine import (
     Scheduler,
     State,
     Step,
+    SwapSpace,
     Token,
 )
 from tokenwright.engine.scripted import ScriptedModel
@@ -120,8 +121,8 @@ def build(attention_windows, pages, page_size, budget, sequences, swap=0) -> Eng
     groups = [Group(pages, window, page_bytes=1) for window in attention_windows]
     model = Branching(lambda text: 0, groups, page_size)
     model.budget = budget
-    pool = PagePool(groups, page_size, model, swap=swap)
-    return Engine(model, model, Scheduler(pool, budget, sequences), 60)
+    pool = PagePool(groups, page_size, model)
+    return Engine(model, model, Scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), 60)
 
 
 def texts_of(prompt, choices, most):
@@ -222,7 +223,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
     def pages_for(kind, prompt, width, most, share):
         engine = build(attention_windows, 1000, page_size, budget, sequences)
         request = Request(tuple(prompt), SamplingParams(max_tokens=most + 1), width=width, share=share)
-        return max(engine.scheduler.most_pages(engine.scheduler.new(request, request.limit(60))))
+        return max(engine.scheduler.max_pages(engine.scheduler.new(request, request.limit(60))))
 
     needs = [
         pages_for(kind, prompt, width if kind == "beams" else 1, most, share and cache)
@@ -266,7 +267,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
         assert sorted(of_root[root]) == sorted(wanted)
     for root, search in searches.items():
         assert search.found == search.run(prompts[root])
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
     assert all(isinstance(event, Finished | Dropped) for event in ended.values())
 
 
@@ -314,7 +315,7 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         engine = build([AttentionWindow()], 64, 4, 64, sequences)
         request = Request(tuple(range(9)), SamplingParams(max_tokens=6, n=4, seed=1), prompt_logprobs_from=1)
         sequence = engine.submit(request)
-        engine.hold(sequence.id, 12)
+        engine.pause(sequence.id, 12)
         engine.use_cache(sequence.id, False)
         events, branches = family(engine, sequence)
         for _ in range(20):
@@ -324,7 +325,7 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         assert [one.cache for one in branches] == [False] * 4
         assert not engine.busy
         for one in branches:
-            engine.hold(one.id, None)
+            engine.resume(one.id)
         events += drain(engine)
         assert [event.start for event in events if isinstance(event, PromptLogprobsAdded)] == [1]
         texts, _ = written(
@@ -362,13 +363,13 @@ def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, fo
     team, before = list(sequence.team), engine.runner.forwarded
     if forgotten:
         for one in team:
-            engine.hold(one.id, 0)
+            engine.pause(one.id)
         engine.scheduler.preempt(sequence)
         engine.submit(Request(tuple(range(50, 90)), SamplingParams(max_tokens=1)))
         drain(engine)
         before += 40
         for one in team:
-            engine.hold(one.id, None)
+            engine.resume(one.id)
     else:
         engine.scheduler.preempt(sequence)
     length = len(sequence.tokens)
@@ -406,7 +407,7 @@ def test_an_abort_of_one_beam_ends_the_team_in_every_state(steps):
     engine.scheduler.check()
     rest = drain(engine)
     assert any(event == Finished(other.id, FinishReason.LENGTH) for event in [*events, *rest])
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
 
 
 def test_a_fault_in_one_beam_fails_the_team_alone():
@@ -466,7 +467,7 @@ def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
     kinds = {"told": Finished, "raised": Failed}
     assert [(event.sequence, type(event)) for event in events] == [(one.id, kinds[how]) for one in team]
     assert not engine.busy
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
 
 
 def test_a_step_that_fails_with_one_beam_ends_the_team():
@@ -479,17 +480,17 @@ def test_a_step_that_fails_with_one_beam_ends_the_team():
     assert not engine.busy
 
 
-def test_a_search_is_parked_before_it_has_beams_and_not_with_them():
+def test_a_search_is_swapped_out_before_it_has_beams_and_not_with_them():
     engine = build([AttentionWindow()], 64, 4, 5, 8, swap=64)
     sequence = engine.submit(beams(prompt=range(12)))
-    parked = []
+    swapped = []
     for _ in range(5):
         engine.step()
         engine.scheduler.preempt(sequence)
-        parked.append((len(sequence.team), engine.pool.parked))
+        swapped.append((len(sequence.team), engine.scheduler.swap.used))
         engine.scheduler.check()
-    assert [pages for width, pages in parked if width == 1] == [3, 3]  # the prompt's, held for all of it
-    assert {pages for width, pages in parked if width > 1} == {0}
+    assert [pages for width, pages in swapped if width == 1] == [3, 3]  # the prompt's, for all of it
+    assert {pages for width, pages in swapped if width > 1} == {0}
 
 
 @pytest.mark.parametrize(("share", "pages"), [(True, 9), (False, 17)])
@@ -502,7 +503,7 @@ def test_beams_that_were_put_off_wait_until_there_is_room_for_all_of_them(share,
     sequence = next(iter(engine.scheduler.sequences.values()))  # one that nobody dropped
     engine.scheduler.preempt(sequence)
     others = engine.pool.tables()
-    assert engine.pool.extend(others, 0, 4 * (32 - pages), 4 * (32 - pages))
+    assert engine.pool.reserve(others, 0, 4 * (32 - pages), 4 * (32 - pages))
     for _ in range(3):
         engine.step()
     assert sequence.state is State.WAITING and sequence.preemptions == 1
@@ -532,7 +533,7 @@ class Timed(NoStopChecker):
         return self.reason
 
 
-@pytest.mark.parametrize("state", ["waiting", "held", "running"])
+@pytest.mark.parametrize("state", ["waiting", "paused", "running"])
 def test_a_guard_may_end_a_sequence_without_a_token(state):
     engine = build([AttentionWindow()], 64, 4, 64, 1)
     stop_checker = Timed()
@@ -544,8 +545,8 @@ def test_a_guard_may_end_a_sequence_without_a_token(state):
     late = first
     if state == "waiting":
         late = engine.submit(Request((2,), SamplingParams(max_tokens=3), stop_checker=stop_checker))
-    if state == "held":
-        engine.hold(first.id, 0)
+    if state == "paused":
+        engine.pause(first.id)
     stop_checker.reason = FinishReason.TIME
     events = engine.step()
     assert Finished(late.id, FinishReason.TIME) in events
@@ -565,15 +566,15 @@ def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
     assert Finished(good.id, FinishReason.LENGTH) in events
 
 
-def test_a_team_is_held_and_loses_its_cache_as_a_whole():
+def test_a_team_is_paused_and_loses_its_cache_as_a_whole():
     engine = build([AttentionWindow()], 64, 4, 64, 8)
     sequence = engine.submit(beams())
     engine.step()
     team = list(sequence.team)
     assert len(team) == 3
-    engine.hold(team[1].id, 0)
+    engine.pause(team[1].id)
     assert not engine.busy
-    engine.hold(team[2].id, None)
+    engine.resume(team[2].id)
     engine.use_cache(team[2].id, False)
     assert not any(one.pages or one.computed for one in team)
     engine.scheduler.check()

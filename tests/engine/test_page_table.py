@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import build, request
 from tokenwright.engine import AttentionWindow, Group, Pick
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 
 PAGES = st.integers(0, 12)
 TURNS = st.lists(st.tuples(st.sampled_from(["set", "set", "set", "pop", "popitem", "copy"]), PAGES, PAGES), max_size=40)
@@ -23,7 +23,7 @@ def by_address(table):
 
 @given(TURNS)
 def test_it_is_a_dictionary(turns):
-    table, right = Table(), {}
+    table, right = PageTable(), {}
     for name, page, found in turns:
         match name:
             case "set":
@@ -44,7 +44,7 @@ def test_it_is_a_dictionary(turns):
 
 
 def test_what_is_absent_is_an_error():
-    table = Table()
+    table = PageTable()
     table[2] = 5
     for page in (-1, 0, 1, 3):
         with pytest.raises(KeyError):

@@ -2,6 +2,7 @@
 
 from tokenwright.engine.core import Engine, Runner, Sampler
 from tokenwright.engine.page_pool import Memory, PagePool
+from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import (
     FinishReason,
     NoStopChecker,
@@ -31,6 +32,7 @@ from tokenwright.engine.step import (
     Token,
     TopLogprob,
 )
+from tokenwright.engine.swap import SwapSpace
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.sampling_params import Grammar, SamplingParams
 
@@ -54,6 +56,7 @@ __all__ = [
     "Output",
     "PagePool",
     "Pick",
+    "PrefixIndex",
     "PromptLogprobs",
     "PromptLogprobsAdded",
     "Request",
@@ -66,6 +69,7 @@ __all__ = [
     "State",
     "Step",
     "StopChecker",
+    "SwapSpace",
     "Token",
     "TokenConstraints",
     "TopLogprob",

@@ -7,9 +7,11 @@ hand. It is not thread-safe: its owner calls it from one thread at a time.
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Event, Finished, Output, Result, Step
+from tokenwright.engine.swap import SwapSpace
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
 T = TypeVar("T")
@@ -42,9 +44,13 @@ class Engine(Generic[T]):
         return self.scheduler.pool
 
     @property
+    def prefixes(self) -> PrefixIndex:
+        return self.scheduler.prefixes
+
+    @property
     def busy(self) -> bool:
         """Whether a step would tell or compute anything."""
-        return bool(self._ended) or any(not sequence.held for sequence in self.scheduler.sequences.values())
+        return bool(self._ended) or any(not sequence.paused for sequence in self.scheduler.sequences.values())
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.
@@ -85,8 +91,8 @@ class Engine(Generic[T]):
                 "or raise token_budget and max_sequences"
             )
         sequence = self.scheduler.new(request, request.limit(self.context))
-        if not self.scheduler.holds(sequence):
-            needed = self.scheduler.most_pages(sequence)
+        if not self.scheduler.fits(sequence):
+            needed = self.scheduler.max_pages(sequence)
             has = [group.pages for group in self.pool.groups]
             pairs = zip(self.pool.groups, needed, strict=True)
             short = [group for group, pages in pairs if pages > group.pages]
@@ -120,12 +126,17 @@ class Engine(Generic[T]):
             return self.scheduler.fail(step, error)
         return self.scheduler.commit(step, picks)
 
-    def hold(self, sequence: int, at: int | None) -> None:
-        """Hold a request once its text has `at` tokens, prompt included: at once where it has. None: let it go on.
+    def pause(self, sequence: int, at: int = 0) -> None:
+        """Pause a request once its text has `at` tokens, prompt included: at once where it has.
 
-        What is held computes nothing and keeps its pages until somebody needs them. Ended ones are left as they are.
+        A paused request computes nothing and keeps its pages until another one needs them. One that has ended is left
+        as it is.
         """
-        self.scheduler.hold(sequence, at)
+        self.scheduler.pause(sequence, at)
+
+    def resume(self, sequence: int) -> None:
+        """Let a paused request go on to its end."""
+        self.scheduler.pause(sequence, None)
 
     def use_cache(self, sequence: int, cache: bool) -> None:
         """Switch a request's KV cache on or off between two steps. Ended ones are left as they are."""
@@ -138,8 +149,9 @@ class Engine(Generic[T]):
     def reset(self) -> None:
         """Forget every request and take all pages back, telling nobody: for when commit was interrupted half-way."""
         old, pool = self.scheduler, self.scheduler.pool
-        fresh = PagePool(pool.groups, pool.page_size, pool.memory, pool.seed, pool.swap)
-        self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences, old.ids)
+        fresh = PagePool(pool.groups, pool.page_size, pool.memory)
+        prefixes, swap = PrefixIndex(fresh, old.prefixes.seed), SwapSpace(fresh, old.swap.capacity)
+        self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences, prefixes, swap, old.ids)
         self._ended = []
 
 

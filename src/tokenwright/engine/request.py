@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
-from tokenwright.engine.page_pool import PrefixHashes, SwappedPages, Tables
+from tokenwright.engine.page_table import PageTables
+from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.engine.swap import SwappedPages
 from tokenwright.sampling_params import SamplingParams
 
 
@@ -111,7 +113,7 @@ class Sequence:
     computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
     tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
 
-    Preempted with room to park what its pages held, it keeps `computed`, and `parked` until it has pages again.
+    Preempted with room to park what its pages held, it keeps `computed`, and `swapped` until it has pages again.
 
     A held sequence is passed over by the scheduler until its hold is moved. It keeps its pages as long as nobody
     needs them; when somebody does, they are taken, and it is recomputed once it goes on.
@@ -125,15 +127,15 @@ class Sequence:
     request: Request
     limit: int  # most tokens it can hold: prompt + max_tokens, or the context
     tokens: list[int]
-    tables: Tables
-    chain: PrefixHashes
+    tables: PageTables
+    prefix_hashes: PrefixHashes
     stop_checker: StopChecker
     choices: tuple[int, ...]  # numbers of the texts that go on from it
     team: "list[Sequence]" = field(default_factory=list)
     computed: int = 0
-    parked: SwappedPages | None = None
+    swapped: SwappedPages | None = None
     cache: bool = True  # as the request says, until it is switched
-    hold_at: int | None = None  # tokens at which it is held; None: never
+    pause_at: int | None = None  # tokens at which it is held; None: never
     state: State = State.WAITING
     scored: int = 0  # prompt tokens whose log-probability was told
     forwarded: int = 0  # tokens sent through the layers on its behalf, recomputation included
@@ -174,8 +176,8 @@ class Sequence:
         return self.request.prompt_logprobs_from is not None and self.score_at < len(self.request.prompt)
 
     @property
-    def held(self) -> bool:
-        return self.hold_at is not None and len(self.tokens) >= self.hold_at
+    def paused(self) -> bool:
+        return self.pause_at is not None and len(self.tokens) >= self.pause_at
 
     @property
     def written(self) -> ListLike[int]:

@@ -3,9 +3,9 @@
 There is no prefill and no decode here. Every running sequence, the oldest first, is given as much of its pending
 tokens as the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. What is left of
 the budget admits waiting sequences, first come first served. When pages run out, the youngest running sequence
-gives its pages back and will be recomputed, or finds what they held where it was parked (its tokens are kept): so the
+gives its pages back and will be recomputed, or finds what they held where it was swapped (its tokens are kept): so the
 oldest always advances, and since no request is admitted that the whole pool could not hold, every request ends. A
-sequence that was put off `MOST_PREEMPTIONS` times is admitted again only when nothing can put it off once more.
+sequence that was put off `MAX_PREEMPTIONS` times is admitted again only when nothing can put it off once more.
 
 A sequence that is admitted starts behind what another text has left of the same beginning. If what it lacks next is
 being computed in this very step, it waits for that.
@@ -24,6 +24,7 @@ from collections.abc import Sequence as ListLike
 from itertools import count
 
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
     ALL,
@@ -44,9 +45,10 @@ from tokenwright.engine.step import (
     Step,
     Token,
 )
+from tokenwright.engine.swap import SwapSpace
 
 RUNNING = State.RUNNING
-MOST_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over and over
+MAX_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over and over
 
 
 class Scheduler:
@@ -56,9 +58,19 @@ class Scheduler:
     held ones aside.
     """
 
-    def __init__(self, pool: PagePool, token_budget: int, max_sequences: int, ids: Iterator[int] | None = None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        token_budget: int,
+        max_sequences: int,
+        prefixes: PrefixIndex | None = None,
+        swap: SwapSpace | None = None,
+        ids: Iterator[int] | None = None,
+    ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
+        self.prefixes = prefixes or PrefixIndex(pool)
+        self.swap = swap or SwapSpace(pool)
         self.ids = ids or count()  # of sequences
         self.token_budget = token_budget
         self.max_sequences = max_sequences
@@ -76,26 +88,26 @@ class Scheduler:
             limit=limit,
             tokens=list(request.prompt),
             tables=pool.tables(),
-            chain=pool.chain(request.salt),
+            prefix_hashes=self.prefixes.hashes(request.salt),
             stop_checker=request.stop_checker,
             choices=tuple(range(request.params.choices)),
             cache=request.cache,
         )
 
-    def most_pages(self, sequence: Sequence) -> list[int]:
+    def max_pages(self, sequence: Sequence) -> list[int]:
         """The most pages of each group that a sequence's team takes: its beams have their prompt's in common."""
-        own = self.pool.most_pages(sequence.slots, self.token_budget)
-        same = self.pool.whole_pages(len(sequence.request.prompt) if sequence.shares else 0)
+        own = self.pool.max_pages(sequence.slots, self.token_budget)
+        same = self.pool.shareable_pages(len(sequence.request.prompt) if sequence.shares else 0)
         width = sequence.request.width
         return [width * pages - (width - 1) * common for pages, common in zip(own, same, strict=True)]
 
-    def holds(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: Sequence) -> bool:
         """Whether the whole pool holds it, if it is alone."""
-        return self.pool.holds([self.most_pages(sequence)])
+        return self.pool.fits([self.max_pages(sequence)])
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which must fit the pool when alone."""
-        assert self.holds(sequence), "the engine refuses what can never fit"
+        assert self.fits(sequence), "the engine refuses what can never fit"
         self.sequences[sequence.id] = sequence
         self.waiting.append(sequence)
 
@@ -106,7 +118,7 @@ class Scheduler:
         """
         assert child.tokens == parent.tokens, "a fork goes on where its parent is"
         self.add(child)
-        may_share = child.chain.root == parent.chain.root and not child.scores  # of one salt
+        may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.scores  # of one salt
         both_keep = parent.cache and child.cache and parent.state is RUNNING
         if may_share and both_keep and self._seats(child) <= self.max_sequences:
             self._share(parent, child)
@@ -121,11 +133,11 @@ class Scheduler:
             limit=parent.limit,
             tokens=list(parent.tokens),
             tables=self.pool.tables(),
-            chain=parent.chain.fork(),
+            prefix_hashes=parent.prefix_hashes.fork(),
             stop_checker=parent.stop_checker.fork(),
             choices=(choice,),
             cache=parent.cache,
-            hold_at=parent.hold_at,
+            pause_at=parent.pause_at,
             scored=parent.scored,
         )
         self.sequences[child.id] = child
@@ -144,7 +156,7 @@ class Scheduler:
     def _share(self, parent: Sequence, child: Sequence) -> None:
         """Put a child on its parent's pages, if both keep theirs."""
         if parent.cache and child.cache:
-            child.tables, child.chain = self.pool.fork(parent.tables), parent.chain.fork()
+            child.tables, child.prefix_hashes = self.pool.fork(parent.tables), parent.prefix_hashes.fork()
             child.computed = child.reused = parent.computed
 
     def schedule(self) -> Step:
@@ -204,7 +216,7 @@ class Scheduler:
             sequence.computed = stop
             sequence.forwarded += len(chunk.tokens)
             if sequence.shares and sequence.id not in faulty:  # nobody shall find what cannot be used
-                self.pool.seal(sequence.tables, sequence.chain, sequence.tokens, chunk.start, stop)
+                self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, chunk.start, stop)
             self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         told: dict[int, list[Result]] = {}
@@ -241,13 +253,13 @@ class Scheduler:
                 self._end_team(self.sequences[chunk.sequence], error, events)
         return events
 
-    def hold(self, identity: int, at: int | None) -> None:
+    def pause(self, identity: int, at: int | None) -> None:
         """Hold a sequence, with its team, once it has `at` tokens; None lets it go on to its end.
 
         Ended ones are left as they are.
         """
         for mate in self.sequences[identity].team if identity in self.sequences else ():
-            mate.hold_at = at
+            mate.pause_at = at
 
     def use_cache(self, identity: int, cache: bool) -> None:
         """Let a sequence and its team keep their K and V from now on, or forget them: now, and after each token."""
@@ -266,16 +278,16 @@ class Scheduler:
     def check(self) -> None:
         """Prove the invariants: for tests, and at idle."""
         self.pool.check([sequence.tables for sequence in self.sequences.values()])
-        parked = sum(sequence.parked.nbytes for sequence in self.sequences.values() if sequence.parked)
-        assert parked == self.pool.parked, "what is parked is somebody's"
+        swapped = sum(sequence.swapped.nbytes for sequence in self.sequences.values() if sequence.swapped)
+        assert swapped == self.swap.used, "what is swapped is somebody's"
         assert len(self.running) + len(self.waiting) == len(self.sequences), "a sequence is in two places or in none"
         for sequence in self.waiting:
             assert not sequence.pages, "who waits holds nothing"
-            assert bool(sequence.computed) == (sequence.parked is not None), "who waits has computed what is parked"
+            assert bool(sequence.computed) == (sequence.swapped is not None), "who waits has computed what is swapped"
         for sequence in self.running:
             assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
             assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a place"
-            assert self.pool.owns(sequence.tables, sequence.computed), "what is written to is nobody else's"
+            assert self.pool.writable(sequence.tables, sequence.computed), "what is written to is nobody else's"
             at = self.running.index(sequence.team[0])
             assert self.running[at : at + len(sequence.team)] == sequence.team, "a team runs side by side"
 
@@ -284,8 +296,8 @@ class Scheduler:
 
         False: the youngest was itself, or of its team.
         """
-        while not self.pool.extend(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
-            victim = next(reversed(self._held()), self.running[-1])
+        while not self.pool.reserve(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
+            victim = next(reversed(self._paused()), self.running[-1])
             self.preempt(victim)
             if sequence.state is not RUNNING:
                 return False
@@ -293,22 +305,24 @@ class Scheduler:
 
     def _active(self) -> list[Sequence]:
         """The running sequences that are not held, oldest first."""
-        return [sequence for sequence in self.running if not sequence.held]
+        return [sequence for sequence in self.running if not sequence.paused]
 
-    def _held(self) -> list[Sequence]:
-        return [sequence for sequence in self.running if sequence.held]
+    def _paused(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.paused]
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence off with its team: its pages are free, and what they held is parked if there is room.
+        """Put a running sequence off with its team: its pages are free, and what they held is swapped if there is room.
 
-        Teams are not parked: what their beams have in common would come back for each of them.
+        Teams are not swapped: what their beams have in common would come back for each of them.
         """
         for mate in reversed(sequence.team):
             alone = len(mate.team) == 1
-            parked = self.pool.park(mate.tables) if mate.computed and mate.cache and alone else None  # may break off
+            swapped = (
+                self.swap.swap_out(mate.tables) if mate.computed and mate.cache and alone else None
+            )  # may break off
             self.running.remove(mate)
-            mate.parked = parked
-            if parked is None:
+            mate.swapped = swapped
+            if swapped is None:
                 self._drop(mate)
             mate.preemptions += 1
             mate.state = State.WAITING
@@ -321,9 +335,9 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.tables)
-        if sequence.parked is not None:
-            self.pool.forget(sequence.parked)
-            sequence.parked = None
+        if sequence.swapped is not None:
+            self.swap.discard(sequence.swapped)
+            sequence.swapped = None
 
     def _coming(self, chunks: list[Chunk]) -> set[bytes]:
         """The names of the pages that these chunks fill."""
@@ -331,7 +345,7 @@ class Scheduler:
         for chunk in chunks:
             sequence = self.sequences[chunk.sequence]
             if sequence.shares and chunk.stop // size > chunk.start // size:
-                names = sequence.chain.upto(sequence.tokens, size)
+                names = sequence.prefix_hashes.extend(sequence.tokens)
                 found.update(names[chunk.start // size : chunk.stop // size])
         return found
 
@@ -343,35 +357,36 @@ class Scheduler:
 
     def _admit(self, coming: set[bytes]) -> list[Sequence]:
         """Let the first in the queue run, with its team, if there is place for all it has and a page to write on."""
-        sequence = next((sequence for sequence in self.waiting if not sequence.held), None)
+        sequence = next((sequence for sequence in self.waiting if not sequence.paused), None)
         if sequence is None or self._seats(sequence) > self.max_sequences:
             return []
         cut, size = self._found(sequence), self.pool.page_size
         if cut is None:
             cut = 0
-        elif cut // size < self._spared(sequence) // size and sequence.chain.names[cut // size] in coming:
+        elif cut // size < self._spared(sequence) // size and sequence.prefix_hashes.hashes[cut // size] in coming:
             return []
         tokens = min(len(sequence.tokens) + size, sequence.slots)
-        mates = self._mates(sequence, tokens)
-        held = self._held()
-        tables = [other.tables for other in held]
-        text = sequence.chain, sequence.tokens, cut, tokens, self.token_budget
-        if self.pool.lacking(*text, tables, mates):
+        own = self.pool.max_pages(tokens, self.token_budget)
+        needs = [pages + more for pages, more in zip(own, self._mates(sequence, tokens), strict=True)]
+        paused = self._paused()
+        tables = [other.tables for other in paused]
+        text = sequence.prefix_hashes, sequence.tokens, cut, needs
+        if not self.prefixes.can_admit(*text, tables):
             return []
-        fragile = sequence.preemptions >= MOST_PREEMPTIONS
+        fragile = sequence.preemptions >= MAX_PREEMPTIONS
         if fragile and not self._safe(sequence):
             return []
-        while held and (fragile or self.pool.lacking(*text, (), mates)):
-            self.preempt(held.pop())  # a held one that went on could put off a fragile one
-            held = self._held()
+        while paused and (fragile or not self.prefixes.can_admit(*text)):
+            self.preempt(paused.pop())  # a paused one that went on could preempt a fragile one
+            paused = self._paused()
         for mate in sequence.team:
             self._start(mate, cut if mate is sequence else 0)
         return sequence.team
 
     def _mates(self, sequence: Sequence, tokens: int) -> list[int]:
         """Pages of each group that the rest of its team takes, beside what all have in common."""
-        own = self.pool.most_pages(tokens, self.token_budget)
-        same = self.pool.whole_pages(len(sequence.request.prompt) if sequence.shares else 0)
+        own = self.pool.max_pages(tokens, self.token_budget)
+        same = self.pool.shareable_pages(len(sequence.request.prompt) if sequence.shares else 0)
         return [(len(sequence.team) - 1) * (pages - common) for pages, common in zip(own, same, strict=True)]
 
     def _spared(self, sequence: Sequence) -> int:
@@ -381,22 +396,22 @@ class Scheduler:
 
     def _found(self, sequence: Sequence) -> int | None:
         """Tokens of a waiting sequence whose K and V lie in pages that others have left; None if it takes no such."""
-        if sequence.parked is not None or not sequence.shares:
+        if sequence.swapped is not None or not sequence.shares:
             return None
-        return self.pool.match(sequence.chain, sequence.tokens, self._spared(sequence))
+        return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, self._spared(sequence))
 
     def _adopt(self, sequence: Sequence, cut: int) -> None:
         """Put a sequence that has nothing on the pages that were found."""
-        self.pool.adopt(sequence.tables, sequence.chain, sequence.tokens, cut)
+        self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cut)
         sequence.computed = cut
         sequence.reused += cut
 
     def _start(self, sequence: Sequence, cut: int) -> None:
-        """Give a waiting sequence what was found or parked of it, and let it run."""
-        if sequence.parked is None:
+        """Give a waiting sequence what was found or swapped of it, and let it run."""
+        if sequence.swapped is None:
             self._adopt(sequence, cut)
-        elif self.pool.unpark(sequence.tables, sequence.parked):
-            sequence.parked = None
+        elif self.swap.swap_in(sequence.tables, sequence.swapped):
+            sequence.swapped = None
             sequence.reused += sequence.computed
         else:  # the memory has failed: it is computed again
             self._drop(sequence)
@@ -410,7 +425,7 @@ class Scheduler:
     def _safe(self, sequence: Sequence) -> bool:
         """Whether it could never be put off: it and all that run, who are older, fit the pool at their longest."""
         first = [other for other in self._active() if other is other.team[0]]
-        return self.pool.holds([self.most_pages(other) for other in (*first, sequence)])
+        return self.pool.fits([self.max_pages(other) for other in (*first, sequence)])
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         text, start = sequence.tokens, sequence.computed
@@ -493,7 +508,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
         if sequence.shares and sequence.pages and isinstance(event, Finished):
-            self.pool.seal_tail(sequence.tables, sequence.chain, sequence.tokens, sequence.computed)
+            self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
         self._free(sequence)
         (self.running if sequence.state is RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED

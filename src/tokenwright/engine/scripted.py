@@ -115,7 +115,7 @@ def main() -> None:
     while engine.busy:
         number += 1
         for event in engine.step():
-            print(f"step {number:2}  free pages {engine.pool.free}  {event}")
+            print(f"step {number:2}  free pages {engine.pool.available}  {event}")
 
 
 if __name__ == "__main__":
