@@ -22,7 +22,7 @@ def llm():
     with LLM("stories") as llm:
         yield llm
         llm.engine.scheduler.check()
-        assert llm.engine.pool.free == llm.engine.pool.pages
+        assert llm.engine.pool.available == llm.engine.pool.pages
 
 
 def one(llm, prompt=PROMPT, **params):

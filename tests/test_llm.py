@@ -37,7 +37,7 @@ def llm(folder):
         yield model
         model.engine.scheduler.check()
         assert not model.engine.scheduler.sequences, "a request was left behind"
-        assert model.engine.pool.free == model.engine.pool.pages, "pages were left behind"
+        assert model.engine.pool.available == model.engine.pool.pages, "pages were left behind"
 
 
 def test_the_pieces_are_the_completion(llm):
@@ -129,10 +129,10 @@ def test_a_stream_that_is_closed_or_dropped_frees_its_pages(llm):
     llm.generate("the", GREEDY)
     dropped = llm.stream("the", GREEDY)
     next(dropped)
-    assert llm.engine.pool.free < llm.engine.pool.pages
+    assert llm.engine.pool.available < llm.engine.pool.pages
     del dropped
     gc.collect()
-    assert llm.engine.pool.free == llm.engine.pool.pages
+    assert llm.engine.pool.available == llm.engine.pool.pages
 
 
 def test_a_stream_dropped_while_the_engine_turns_is_ended_by_the_turning_thread(llm):
@@ -162,7 +162,7 @@ def test_a_stream_dropped_while_another_text_is_submitted_frees_its_pages(llm):
     llm.engine.submit = drop_and_submit
     with llm.stream("and", GREEDY):
         assert victim.completion.finish_reason == "aborted"
-        assert llm.engine.pool.free == llm.engine.pool.pages
+        assert llm.engine.pool.available == llm.engine.pool.pages
 
 
 def test_an_interrupt_in_the_model_disturbs_nobody(llm):

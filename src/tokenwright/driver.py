@@ -248,14 +248,17 @@ class Driver:
         with self.between_turns() as engine:
             sequence = engine.submit(request)
             if held:
-                engine.hold(sequence.id, 0)
+                engine.pause(sequence.id)
             job = self._jobs[sequence.id] = Job(sequence, submitted)
         return job
 
     def allow(self, job: Job, tokens: int | None) -> None:
         """Let a job write `tokens` more tokens and then hold it; None: let it go on to its end."""
         with self.between_turns() as engine:
-            engine.hold(job.sequence.id, None if tokens is None else len(job.sequence.tokens) + tokens)
+            if tokens is None:
+                engine.resume(job.sequence.id)
+            else:
+                engine.pause(job.sequence.id, len(job.sequence.tokens) + tokens)
 
     def use_cache(self, job: Job, cache: bool) -> None:
         """Switch a job's KV cache on or off, from its next step on."""

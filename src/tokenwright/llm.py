@@ -26,7 +26,7 @@ from tokenwright.completion import Completion, Piece
 from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, Rope, WeightFormat
 from tokenwright.decode import BeamSearch, TextStopChecker, TorchSampler
 from tokenwright.driver import Driver, Job, Stream
-from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
+from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, SamplingParams, Scheduler, SwapSpace
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.loaded import make_decoder
 from tokenwright.models.cost import CostModel
@@ -154,8 +154,9 @@ class LLM:
         endless = options.window is not None and isinstance(self.config.positions, Rope)
         self.context = LONGEST if endless else self.config.context
         store, groups = make_store(specs, options, self.context, place)
-        pool = PagePool(groups, options.page_size, store, repr(specs).encode(), options.swap_memory)
-        scheduler = Scheduler(pool, options.token_budget, options.max_sequences)
+        pool = PagePool(groups, options.page_size, store)
+        prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
+        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
         self._model = Model(self.config, decoder, specs, place)
         self._replay = AttentionReplay(self.config, decoder, specs, place)
         self._store = store

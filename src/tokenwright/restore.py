@@ -18,7 +18,7 @@ def save_pages(
 ) -> int:
     """Write the full pages that the pool has of a text; how many tokens they spare. 0: none, and no file."""
     with driver.between_turns() as engine:
-        spared, held = engine.pool.find(engine.pool.chain(salt), tokens)
+        spared, held = engine.prefixes.find_pages(engine.prefixes.hashes(salt), tokens)
         contents = [store.read(group, list(table.values())) for group, table in enumerate(held)]
     if spared:
         save(path, Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents), about)
@@ -31,8 +31,8 @@ def load_pages(
     """Put a file's pages into the pool; how many tokens they spare. `salt` is that of a text of so many tokens."""
     found = load(path, about, [store.read(group, [0]) for group in range(len(store.groups))])
     with driver.between_turns() as engine:
-        chain = engine.pool.chain(salt(len(found.tokens)))
-        fresh = engine.pool.room(chain, found.tokens, found.pages)
+        hashes = engine.prefixes.hashes(salt(len(found.tokens)))
+        fresh = engine.prefixes.missing_pages(hashes, found.tokens, found.pages)
         if fresh is None:
             raise CapacityError(
                 f"{path} holds {len(found.tokens)} tokens, for which the KV cache has too few free pages; grant it "
@@ -42,6 +42,6 @@ def load_pages(
             tuple(part[:, [list(pages).index(page) for page in chosen]] for part in parts)
             for parts, pages, chosen in zip(found.contents, found.pages, fresh, strict=True)
         ]
-        engine.pool.put(chain, found.tokens, fresh, contents)
-        spared, _ = engine.pool.find(chain, found.tokens)
+        engine.prefixes.insert_pages(hashes, found.tokens, fresh, contents)
+        spared, _ = engine.prefixes.find_pages(hashes, found.tokens)
     return spared

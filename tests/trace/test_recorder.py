@@ -174,7 +174,7 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     for run in runs:
         llm._driver.allow(run._job, None)
     assert len(list(stream)) == 6
-    assert llm.engine.pool.free == llm.engine.pool.pages, "all went on together"
+    assert llm.engine.pool.available == llm.engine.pool.pages, "all went on together"
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
 
 
@@ -286,7 +286,7 @@ def test_a_run_that_is_not_there_is_refused(llm):
     with pytest.raises(RequestError, match="layer must be from"):
         llm.run(PROMPT, GREEDY, layer=50)
     run.close()
-    assert llm.engine.pool.free == llm.engine.pool.pages
+    assert llm.engine.pool.available == llm.engine.pool.pages
 
 
 def test_without_trace_there_is_no_run(tmp_path):

@@ -22,7 +22,7 @@ from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
 from tokenwright.engine import Chunk
-from tokenwright.engine.page_table import Table as PageTable
+from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import CapacityError
 
 assert ctypes.sizeof(lib.Span) == 6 * 8, "a span is six words"
