@@ -202,7 +202,7 @@ class Job:
     @property
     def torn(self) -> bool:
         """Whether some sequence is ahead of what was told of it, or computed without an answer."""
-        if len(self.scores) != self.sequence.scored:
+        if len(self.scores) != self.sequence.logprobs_reported:
             return True
         return any(branch.torn for branch in self.branches.values() if not branch.ended)
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.hand import sequence_of
 from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import CPU, TOLERANCE, Subject, greedy, make_subject, prompt_of
@@ -198,8 +199,8 @@ def chunk_of(
 ) -> Chunk:
     """A chunk whose pages have the same numbers in every group."""
     tables = (dict(enumerate(pages)),) * len(runner.store.groups)
-    part, rest = tuple(tokens[start:stop]), tuple(tokens[start + 1 :])
-    return Chunk(pages[0], greedy(tokens, 9), start, part, tables, len(tokens) + 9, logits_needed, rest)
+    sequence = sequence_of(*tokens, asked=greedy(tokens, 9), limit=len(tokens) + 9, tables=tables)
+    return Chunk(sequence, start, stop, logits_needed)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "dynamic", "qwen2-window", "smollm3"])
@@ -255,8 +256,8 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 for page in gone:
                     store.write(group, [page], nothing[group])
             if cut < stop:
-                part = tuple(text[cut:stop])
-                chunks.append(Chunk(first, greedy(text, 9), cut, part, tuple(wanted), 99, LogitsNeeded.ALL))
+                sequence = sequence_of(*text, asked=greedy(text, 9), limit=99, tables=wanted)
+                chunks.append(Chunk(sequence, cut, stop, LogitsNeeded.ALL))
                 rows.append(whole[cut:stop])
         assert torch.equal(runner.forward(Step(tuple(chunks))).logits, torch.cat(rows))
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.engine.hand import Planted, build, drain, request
+from tests.engine.hand import Planted, build, drain, request, sequence_of
 from tokenwright.engine import (
     AttentionWindow,
     Chunk,
@@ -113,7 +113,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason():
 
 def test_a_window_takes_as_many_pages_as_it_reads_back_and_each_group_must_have_its_own():
     engine, _ = build(8, Group(3, AttentionWindow(size=5)), token_budget=4)
-    assert engine.submit(request(1, most=32)).slots == 32
+    assert engine.submit(request(1, most=32)).max_computed == 32
     with pytest.raises(CapacityError, match=r"33 tokens in the KV cache, which need 9 \+ 3 pages, and it has 8 \+ 3;"):
         engine.submit(request(1, most=33))
     drain(engine)
@@ -344,10 +344,13 @@ def test_a_prompt_of_one_token_has_nothing_to_score():
 
 
 def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
-    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), ({0: 0},), 7, LogitsNeeded.NONE, (2, 3))
-    assert not plain.picks
-    assert Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 7, LogitsNeeded.LAST).picks
-    assert not Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 3, LogitsNeeded.ALL).picks
+    def picks(start, stop, limit, logits_needed):
+        return Chunk(sequence_of(1, 2, 3, limit=limit), start, stop, logits_needed).picks
+
+    assert not picks(0, 2, 7, LogitsNeeded.NONE)
+    assert not picks(0, 2, 7, LogitsNeeded.ALL)
+    assert picks(2, 3, 7, LogitsNeeded.LAST)
+    assert not picks(2, 3, 3, LogitsNeeded.ALL)
 
 
 @pytest.mark.parametrize(

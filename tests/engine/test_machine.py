@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, seen
+from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, running, seen
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
         return sequence
 
     def step(self):
-        oldest = next((sequence for sequence in self.scheduler.running if not sequence.paused), None)
+        oldest = next((sequence for sequence in running(self.engine) if not sequence.paused), None)
         before = None if oldest is None else (oldest.forwarded, len(oldest.tokens))
         reused = {identity: (one.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         steps = len(self.model.steps)
@@ -239,13 +239,13 @@ class Machine(RuleBasedStateMachine):
     def remember(self, steps):
         """What this step has computed, and left for others."""
         size = self.pool.page_size
-        for chunk in (chunk for step in steps for chunk in step.chunks if chunk.sequence not in self.model.faulty):
-            if self.live[chunk.sequence].cache and chunk.request.share:
-                text = tuple(self.texts[chunk.sequence])
+        for chunk in (chunk for step in steps for chunk in step.chunks if chunk.sequence.id not in self.model.faulty):
+            if self.live[chunk.sequence.id].cache and chunk.request.share:
+                text = tuple(self.texts[chunk.sequence.id])
                 self.computed[chunk.request.salt].update(text[:end] for end in range(size, chunk.stop + 1, size))
 
     def step_that_fails(self, data):
-        expected = {chunk.sequence for chunk in self.peek().chunks}
+        expected = {chunk.sequence.id for chunk in self.peek().chunks}
         self.model.breaks = True
         events = self.engine.step()
         self.model.breaks = False
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
         """What the model computes for one sequence of the step is rubbish, and it says so."""
         chunks = self.peek().chunks
         if chunks:
-            bad = data.draw(st.sampled_from([chunk.sequence for chunk in chunks]))
+            bad = data.draw(st.sampled_from([chunk.sequence.id for chunk in chunks]))
             self.model.faulty = {bad}
             self.step()
             self.model.faulty = set()
@@ -314,9 +314,9 @@ class Machine(RuleBasedStateMachine):
 
     def preempt(self, data):
         if self.scheduler.running:
-            sequence = data.draw(st.sampled_from(self.scheduler.running))
+            sequence = data.draw(st.sampled_from(running(self.engine)))
             self.toyed.add(sequence.id)
-            self.scheduler.preempt(sequence)
+            self.scheduler.preempt(sequence.group)
 
     def unknown(self):
         assert self.engine.abort(10_000) == []
@@ -329,7 +329,7 @@ class Machine(RuleBasedStateMachine):
             assert identity in self.live, "nothing is told of a request after its end"
             match event:
                 case Token(token=token):
-                    at = self.live[identity].pause_at
+                    at = self.live[identity].group.pause_at
                     assert at is None or len(self.texts[identity]) < at, "a paused sequence writes nothing"
                     text = self.texts[identity]
                     assert token == mixed(seen(self.window, text)), "the text is the naive loop's"
@@ -413,7 +413,7 @@ class Machine(RuleBasedStateMachine):
 
     def check_table(self, sequence, window, table):
         size = self.pool.page_size
-        assert len(table) <= window.max_pages(sequence.slots, self.scheduler.token_budget, size)
+        assert len(table) <= window.max_pages(sequence.max_computed, self.scheduler.token_budget, size)
         if sequence.state is State.WAITING:
             assert not table
             return
@@ -427,10 +427,10 @@ class Machine(RuleBasedStateMachine):
         """First come, first served; one that was preempted while paused queues where it was."""
         if self.toyed:
             return
-        waiting = [sequence.id for sequence in self.scheduler.waiting]
-        running = [sequence.id for sequence in self.scheduler.running]
-        assert running + waiting == sorted(running + waiting)
-        assert len(running) <= self.scheduler.max_sequences
+        waiting = [group.first.id for group in self.scheduler.waiting]
+        ahead = [sequence.id for sequence in running(self.engine)]
+        assert ahead + waiting == sorted(ahead + waiting)
+        assert len(ahead) <= self.scheduler.max_sequences
 
     def teardown(self):
         if not hasattr(self, "engine"):

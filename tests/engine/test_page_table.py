@@ -85,7 +85,7 @@ def test_a_step_costs_the_same_however_long_the_text_is(window):
         sequence = engine.submit(request(*[5 + place % 90 for place in range(length)], most=50))
         while len(sequence.written) < 8:
             engine.scheduler.commit(
-                step := engine.scheduler.schedule(), [Pick(c.sequence, 7, 0.0) for c in step.chunks]
+                step := engine.scheduler.schedule(), [Pick(c.sequence.id, 7, 0.0) for c in step.chunks]
             )
         scheduler = engine.scheduler
         steps = []

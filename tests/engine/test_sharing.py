@@ -138,7 +138,7 @@ def test_one_that_was_put_off_finds_its_pages_again(window):
     for _ in range(6):
         heard(engine.step())
     assert sequence.computed == 14
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     engine.scheduler.check()
     assert (sequence.computed, sequence.pages, sequence.swapped) == (0, 0, None)
     drain(engine)
@@ -155,7 +155,7 @@ def test_one_that_was_swapped_out_computes_nothing_twice(window, share):
     for _ in range(6):
         heard(engine.step())
     held = sequence.pages
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     engine.scheduler.check()
     assert (sequence.computed, sequence.pages, engine.scheduler.swap.used) == (14, 0, held)
     run(engine, request(*text(30, 50), most=1))  # stands behind it
@@ -168,7 +168,7 @@ def test_swapping_takes_no_more_bytes_than_it_may():
     engine, _ = build(20, swap=5, token_budget=40)
     one, two = [engine.submit(request(*text(12, first), most=3)) for first in (1, 2)]
     heard(engine.step()), heard(engine.step())
-    engine.scheduler.preempt(two), engine.scheduler.preempt(one)
+    engine.scheduler.preempt(two.group), engine.scheduler.preempt(one.group)
     engine.scheduler.check()
     assert [sequence.swapped and sequence.swapped.nbytes for sequence in (one, two)] == [None, 4]
     drain(engine)
@@ -180,7 +180,7 @@ def test_what_is_swapped_out_is_given_up_with_its_sequence(end):
     engine, _ = build(20, swap=20)
     sequence = engine.submit(request(*text(12), most=3))
     heard(engine.step())
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     assert engine.scheduler.swap.used
     engine.abort(sequence.id) if end == "abort" else engine.use_cache(sequence.id, False)
     assert engine.scheduler.swap.used == 0
@@ -193,7 +193,7 @@ def test_a_page_is_left_once_it_is_full(computed):
     engine, _ = build(20, token_budget=computed)
     sequence = engine.submit(request(*text(11)))
     heard(engine.step())
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     assert engine.pool.cached == computed // 4
     drain(engine)
     assert (sequence.reused, sequence.tokens) == (computed // 4 * 4, naive(sequence.request))
@@ -367,7 +367,7 @@ def test_either_may_end_without_the_other(ends, later):
 @pytest.mark.parametrize("swap", [0, 20])
 def test_a_fork_of_one_that_waits_is_queued(swap):
     engine, _, parent = fork_after(3, swap=swap)
-    engine.scheduler.preempt(parent)
+    engine.scheduler.preempt(parent.group)
     child = child_of(engine, parent, most=9)
     engine.scheduler.check()
     assert (child.state, bool(parent.swapped)) == (State.WAITING, bool(swap))
@@ -475,7 +475,7 @@ def test_an_engine_that_is_reset_finds_nothing_and_keeps_its_ways():
     engine, model = build(20, seed=b"seed", swap=20)
     one, _ = [engine.submit(request(*text(9), most=4)) for _ in range(2)]
     heard(engine.step())
-    engine.scheduler.preempt(one)
+    engine.scheduler.preempt(one.group)
     engine.reset()
     pool, swap = engine.pool, engine.scheduler.swap
     assert (swap.used, pool.cached, pool.available, engine.prefixes.seed, swap.capacity) == (0, 0, 20, b"seed", 20)

@@ -108,9 +108,9 @@ class NoRollback(Scheduler):
         super()._drop(sequence)
         sequence.computed = computed
 
-    def _start(self, sequence: Text, cut: int) -> None:
+    def _attach(self, sequence: Text, cached: int) -> None:
         computed = sequence.computed
-        super()._start(sequence, cut)
+        super()._attach(sequence, cached)
         self.pool.reserve(sequence.tables, 0, computed or 1, len(sequence.tokens))
         sequence.computed = computed
 

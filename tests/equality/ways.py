@@ -83,8 +83,8 @@ def preempted(case: Case, folder: Path) -> None:
         text = bench.engine.submit(case.request(share=share))
 
         def put_off() -> None:
-            for sequence in list(bench.scheduler.running):  # noqa: B023  (called at once)
-                bench.scheduler.preempt(sequence)  # noqa: B023
+            for group in list(bench.scheduler.running):  # noqa: B023  (called at once)
+                bench.scheduler.preempt(group)  # noqa: B023
 
         bench.run(put_off)
         assert text.preemptions == NEW - 1
@@ -99,8 +99,8 @@ def swapped(case: Case, folder: Path) -> None:
     other = bench.engine.submit(case.request(prompt_of(33, seed=3), share=False))
 
     def put_off() -> None:
-        for sequence in reversed(bench.scheduler.running):
-            bench.scheduler.preempt(sequence)
+        for group in reversed(bench.scheduler.running):
+            bench.scheduler.preempt(group)
         for group in range(len(bench.store.groups)):  # whatever was in the pages is gone
             for tensor in bench.store.tensors(group):
                 tensor.copy_(tensor.roll(1, 1))

@@ -320,12 +320,14 @@ def shifted(chunk):
     """Decode steps at a position too far."""
     if chunk.start == 0:
         return chunk
-    return replace(chunk, start=chunk.start + 1)
+    sequence = replace(chunk.sequence, tokens=[0, *chunk.sequence.tokens])
+    return replace(chunk, sequence=sequence, start=chunk.start + 1, stop=chunk.stop + 1)
 
 
 def stale(chunk):
     """A decode step that reads its first page from a page of nobody."""
-    return replace(chunk, tables=tuple({**table, 0: 60} for table in chunk.tables)) if chunk.start else chunk
+    tables = [{**table, 0: 60} for table in chunk.tables]
+    return replace(chunk, sequence=replace(chunk.sequence, tables=tables)) if chunk.start else chunk
 
 
 class Twice(Wrong):

@@ -30,7 +30,7 @@ class Forward:
         """`wanted`: rows, counted over all pieces."""
         if self.program is None or tap is not ignore:
             return self._by_parts(pieces, wanted, tap)
-        self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * len(self.decoder.layers)
+        self.decoder.layer_tokens += sum(piece.stop - piece.start for piece in pieces) * len(self.decoder.layers)
         return self.program(pieces, wanted)
 
     @torch.inference_mode()
@@ -53,10 +53,11 @@ class TorchRunner:
         rows: list[range] = []
         first = 0
         for chunk in step.chunks:
-            kept = _wanted(chunk, range(first, first + len(chunk.tokens)))
+            length = chunk.stop - chunk.start
+            kept = _wanted(chunk, range(first, first + length))
             rows.append(range(len(wanted), len(wanted) + len(kept)))
             wanted += kept
-            first += len(chunk.tokens)
+            first += length
         logits = self.compute(step.chunks, wanted, tap)
         return Output(tuple(rows), logits.rows, logits.best, logits.log_totals)
 

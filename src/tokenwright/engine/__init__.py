@@ -1,6 +1,7 @@
 """The part one reads first: sequences, pages, the scheduler and the loop. Imports no torch."""
 
 from tokenwright.engine.core import Engine, Runner, Sampler
+from tokenwright.engine.groups import SequenceGroup
 from tokenwright.engine.page_pool import Memory, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import (
@@ -66,6 +67,7 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "Sequence",
+    "SequenceGroup",
     "State",
     "Step",
     "StopChecker",

@@ -1,4 +1,4 @@
-"""The engine: the loop, and the promise that every request ends.
+"""The engine: the loop, and the guarantee that every request ends.
 
 It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch; `scripted.py` runs it by
 hand. It is not thread-safe: its owner calls it from one thread at a time.
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 class Runner(Protocol[T]):
-    """Computes a step: the K and V of its tokens land in the cache, the wanted rows of logits come back."""
+    """Computes a step: stores the K and V of its tokens in the cache, and returns the rows of logits it asks for."""
 
     def forward(self, step: Step) -> Output[T]: ...
 
 
 class Sampler(Protocol[T]):
-    """Answers every chunk that picks or scores, in the step's order, with Picks, Scores or Faults."""
+    """Returns the results of every chunk that picks, or that needs prompt logprobs."""
 
     def pick(self, output: Output[T], step: Step) -> list[Result]: ...
 
 
 class Engine(Generic[T]):
-    """Runs requests over one page pool. `context`: the most tokens that one sequence may hold."""
+    """Runs requests over one page pool. `context`: the most tokens that one sequence may have."""
 
     def __init__(self, runner: Runner[T], sampler: Sampler[T], scheduler: Scheduler, context: int) -> None:
         self.runner = runner
         self.sampler = sampler
         self.scheduler = scheduler
         self.context = context
-        self._ended: list[Event] = []  # of requests that ended without a step
+        self._ended: list[Event] = []  # the last events of requests that ended without a step
 
     @property
     def pool(self) -> PagePool:
@@ -49,7 +49,7 @@ class Engine(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether a step would tell or compute anything."""
+        """Whether a step would compute anything or return an event."""
         return bool(self._ended) or any(not sequence.paused for sequence in self.scheduler.sequences.values())
 
     def submit(self, request: Request) -> Sequence:
@@ -63,7 +63,7 @@ class Engine(Generic[T]):
         return sequence
 
     def fork(self, sequence: int, request: Request) -> Sequence:
-        """Go on from a running text a second time, on the same pages: who writes to a shared page first copies it.
+        """Go on from a running text a second time, on the same pages, which are copied on write.
 
         The request's prompt must be the text as it stands. Raises RequestError if it is another, or if there is no
         such sequence, and what `submit` raises.
@@ -72,7 +72,7 @@ class Engine(Generic[T]):
         if parent is None or tuple(parent.tokens) != request.prompt:
             raise RequestError("a fork needs a sequence that has not ended, and its whole text as the prompt")
         child = self._accepted(request)
-        if child.ended() is None:
+        if child.exhausted() is None:
             self.scheduler.fork(parent, child)
         else:
             self._queue(child)
@@ -96,29 +96,29 @@ class Engine(Generic[T]):
             has = [group.pages for group in self.pool.groups]
             pairs = zip(self.pool.groups, needed, strict=True)
             short = [group for group, pages in pairs if pages > group.pages]
-            chunk = all(group.window.size is not None for group in short)  # then it is not the length that is too much
+            chunk = all(group.window.size is not None for group in short)  # then not the length is too much
             less = "lower token_budget" if chunk else "lower max_tokens, shorten the prompt"
             raise CapacityError(
-                f"the request may come to {sequence.slots} tokens in the KV cache, which need {_each(needed)} pages, "
-                f"and it has {_each(has)}; {less}, or grant the cache more memory"
+                f"the request may come to {sequence.max_computed} tokens in the KV cache, which need {_each(needed)} "
+                f"pages, and it has {_each(has)}; {less}, or grant the cache more memory"
             )
         return sequence
 
     def _queue(self, sequence: Sequence) -> None:
-        reason = sequence.ended()
-        if reason is None or sequence.scores:
+        reason = sequence.exhausted()
+        if reason is None or sequence.needs_logprobs:
             self.scheduler.add(sequence)
         else:
             self._ended.append(Finished(sequence.id, reason))
 
     def step(self) -> list[Event]:
-        """One turn of the loop. A fault of the model ends the requests of this step, never the engine."""
+        """One turn of the loop. An error of the model ends the requests of this step, never the engine."""
         step = self.scheduler.schedule()
-        events = self._run(step) if step.chunks else []
-        ended, self._ended = self._ended, []  # only now: an interrupted step tells of nothing
+        events = self._compute(step) if step.chunks else []
+        ended, self._ended = self._ended, []  # only now: an interrupted step returns no events
         return [*ended, *events, *self.scheduler.expire()]
 
-    def _run(self, step: Step) -> list[Event]:
+    def _compute(self, step: Step) -> list[Event]:
         try:
             output = self.runner.forward(step)
             picks = self.sampler.pick(output, step)
@@ -139,15 +139,15 @@ class Engine(Generic[T]):
         self.scheduler.pause(sequence, None)
 
     def use_cache(self, sequence: int, cache: bool) -> None:
-        """Switch a request's KV cache on or off between two steps. Ended ones are left as they are."""
+        """Switch a request's KV cache on or off between two steps. One that has ended is left as it is."""
         self.scheduler.use_cache(sequence, cache)
 
     def abort(self, sequence: int) -> list[Event]:
-        """End a request in any state, and tell of it. One that has ended already is left as it is."""
+        """End a request in any state, and return its last event. One that has ended is left as it is."""
         return self.scheduler.abort(sequence)
 
     def reset(self) -> None:
-        """Forget every request and take all pages back, telling nobody: for when commit was interrupted half-way."""
+        """Drop every request without an event, and free all pages: after a commit that was interrupted half-way."""
         old, pool = self.scheduler, self.scheduler.pool
         fresh = PagePool(pool.groups, pool.page_size, pool.memory)
         prefixes, swap = PrefixIndex(fresh, old.prefixes.seed), SwapSpace(fresh, old.swap.capacity)
@@ -156,5 +156,5 @@ class Engine(Generic[T]):
 
 
 def _each(pages: list[int]) -> str:
-    """Pages of each group, as words."""
+    """Pages of each group, as text."""
     return " + ".join(map(str, pages))
