@@ -12,8 +12,7 @@ import pytest
 
 from tests.equality import ways
 from tests.equality.harness import FORMATS, KINDS, MIXED, SAMPLINGS, WAYS, WEIGHTS, Case, alone, compare
-from tests.kernels.native import needs_native
-from tokenwright.bench.limits import threads
+from tests.kernels.native import needs_native, threads
 
 assert ways.LATE  # imported for what it registers
 

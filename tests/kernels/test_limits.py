@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.native import KERNELS, each_isa
-from tokenwright.bench.limits import threads
+from tests.kernels.native import KERNELS, each_isa, threads
 from tokenwright.kernels.native import NativeKernels
 
 PIECE = 1 << 17  # bytes that a thread takes at a time

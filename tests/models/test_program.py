@@ -13,10 +13,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.kernels.native import KERNELS, each_isa, examples, needs_native
+from tests.kernels.native import KERNELS, each_isa, examples, needs_native, threads
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
-from tokenwright.bench.limits import threads
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.kernels import ReferenceKernels
@@ -123,7 +122,7 @@ def steps(bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int]) -> 
     cuts=st.sets(st.integers(1, 69), max_size=4),
     wants=st.sampled_from(["none", "last", "all"]),
     page_size=st.sampled_from([16, 64]),
-    team=st.integers(1, 2),
+    team=st.sampled_from([1, 2, 3, 8]),
 )
 def test_the_whole_step_is_its_parts(
     isa: str,

@@ -15,10 +15,9 @@ from tokenwright.cache import KVStore, Table
 from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
 from tokenwright.engine import Chunk
 from tokenwright.engine.table import Table as PageTable
-from tokenwright.errors import CapacityError
 from tokenwright.kernels import Kernels
 from tokenwright.kernels import native_library as lib
-from tokenwright.kernels.native import NativeKernels, kv_layer, matrix
+from tokenwright.kernels.native import NativeKernels, Workspace, kv_layer, matrix
 from tokenwright.kernels.weights import Packed
 from tokenwright.models.batch import Piece
 from tokenwright.models.decoder import Decoder, Logits
@@ -100,6 +99,7 @@ class Program:
         config = model.config
         self.model = model
         self.store = store
+        self._workspace = Workspace(model.kernels.library)
         self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
         self._turns = _Turns(config) if isinstance(config.positions, Rope) else None
         reaches = [spec.reach for spec in store.specs if spec.reach.sinks]
@@ -129,9 +129,13 @@ class Program:
             ctypes.addressof(best),
             ctypes.addressof(totals),
         )
-        kernels = model.kernels
-        if kernels.library.tw_forward(kernels.handle, byref(model.struct), byref(batch), torch.get_num_threads()):
-            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
+        kernels, threads = model.kernels, torch.get_num_threads()
+        self._workspace.run(
+            lambda memory: kernels.library.tw_forward(
+                kernels.handle, memory, byref(model.struct), byref(batch), threads
+            ),
+            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
+        )
         return Logits(logits, tuple(best), tuple(totals))
 
     def _spans(self, pieces: Sequence[Piece | Chunk], alive: list[object]) -> "array[int]":
