@@ -151,7 +151,7 @@ def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) ->
 
     def run() -> None:
         places = (byref(struct), rows, lib.address(x), lib.address(y), torch.get_num_threads())
-        kernels.library.tw_linear(kernels.handle, *places)
+        kernels.compute(kernels.library.tw_linear, *places)
 
     work = Work(packed.nbytes, weights=rows * packed.numel)
     return Case("linear", name, rows, work, run, keeps=(packed, x, y))
@@ -181,11 +181,12 @@ class Texts:
         q, width = torch.randn(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
         out = torch.empty_like(q)
         queries = lib.Queries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)
-        library, handle, count = self.kernels.library, self.kernels.handle, torch.get_num_threads()
+        kernels, count = self.kernels, torch.get_num_threads()
+        attend = kernels.library.tw_attend
 
         def run() -> None:
             for one in places:
-                library.tw_attend(handle, byref(layer), byref(heads), 1, one.spans, PAGE, byref(queries), count)
+                kernels.compute(attend, byref(layer), byref(heads), 1, one.spans, PAGE, byref(queries), count)
 
         work = Work(len(places) * context * self.bytes_per_token)
         if rows > 1:  # one row is held against reading alone

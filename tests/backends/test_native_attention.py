@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.backends.native import KERNELS, each_isa, noise
+from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
@@ -165,7 +165,7 @@ class Text:
     def right(self) -> torch.Tensor:
         return REFERENCE.attention(self.q, self.store.view(0), [self.chunk], self.scale, self.sink_q)
 
-    def attend(self, isa: str, chunks: Iterable[range] | None = None, threads: int = 1) -> torch.Tensor:
+    def attend(self, isa: str, chunks: Iterable[range] | None = None, count: int = 1) -> torch.Tensor:
         """[rows, H, D], the rows of each chunk in a call of their own."""
         kernels, heads, width = KERNELS[isa], self.q.shape[1], self.q[0].numel()
         out = torch.full_like(self.q, torch.nan)
@@ -179,17 +179,16 @@ class Text:
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         for chunk in chunks or [range(self.case.rows)]:
             places = Places([(chunk, self.case.start + chunk.start, tables)])
-            failed = kernels.library.tw_attend(
-                kernels.handle,
+            kernels.compute(
+                kernels.library.tw_attend,
                 byref(layer),
                 byref(shape),
                 1,
                 places.spans,
                 self.store.page_size,
                 byref(queries),
-                threads,
+                count,
             )
-            assert not failed
         return out
 
 
@@ -214,7 +213,8 @@ def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_siz
     assert torch.equal(whole, other.attend(isa, chunks))
     row = data.draw(st.integers(0, case.rows - 1))
     assert torch.equal(whole[row], text.attend(isa, [range(row, row + 1)])[row])
-    assert torch.equal(whole, text.attend(isa, threads=3))
+    with threads(3):
+        assert torch.equal(whole, text.attend(isa, count=3))
 
 
 @each_isa

@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.backends.native import KERNELS, each_isa, needs_native
+from tests.backends.native import KERNELS, each_isa, needs_native, threads
 from tests.engine.chunks import BareChunk
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
@@ -22,7 +22,6 @@ from tokenwright.backends import Logits, ReferenceKernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch.decoder import Decoder
-from tokenwright.bench.limits import threads
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
@@ -139,7 +138,7 @@ def steps(
     cuts=st.sets(st.integers(1, 69), max_size=4),
     logits_needed=st.sampled_from(LogitsNeeded),
     page_size=st.sampled_from([16, 64]),
-    team=st.integers(1, 2),
+    team=st.sampled_from([1, 2, 3, 8]),
 )
 def test_the_whole_step_is_its_parts(
     isa: str,

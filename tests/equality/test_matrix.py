@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.native import needs_native
+from tests.backends.native import needs_native, threads
 from tests.equality import ways
 from tests.equality.harness import FORMATS, KINDS, MIXED, SAMPLINGS, WAYS, WEIGHTS, Case, alone, compare
 from tests.pairwise import pairwise
-from tokenwright.bench.limits import threads
 
 assert ways.LATE  # imported for what it registers
 

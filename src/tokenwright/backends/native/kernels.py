@@ -1,14 +1,16 @@
 """The native kernels: C++ for the processor's own instructions, behind the same protocol as the reference.
 
-They compute in fp32 over packed weights and own their threads, as many as torch is set to. What a row comes to depends
-on that row alone, to the bit. `find_kernels` is how one gets them.
+They compute in fp32 over packed weights and own their threads: as many as torch is set to, fewer while others use the
+processors. What a row comes to depends on that row alone, to the bit. `find_kernels` is how one gets them.
 """
 
 import ctypes
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -23,6 +25,40 @@ from tokenwright.models.rotary import Rotation
 log = logging.getLogger(__name__)
 
 
+class Workspace:
+    """The memory that kernels compute in: it grows to what the largest call needs, and is freed with its owner.
+
+    It serves one call at a time. A call that comes meanwhile, from another thread, gets memory of its own.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._idle: list[_Memory] = []
+
+    def run(self, call: Callable[[int], int], failure: str) -> None:
+        """Call with the address of such memory. Raises CapacityError with the message if there is not enough of it.
+
+        call: returns 0, or another number if it could not get the memory.
+        """
+        try:
+            memory = self._idle.pop()  # one operation, so that no lock is needed, which a fork could find taken
+        except IndexError:
+            memory = _Memory(self._library)
+        failed = memory.address is None or call(memory.address)
+        if not self._idle:
+            self._idle.append(memory)
+        if failed:
+            raise CapacityError(failure)
+
+
+class _Memory:
+    """One workspace of the library; its address, or None where there is no memory."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.address: int | None = library.tw_workspace_new()
+        weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
+
+
 class NativeKernels:
     """Implements `Kernels` with one instruction set: `isa` is one of ISAS. `handle`: its table in the library."""
 
@@ -34,21 +70,14 @@ class NativeKernels:
             raise RequestError(
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
+        self.workspace = Workspace(library)  # of operations that are called alone
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         packed = _packed(weight)
         rows = x.contiguous()
         y = torch.empty(len(x), packed.out)
-        self._whole(
-            self.library.tw_linear(
-                self.handle,
-                byref(matrix(packed)),
-                len(rows),
-                lib.address(rows),
-                lib.address(y),
-                torch.get_num_threads(),
-            )
-        )
+        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), torch.get_num_threads())
+        self.compute(self.library.tw_linear, *places)
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -110,18 +139,8 @@ class NativeKernels:
         heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
-        self._whole(
-            self.library.tw_attend(
-                self.handle,
-                byref(layer),
-                byref(heads),
-                len(chunks),
-                places.spans,
-                1,
-                byref(queries),
-                torch.get_num_threads(),
-            )
-        )
+        read = (byref(layer), byref(heads), len(chunks), places.spans, 1)
+        self.compute(self.library.tw_attend, *read, byref(queries), torch.get_num_threads())
         return out
 
     def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -132,7 +151,7 @@ class NativeKernels:
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
         places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
-        self._whole(self.library.tw_summarise(self.handle, rows, vocab, *places, torch.get_num_threads()))
+        self.compute(self.library.tw_summarise, rows, vocab, *places, torch.get_num_threads())
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
@@ -155,16 +174,21 @@ class NativeKernels:
     def multiply(self, form: str, rounds: int) -> int:
         """Multiply and add as linear layers do, with factors that are at hand: what the processor gives at most.
 
-        form: of the weights: float32, bfloat16, float16, int8 or int4. Every thread makes `rounds`. Returns the
+        form: of the weights: float32, bfloat16, float16, int8 or int4. There are `rounds` for every thread. Returns the
         multiplications of all; with the additions, operations are twice that.
         """
         made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, torch.get_num_threads())
         return made
 
-    @staticmethod
-    def _whole(failed: int) -> None:
-        if failed:
-            raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
+    def compute(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Call a function of the library that computes in a workspace, with its arguments after that.
+
+        Raises CapacityError where the workspace cannot grow.
+        """
+        self.workspace.run(
+            lambda memory: function(self.handle, memory, *arguments),
+            "there is not enough memory for this step; compute fewer tokens at once (token_budget)",
+        )
 
 
 class Places:

@@ -13,14 +13,13 @@ import torch
 from tokenwright.backends import Kernels, Logits
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, kv_layer, matrix
+from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer, matrix
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
 from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
 from tokenwright.engine import Batch
-from tokenwright.errors import CapacityError
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
 
@@ -99,6 +98,7 @@ class Program:
         config = model.config
         self.model = model
         self.store = store
+        self._workspace = Workspace(model.kernels.library)
         self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
         self._rotary = RotaryCache(config) if isinstance(config.positions, Rope) else None
         attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
@@ -128,9 +128,13 @@ class Program:
             ctypes.addressof(best),
             ctypes.addressof(totals),
         )
-        kernels = model.kernels
-        if kernels.library.tw_forward(kernels.handle, byref(model.struct), byref(struct), torch.get_num_threads()):
-            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
+        kernels, threads = model.kernels, torch.get_num_threads()
+        self._workspace.run(
+            lambda memory: kernels.library.tw_forward(
+                kernels.handle, memory, byref(model.struct), byref(struct), threads
+            ),
+            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
+        )
         return Logits(logits, tuple(best), tuple(totals))
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":

@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -21,7 +22,7 @@ constexpr int64_t ROW_PIECES = 8;      // for each thread, at least, where rows 
 constexpr int64_t MOST_ROWS = 16;      // and so many at most in one
 constexpr int64_t SINGLES = 4;         // pieces for each thread, at least, of many rows that come alone
 
-// Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
+// Memory that grows and is kept from step to step.
 class Buffer {
  public:
   template <typename T>
@@ -78,16 +79,20 @@ class Ready {
   Buffer numbers_, scales_, sums_;
 };
 
-// Everything a step computes in. Guarded by the pool's turn.
-struct Room {
+std::atomic<int64_t> workspaces{0};
+
+}  // namespace
+
+// Everything that one step at a time computes in.
+struct Workspace {
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
   Ready ready, next;
+
+  Workspace() { workspaces++; }
+  ~Workspace() { workspaces--; }
 };
 
-Room& room() {
-  static thread_local Room mine;  // of the calling thread: the others are handed its pointers
-  return mine;
-}
+namespace {
 
 // How many pieces the blocks of a linear are shared out in. A piece is some weights, and where there are many rows so many
 // blocks that these are read from a cache that is not each core's own no more often than need be. All threads get as
@@ -116,7 +121,7 @@ struct Pass {
   const Kernels& k;
   const Model& model;
   const Batch& batch;
-  Room& r;
+  Workspace& r;
   float *x, *normed, *qkv, *sink, *mixed, *up, *act, *scratch;
   int64_t scratch_each;
   Partial* partial;
@@ -352,8 +357,13 @@ void run_pass(void* context, Team& team, int64_t thread) {
 
 }  // namespace
 
-void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t threads) {
-  Room& r = room();
+Workspace* new_workspace() { return new (std::nothrow) Workspace; }
+
+void free_workspace(Workspace* workspace) { delete workspace; }
+
+int64_t count_workspaces() { return workspaces; }
+
+void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& batch, int64_t threads) {
   const Heads& h = model.heads;
   const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
   const int64_t each = k.attention_scratch(h);
@@ -381,9 +391,10 @@ void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t t
   run_on_threads(threads, run_pass, &pass);
 }
 
-void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x, float* y, int64_t threads) {
-  room().ready.reserve(m, rows);
-  const Rows ready = room().ready.rows(k, m, rows);
+void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,
+                 int64_t threads) {
+  r.ready.reserve(m, rows);
+  const Rows ready = r.ready.rows(k, m, rows);
   struct Job {
     const Kernels& k;
     const Matrix& m;
@@ -401,13 +412,13 @@ void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x
       &job);
 }
 
-void summarise(const Kernels& k, int64_t n, int64_t vocab, const float* logits, int64_t* best, double* log_total,
-               int64_t threads) {
-  Summary summary{k, n, vocab, logits, room().partial.of<Partial>(n * summary_pieces(vocab)), best, log_total};
+void summarise(const Kernels& k, Workspace& r, int64_t n, int64_t vocab, const float* logits, int64_t* best,
+               double* log_total, int64_t threads) {
+  Summary summary{k, n, vocab, logits, r.partial.of<Partial>(n * summary_pieces(vocab)), best, log_total};
   run_on_threads(threads, [](void* context, Team& team, int64_t) { ((Summary*)context)->run(team); }, &summary);
 }
 
-void attend_rows(const Kernels& k, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
+void attend_rows(const Kernels& k, Workspace& r, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
                  int64_t page_size, const Queries& queries, int64_t threads) {
   const int64_t each = k.attention_scratch(h);
   struct Job {
@@ -420,7 +431,7 @@ void attend_rows(const Kernels& k, const KVLayer& kv, const Heads& h, int64_t sp
     const Queries& queries;
     float* scratch;
     int64_t each;
-  } job{k, kv, h, spans, span, page_size, queries, room().scratch.of<float>(threads * each), each};
+  } job{k, kv, h, spans, span, page_size, queries, r.scratch.of<float>(threads * each), each};
   run_on_threads(
       threads,
       [](void* context, Team& team, int64_t thread) {
