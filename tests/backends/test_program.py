@@ -1,6 +1,7 @@
 """A step as one native call against the same kernels called part by part: equal to the bit, in logits and in memory."""
 
 import math
+import pickle
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -173,6 +174,33 @@ def test_the_whole_step_is_its_parts(
             rtol=1e-6,
             atol=1e-6,
         )
+
+
+def emptied(tables: dict[int, list[Table]]) -> None:
+    """As when the sequences have ended."""
+    for table in (table for tables_of_text in tables.values() for table in tables_of_text):
+        table.clear()
+
+
+@pytest.mark.parametrize("kept", [KEPT[0], KEPT[1], KEPT[5]])
+@pytest.mark.parametrize("tapped", [False, True])
+def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], tapped: bool) -> None:
+    """Pickled, its sequences gone, and computed by another backend over another store: logits and memory alike."""
+    made = decoder("qwen2-window", "int8", next(iter(KERNELS)))
+    here, there = (Bench(made, "qwen2-window", kept) for _ in range(2))
+    texts = [prompt_of(length, length) for length in (50, 1, 33)]
+    for chunks in steps(here, texts, [30, 31], LogitsNeeded.ALL):
+        batch = flatten(chunks)
+        sent = pickle.dumps(batch)
+        right = here.backend(batch)
+        got = pickle.loads(sent)
+        logits = there.backend(got, lambda site, layer, x: None) if tapped else there.backend(got)
+        assert torch.equal(logits.rows, right.rows)
+        assert (logits.best, logits.log_totals) == (right.best, right.log_totals)
+        assert all(map(torch.equal, here.memory(), there.memory()))
+    last = pickle.loads(sent)
+    emptied(here.tables)
+    assert torch.equal(there.backend(last).rows, right.rows)
 
 
 @each_isa

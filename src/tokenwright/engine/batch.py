@@ -74,7 +74,8 @@ def flatten(chunks: Iterable[ChunkLike]) -> Batch:
         tokens += chunk.tokens
         stop, first, needed = len(tokens), len(logits_rows), chunk.logits_needed
         numbers += (row, stop - row, chunk.start, chunk.limit)
-        tables += [table.pages for table in chunk.tables]
+        for table in chunk.tables:
+            tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
         if needed is LAST:
             logits_rows.append(stop - 1)
         elif needed is ALL:
