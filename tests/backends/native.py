@@ -3,11 +3,8 @@
 A build without a compiler has none; there the tests that use `each_isa` are skipped.
 """
 
-import os
-
 import pytest
 import torch
-from hypothesis import settings
 
 from tokenwright.backends.native.kernels import NativeKernels, usable
 from tokenwright.backends.native.library import find, load
@@ -23,11 +20,6 @@ needs_native = pytest.mark.skipif(not KERNELS, reason="no native kernels were co
 each_isa = pytest.mark.parametrize(
     "isa", [pytest.param(isa, id=isa) for isa in KERNELS] or [pytest.param("none", marks=needs_native)]
 )
-
-
-def examples(count: int) -> settings:
-    """So many examples; the share of them that TOKENWRIGHT_TEST_EXAMPLES says, where each takes long."""
-    return settings(max_examples=max(2, round(count * float(os.environ.get("TOKENWRIGHT_TEST_EXAMPLES", "1")))))
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

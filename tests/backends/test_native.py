@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.backends.native import FUSED, KERNELS, WEIGHTS, each_isa, examples, needs_native, noise, packed, rows
+from tests.backends.native import FUSED, KERNELS, WEIGHTS, each_isa, needs_native, noise, packed, rows
+from tests.profiles import examples
 from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.native.library import address

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.backends.native import KERNELS, each_isa, noise
+from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import Places, kv_layer
@@ -59,7 +60,7 @@ def same(ours: torch.Tensor, right: torch.Tensor) -> bool:
 
 @each_isa
 @each_format
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(size=st.integers(2, 130), seed=st.integers(0, 1 << 30))
 def test_what_is_stored_is_what_the_codec_makes(isa: str, form: str, size: int, seed: int) -> None:
     spec = LayerSpec(Heads(3, size), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["float32"])
@@ -191,7 +192,7 @@ class Text:
 
 
 @each_isa
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases())
 def test_attention_is_the_reference(isa: str, case: Case) -> None:
     text = Text(case)
@@ -201,7 +202,7 @@ def test_attention_is_the_reference(isa: str, case: Case) -> None:
 
 
 @each_isa
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), other_size=st.integers(1, 64), data=st.data())
 def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_size: int, data: st.DataObject) -> None:
     text, other = Text(case), Text(case, other_size)

@@ -14,10 +14,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.backends.native import KERNELS, each_isa, examples, needs_native
+from tests.backends.native import KERNELS, each_isa, needs_native
 from tests.engine.chunks import BareChunk
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
+from tests.profiles import examples
 from tokenwright.backends import Logits, ReferenceKernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import backend_over

@@ -36,8 +36,8 @@ CONTEXT = 40
 SALTS = (b"", b"salt")
 COMMON = [[(step * place) % 5 for place in range(CONTEXT + 2)] for step in (1, 2)]  # texts that others begin like
 
-windows = st.builds(AttentionWindow, window=st.integers(1, 9))
-with_sinks = st.builds(AttentionWindow, window=st.integers(1, 9), sinks=st.integers(1, 6))
+windows = st.builds(AttentionWindow, size=st.integers(1, 9))
+with_sinks = st.builds(AttentionWindow, size=st.integers(1, 9), sinks=st.integers(1, 6))
 one_reach = st.one_of(st.just(AttentionWindow()), windows, with_sinks)
 
 

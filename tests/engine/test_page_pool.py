@@ -50,10 +50,10 @@ class Text:
 
 attention_windows = st.one_of(
     st.builds(AttentionWindow),
-    st.builds(AttentionWindow, window=st.integers(2, 9)),
-    st.builds(AttentionWindow, window=st.integers(2, 9), sinks=st.integers(1, 6)),
+    st.builds(AttentionWindow, size=st.integers(2, 9)),
+    st.builds(AttentionWindow, size=st.integers(2, 9), sinks=st.integers(1, 6)),
     st.builds(AttentionWindow, stop=st.integers(1, 15)),
-    st.builds(AttentionWindow, window=st.none() | st.integers(2, 9), start=st.integers(1, 15)),
+    st.builds(AttentionWindow, size=st.none() | st.integers(2, 9), start=st.integers(1, 15)),
 )
 turns = st.lists(
     st.tuples(

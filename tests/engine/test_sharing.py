@@ -378,7 +378,7 @@ def test_a_fork_of_one_that_waits_is_queued(swap):
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": False}, {"score_from": 1}, {"salt": b"another"}],
+    [{"cache": False}, {"prompt_logprobs_from": 1}, {"salt": b"another"}],
     ids=["naive", "scored", "salted"],
 )
 def test_a_fork_that_may_not_have_the_pages_is_queued(options):
@@ -469,19 +469,6 @@ def test_a_held_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
     while late.state is not State.FINISHED:
         heard(engine.step())
     assert (running.state, late.reused) == (State.FINISHED, 12)
-
-
-def test_an_engine_that_is_reset_finds_nothing_and_keeps_its_ways():
-    engine, model = build(20, seed=b"seed", swap=20)
-    one, _ = [engine.submit(request(*text(9), most=4)) for _ in range(2)]
-    heard(engine.step())
-    engine.scheduler.preempt(one)
-    engine.reset()
-    pool = engine.pool
-    assert (pool.parked, pool.kept, pool.free, pool.seed, pool.swap) == (0, 0, 20, b"seed", 20)
-    assert pool.memory is model
-    (again,) = run(engine, request(*text(9), most=4))
-    assert again.reused == 0
 
 
 def test_a_pool_without_swap_parks_nothing():

@@ -11,7 +11,7 @@ from tokenwright.engine import AttentionWindow
 LONGEST = 40
 attention_windows = st.builds(
     AttentionWindow,
-    window=st.none() | st.integers(1, 20),
+    size=st.none() | st.integers(1, 20),
     sinks=st.integers(0, 10),
     start=st.integers(0, 20),
     stop=st.none() | st.integers(1, LONGEST),
@@ -76,11 +76,11 @@ def test_no_chunk_takes_more_pages_than_the_most(window, tokens, chunk, size):
 
 
 @given(st.none() | st.integers(1, 9), st.integers(0, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, LONGEST))
-def test_the_most_is_really_taken(window, sinks, chunk, size, tokens):
+def test_the_most_is_really_taken(length, sinks, chunk, size, tokens):
     """Where it matters, the bound is no guess: some chunk of a long text takes as many. Shorter ones take all."""
-    window = AttentionWindow(window, sinks)
-    far = -(-sinks // size) * size + (window or 0) + chunk + 2 * size  # the window is away from the sinks
-    assume(window is None or tokens <= max(1, window - 1) or tokens >= far)
+    window = AttentionWindow(length, sinks)
+    far = -(-sinks // size) * size + (length or 0) + chunk + 2 * size  # the window is away from the sinks
+    assume(length is None or tokens <= max(1, length - 1) or tokens >= far)
     assert taken(window, tokens, chunk, size) == window.most_pages(tokens, chunk, size)
 
 

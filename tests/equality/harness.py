@@ -235,9 +235,9 @@ class Matrix(Ledger[Compared]):
             yield f"{kernels:<11}{way:<42}{one.texts:>7}{one.rows:>9}{equal:>18}{one.worst:>10.1e}"
         texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
         yield (
-            f"{texts} texts and {rows} rows of logits, over {len(KINDS)} kinds x {len(FORMATS) + 1} formats x "
-            f"{len(SAMPLINGS)} samplings x {len({way for _, way in self})} ways; with native kernels {len(WEIGHTS)} "
-            "formats of weights by turns"
+            f"{texts} texts and {rows} rows of logits; every two meet of {len({way for _, way in self})} ways, "
+            f"{len(KINDS)} kinds, {len(FORMATS) + 1} cache formats, {len(SAMPLINGS)} samplings and, with native "
+            f"kernels, {len(WEIGHTS)} weight formats"
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from tests.backends.native import needs_native
 from tests.equality import harness, ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Matrix, Seen
+from tests.equality.test_matrix import NATIVE_PAIRS, PAIRS
 from tests.oracle.test_faults import moved_by_one
 from tokenwright.backends import Logits, ReferenceKernels
 from tokenwright.backends.native.program import NativeBackend
@@ -338,15 +339,39 @@ def test_a_planted_fault_turns_the_matrix_red(
     name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
-    case = Planted(fault.kind, fault.kv, "greedy", weights)
+    told = found(fault, Planted(fault.kind, fault.kv, "greedy", weights), tmp_path, monkeypatch)
+    assert told
+    print(f"{name}: {told:.120}")
+
+
+def found(fault: Fault, case: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the matrix says with a fault planted in one of its cells; nothing where it stays green."""
     case.naive(), case.naive(case.naive().tokens[:-3])  # before the engine is made worse
-    monkeypatch.setattr(Planted, "plant", fault.bench)
-    if fault.patch is not None:
-        fault.patch(monkeypatch)
-    monkeypatch.setattr(harness, "LEDGER", Matrix())
-    with pytest.raises((AssertionError, KeyError, IndexError, EngineError)) as caught:
-        WAYS[fault.way](case, tmp_path)
-    print(f"{name}: {caught.value!s:.120}")
+    with monkeypatch.context() as patched:
+        patched.setattr(Planted, "plant", fault.bench)
+        if fault.patch is not None:
+            fault.patch(patched)
+        patched.setattr(harness, "LEDGER", Matrix())
+        try:
+            WAYS[fault.way](case, folder)
+        except (AssertionError, KeyError, IndexError, EngineError) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(("name", "weights"), [planted(name, one) for name in FAULTS for one in FAULTS[name].on])
+def test_the_pairs_of_the_matrix_find_it(
+    name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that the pairwise matrix runs anyway sees the fault: one of its way and its format, or else its kind."""
+    fault = FAULTS[name]
+    cells = [(*row, "reference") for row in PAIRS] if weights == "reference" else NATIVE_PAIRS
+    cells = [
+        (kind, kv, sampling, form)
+        for kind, kv, way, sampling, form in cells
+        if way == fault.way and (kv == fault.kv if fault.kv != "native" else kind == fault.kind)
+    ]
+    assert any(found(fault, Planted(*cell), tmp_path, monkeypatch) for cell in cells)
 
 
 WAYS_ASKED = sorted({(fault.way, weights) for fault in FAULTS.values() for weights in fault.on})

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engines import held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
@@ -170,11 +171,13 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     texts = [PROMPT[:3], PROMPT[:5], PROMPT[:2]]
     alone = [[work(frame) for frame in steps(llm.run(text, GREEDY))] for text in texts]
     runs = [llm.run(text, GREEDY) for text in texts]
-    stream = llm.stream(PROMPT, GREEDY)
-    for run in runs:
-        llm._driver.allow(run._job, None)
+    with held(llm):
+        stream = llm.stream(PROMPT, GREEDY)
+        for run in runs:
+            run._handle.resume()
     assert len(list(stream)) == 6
-    assert llm.engine.pool.free == llm.engine.pool.pages, "all went on together"
+    engine = settled(llm)
+    assert engine.pool.free == engine.pool.pages, "all went on together"
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
 
 

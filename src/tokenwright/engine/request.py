@@ -27,13 +27,23 @@ class FinishReason(StrEnum):
 
 
 class StopChecker(Protocol):
-    """Watches one sequence's new tokens, outside the engine: end tokens, stop strings, grammars, time."""
+    """Watches one sequence's new tokens, outside the engine: end tokens, stop strings, grammars, time; and its text."""
 
     def advance(self, token: int) -> FinishReason | None:
         """Take the token just written; answer why the sequence ends here, or None to go on."""
 
+    def take_text(self) -> str:
+        """The text that can be shown and has not been taken yet."""
+
+    def finish(self) -> str:
+        """At the end: the rest of the text, with what was held back."""
+
+    @property
+    def stopped(self) -> str | int | None:
+        """The stop string or stop id that was found; `finish` may settle which."""
+
     def finished(self) -> FinishReason | None:
-        """Asked before every step, waiting and held sequences included: why it ends without another token."""
+        """Asked before every step, waiting and paused sequences included: why it ends without another token."""
 
     def fork(self) -> Self:
         """One like it, for a sequence that goes on elsewhere from the same text."""
@@ -43,10 +53,18 @@ class StopChecker(Protocol):
 
 
 class NoStopChecker:
-    """Lets a sequence run to its length."""
+    """Lets a sequence run to its length, and makes no text."""
 
-    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (a guard is told every token)
+    stopped = None
+
+    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (a stop checker sees every token)
         return None
+
+    def take_text(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
 
     def finished(self) -> FinishReason | None:
         return None

@@ -43,6 +43,7 @@ from tokenwright.engine.step import (
     Result,
     Step,
     Token,
+    finished,
 )
 
 RUNNING = State.RUNNING
@@ -443,7 +444,7 @@ class Scheduler:
                     self._end_team(sequence, error, events)
                     return
                 case Finish(reason=reason):
-                    self._end(sequence, Finished(sequence.id, reason), events)
+                    self._end(sequence, finished(sequence, reason), events)
                     return
                 case PromptLogprobs():
                     self._score(sequence, result, events)
@@ -464,15 +465,18 @@ class Scheduler:
             sequence.scored += len(fresh)
 
     def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
+        checker = sequence.stop_checker
         sequence.tokens.append(pick.token)
-        events.append(Token(sequence.id, pick.token, pick.logprob, pick.sampler_logprob, pick.top))
+        token = Token(sequence.id, pick.token, pick.logprob, pick.sampler_logprob, pick.top)
+        events.append(token)
         try:
-            reason = sequence.stop_checker.advance(pick.token) or sequence.ended()
-        except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+            reason = checker.advance(pick.token) or sequence.ended()
+            token.text = checker.take_text()
+        except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
             self._end_team(sequence, error, events)
             return
         if reason is not None:
-            self._end(sequence, Finished(sequence.id, reason), events)
+            self._end(sequence, finished(sequence, reason), events)
         elif not sequence.cache:  # the naive loop: forget, and compute everything again
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
@@ -484,11 +488,11 @@ class Scheduler:
             self._end(sequence, Dropped(sequence.id), events)
             return
         assert reason is not None, "the sampler must answer every chunk that picks"
-        self._end(sequence, Finished(sequence.id, reason), events)
+        self._end(sequence, finished(sequence, reason), events)
 
     def _end_team(self, sequence: Sequence, why: FinishReason | Exception, events: list[Event]) -> None:
         for mate in list(sequence.team):
-            event = Failed(mate.id, why) if isinstance(why, Exception) else Finished(mate.id, why)
+            event = Failed(mate.id, why) if isinstance(why, Exception) else finished(mate, why)
             self._end(mate, event, events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:

@@ -157,13 +157,14 @@ class Forked:
 
 @dataclass(slots=True)
 class Token:
-    """A token was written, as its Pick says."""
+    """A token was written, as its Pick says. `text`: what can be shown now, perhaps nothing yet."""
 
     sequence: int
     token: int
     logprob: float
     sampler_logprob: float = 0.0
     top: tuple[TopLogprob, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +186,26 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence's last event, when it ended well."""
+    """The sequence's last event, when it ended well.
+
+    text: what was held back until the end. stopped: the stop string or stop id that ended it.
+    """
 
     sequence: int
     reason: FinishReason
+    text: str = ""
+    stopped: str | int | None = None
+
+
+def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
+    """The last event of a sequence that ends well, with the rest of its text; Failed where its stop checker fails."""
+    checker = sequence.stop_checker
+    try:
+        text = checker.finish()
+    except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
+        return Failed(sequence.id, error)
+    stopped = checker.stopped
+    return Finished(sequence.id, FinishReason.STOP if isinstance(stopped, str) else reason, text, stopped)
 
 
 @dataclass(frozen=True, slots=True)

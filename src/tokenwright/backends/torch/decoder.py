@@ -34,11 +34,11 @@ class Layer:
 
 
 class Decoder:
-    """A model's arithmetic over weights under our names (`ModelConfig.shapes`). It keeps no state between calls.
+    """A model's arithmetic over weights under our names (`ModelConfig.shapes`).
 
-    Building it uses `weights` up: what it joins is taken out of the dictionary.
-
-    `weight_bytes`: in memory. `layer_tokens` counts, at the call itself, every token that went through a layer.
+    It holds nothing of a sequence: K and V live in the store that `forward` is given. Between calls it keeps one
+    counter, `layer_tokens`: each token counts once for each layer that it went through. `weight_bytes`: of the weights
+    in memory. The constructor empties `weights`: it moves the tensors that it joins out of the dictionary.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights) -> None:

@@ -4,7 +4,7 @@
 // of 64 absolute positions in order (cut where two parts meet and where sinks end); in each it takes its scores, the
 // new maximum, the sums so far times what that changes, and then the values in the order of positions. Here many rows
 // and heads go through a block together, so that it is decoded once; that changes nothing of what each one computes.
-// A query is one head of one row. docs/attention.md has it in full.
+// A query is one head of one row. docs/kernels.md has the definition in full.
 #pragma once
 
 #include "kernels.h"

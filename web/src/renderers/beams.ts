@@ -1,7 +1,7 @@
 // Which attention weights become beams, and how strong they look. Weights of at least 1/255 squared (the smallest that
 // the frame's coding tells from zero) or the 64 largest, whichever is fewer; what is left is said as a number.
 
-import type { SceneRow } from "./face";
+import type { SceneRow } from "./renderer";
 
 export const MOST_BEAMS = 64;
 const LEAST = 1 / 255 ** 2;

@@ -1,9 +1,9 @@
-// The flat face: arcs of attention above a row of tokens, and under it the cache as a grid of positions by layers. It
-// is a full peer of the 3-D scene (same scene, same colours, same write head) and what is shown where there is no
+// The 2-D renderer: arcs of attention above a row of tokens, and under it the cache as a grid of positions by layers.
+// It shows all that the 3-D renderer shows (same scene, same colours, same write head) and is used where there is no
 // WebGL. This module owns the view, where it is and how large, and the order of painting; the painters are in flat/.
 
 import { beamsOf } from "./beams";
-import type { Camera, Face, Scene } from "./face";
+import type { Camera, Renderer, Scene } from "./renderer";
 import { hatchOf, paintCells, paintPanel } from "./flat/cells";
 import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
 import { paintBeams, paintHead, paintNotes } from "./flat/reading";
@@ -16,7 +16,7 @@ const MOST_PITCH = 96; // CSS pixels, to which the user may zoom
 const LEAST_PITCH = 2;
 const UNDER_GUTTER = 4; // tokens left of the columns whose tiles may still show
 
-export function createCanvasFace(canvas: HTMLCanvasElement): Face {
+export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   const context = canvas.getContext("2d");
   if (!context) throw new Error("This browser gives no 2-D canvas.");
   const c = context;
@@ -162,7 +162,7 @@ export function createCanvasFace(canvas: HTMLCanvasElement): Face {
       const position = Math.floor(shown.view.left + (x - gutterOf(width)) / shown.view.pitch);
       return position >= 0 && position < shown.tokens ? position : null;
     },
-    stats: () => ({ kind: "2d", renderer: "canvas", calls: 0, triangles: 0, frames }),
+    stats: () => ({ kind: "2d", gpu: "canvas", calls: 0, triangles: 0, frames }),
     theme() {
       palette = readPalette();
       hatch = hatchOf(palette, ratio);

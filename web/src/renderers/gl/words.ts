@@ -4,7 +4,7 @@
 
 import { Vector3 } from "three";
 import { type Beams, percent } from "../beams";
-import type { Scene } from "../face";
+import type { Scene } from "../renderer";
 import { LABELS_FROM, fontSize, labelOf, layerTicks, positionStep, roomFor, shorten, tiltOf } from "../labels";
 import { type Phases, clamp } from "../motion";
 import { type Palette, mix } from "../theme";

@@ -4,7 +4,7 @@
 // distance between two tokens; x is the position.
 
 import { Matrix4, Vector3 } from "three";
-import type { Camera } from "../face";
+import type { Camera } from "../renderer";
 import { UPRIGHT_FROM } from "../labels";
 import { clamp } from "../motion";
 import type { Span } from "../span";

@@ -1,8 +1,8 @@
-// One picture of the flat face: what is to be painted, where its parts stand, and the brush. The painters are given
+// One picture of the 2-D renderer: what is to be painted, where its parts stand, and the brush. The painters are given
 // this.
 
 import type { Beams } from "../beams";
-import type { Scene } from "../face";
+import type { Scene } from "../renderer";
 import { UPRIGHT_FROM } from "../labels";
 import { type Phases, clamp } from "../motion";
 import type { Palette } from "../theme";

@@ -1,6 +1,6 @@
-// The colours of a face, taken from the page's CSS custom properties so that both follow one design and its light and
-// dark form. Any CSS colour will do: the browser itself turns it into red, green and blue. The fallbacks are the dark
-// form.
+// The colours of both renderers, taken from the page's CSS custom properties, so that they follow one design and its
+// light and dark form. Any CSS colour will do: the browser itself turns it into red, green and blue. The fallbacks are
+// the dark form.
 
 export type Rgb = readonly [number, number, number]; // 0..1, as the screen has them (sRGB)
 

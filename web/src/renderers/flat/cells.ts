@@ -1,7 +1,7 @@
 // The cache as a grid of positions by layers: solid where it is kept, hatched and hollow where it was computed for this
 // step only, an outline where there is nothing yet.
 
-import { Cell } from "../face";
+import { Cell } from "../renderer";
 import { clamp } from "../motion";
 import { type Palette, type Rgb, css, mix } from "../theme";
 import type { Picture } from "./picture";

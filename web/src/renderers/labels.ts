@@ -1,7 +1,7 @@
-// What is written at the tokens, the layers and the positions, and where there is room for it. Both faces ask here, so
+// The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
 // that they name the same things. All measures are CSS pixels on the screen.
 
-import type { SceneToken } from "./face";
+import type { SceneToken } from "./renderer";
 
 export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 export const UPRIGHT_FROM = 62; // pitch from which labels stand upright

@@ -1,10 +1,10 @@
-// The scene face: a board with the row of tokens, the cache as a wall of layers under it, the write head and its
-// beams, in three.js. Six draw calls for any number of tokens. This module owns the renderer and the camera; the parts
-// are in gl/. It draws when it is asked to and never by itself.
+// The 3-D renderer: a board with the row of tokens, the cache as a wall of layers under it, the write head and its
+// beams, in three.js. Six draw calls for any number of tokens. This module owns the WebGL context and the camera; the
+// parts are in gl/. It draws when it is asked to and never by itself.
 
 import { Camera as ThreeCamera, Color, LinearSRGBColorSpace, Scene as ThreeScene, Vector3, WebGLRenderer } from "three";
 import { type Beams, beamsOf } from "./beams";
-import type { Camera, Face, Scene } from "./face";
+import type { Camera, Renderer, Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
 import { makeBoard } from "./gl/board";
 import { makeColumns } from "./gl/columns";
@@ -19,15 +19,15 @@ import { Glide, clamp, easeOut, phasesOf } from "./motion";
 import { spanOf } from "./span";
 import { readPalette } from "./theme";
 
-export function createSceneFace(canvas: HTMLCanvasElement): Face {
+export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   const gl = canvas.getContext("webgl2", { antialias: true, alpha: false, depth: true, stencil: false });
   if (!gl) throw new Error("This browser gives no WebGL 2, which the 3-D scene needs.");
-  const renderer = new WebGLRenderer({ canvas, context: gl, antialias: true });
-  renderer.outputColorSpace = LinearSRGBColorSpace; // the page's colours pass through unchanged
+  const webgl = new WebGLRenderer({ canvas, context: gl, antialias: true });
+  webgl.outputColorSpace = LinearSRGBColorSpace; // the page's colours pass through unchanged
   const info = gl.getExtension("WEBGL_debug_renderer_info");
   const name = String(gl.getParameter(info ? info.UNMASKED_RENDERER_WEBGL : gl.RENDERER));
 
-  const states = new States(renderer.capabilities.maxTextureSize);
+  const states = new States(webgl.capabilities.maxTextureSize);
   const uniforms = frameUniforms(states.texture);
   const board = makeBoard(uniforms);
   const columns = makeColumns(uniforms);
@@ -65,7 +65,7 @@ export function createSceneFace(canvas: HTMLCanvasElement): Face {
   function colours(): void {
     setColours(uniforms, palette);
     const [r, g, b] = palette.bg;
-    renderer.setClearColor(new Color().setRGB(r, g, b, LinearSRGBColorSpace), 1);
+    webgl.setClearColor(new Color().setRGB(r, g, b, LinearSRGBColorSpace), 1);
   }
 
   function wanted(scene: Scene): Pose {
@@ -151,7 +151,7 @@ export function createSceneFace(canvas: HTMLCanvasElement): Face {
     const sight: Sight = { pose, width, height, first, last, spot };
     text.set(wordsOf(scene, sight, beams, phases, palette, text));
     text.mesh.visible = tokens > 0;
-    renderer.render(world, eye);
+    webgl.render(world, eye);
     return glide.moving(now);
   }
 
@@ -169,8 +169,8 @@ export function createSceneFace(canvas: HTMLCanvasElement): Face {
       width = Math.max(0, w);
       height = Math.max(0, h);
       const density = clamp(ratio || 1, 0.5, 2);
-      renderer.setPixelRatio(density);
-      renderer.setSize(Math.max(1, width), Math.max(1, height), false);
+      webgl.setPixelRatio(density);
+      webgl.setSize(Math.max(1, width), Math.max(1, height), false);
       uniforms.uRatio.value = density;
       uniforms.uSize.value.set(Math.max(1, width), Math.max(1, height));
       text.resolution(density);
@@ -239,9 +239,9 @@ export function createSceneFace(canvas: HTMLCanvasElement): Face {
     },
     stats: () => ({
       kind: "3d",
-      renderer: name,
-      calls: renderer.info.render.calls,
-      triangles: renderer.info.render.triangles,
+      gpu: name,
+      calls: webgl.info.render.calls,
+      triangles: webgl.info.render.triangles,
       frames,
     }),
     theme() {
@@ -255,7 +255,7 @@ export function createSceneFace(canvas: HTMLCanvasElement): Face {
         part.geometry.dispose();
         part.material.dispose();
       }
-      renderer.dispose();
+      webgl.dispose();
     },
   };
 }

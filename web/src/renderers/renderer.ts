@@ -1,5 +1,5 @@
-// What a face draws, and what it can be asked. A face (2-D canvas, 3-D scene) holds no state of the run: it is given a
-// Scene and draws it. Nothing is computed here that the engine knows; nothing is drawn that did not happen.
+// The interface of a renderer (2-D canvas, 3-D scene) and the Scene that it draws. A renderer holds no state of the run.
+// Nothing is computed here that the engine knows; nothing is drawn that did not happen.
 
 /** What a cell of the cache (one token in one layer) was in the shown step. */
 export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3 } as const;
@@ -33,15 +33,15 @@ export interface Scene {
   hovered: number | null; // position of a token
 }
 
-export interface FaceStats {
+export interface RendererStats {
   kind: "2d" | "3d";
-  renderer: string; // the WebGL renderer's own name, or "canvas"
+  gpu: string; // the name that WebGL gives its hardware or software, or "canvas"
   calls: number; // draw calls of the last frame
   triangles: number;
-  frames: number; // drawn since the face was made
+  frames: number; // drawn since the renderer was made
 }
 
-export interface Face {
+export interface Renderer {
   resize(width: number, height: number, ratio: number): void; // CSS pixels and device pixels per CSS pixel
   /** Draw now. `now` in ms; returns whether it wants another frame (a camera on its way), so that nothing runs at rest. */
   draw(scene: Scene, now: number): boolean;
@@ -54,7 +54,7 @@ export interface Face {
   project(position: number): { x: number; y: number };
   /** The position of the token whose column is under a point, or null. */
   pick(x: number, y: number): number | null;
-  stats(): FaceStats;
+  stats(): RendererStats;
   theme(): void; // the page's colours have changed: read the CSS variables again
   dispose(): void;
 }

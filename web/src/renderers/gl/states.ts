@@ -2,7 +2,7 @@
 // step that changed two columns sends two rows.
 
 import { DataTexture, NearestFilter, RGBAFormat, UnsignedByteType } from "three";
-import type { Scene } from "../face";
+import type { Scene } from "../renderer";
 
 const KINDS = { prompt: 0, generated: 1, special: 2 } as const;
 const MOST_ROWS_IN_PARTS = 24;

@@ -2,7 +2,7 @@
 // with each. So it is fitted to a number of slots from a ladder, and the write head moves through them as over a page;
 // only when the page is full does the view step back. A run with more slots than are legible is followed at its head.
 
-import type { Camera } from "./face";
+import type { Camera } from "./renderer";
 
 const LADDER = [8, 10, 12, 15, 18, 22, 26, 31, 37, 44, 52, 62, 74, 88, 105, 125, 150, 180, 215, 256];
 const NEAR = 24; // tokens that the cameras "follow" and "head" keep in view
