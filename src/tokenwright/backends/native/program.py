@@ -25,7 +25,7 @@ from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
 
 # To fill structs takes several times as long as to make arrays of their words.
-assert ctypes.sizeof(lib.Span) == 6 * 8, "the rows of a chunk are six words"
+assert ctypes.sizeof(lib.ChunkRows) == 6 * 8, "the rows of a chunk are six words"
 assert ctypes.sizeof(lib.Batch) == 11 * 8, "a batch is eleven words"
 ROTARY_POSITIONS = 1 << 16  # whose cosines and sines are kept, at most
 
@@ -138,7 +138,7 @@ class Program:
         return Logits(logits, tuple(best), tuple(totals))
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
-        """The rows of each chunk, as the words of a `lib.Span`."""
+        """The rows of each chunk, as the words of a `lib.ChunkRows`."""
         tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
         alive.append(tables)
         words: list[int] = []
