@@ -29,7 +29,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.engine import LogitsNeeded, flatten
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site
 
 KINDS = ("gpt2", "llama3", "dynamic", "mistral", "qwen2", "qwen2-window", "qwen3", "smollm3")
@@ -79,7 +79,7 @@ class Bench:
         self.store.poison()
         self.backend = backend_over(config, made, self.store)
         self.free = torch.randperm(self.PAGES, generator=torch.Generator().manual_seed(1)).tolist()
-        self.tables: dict[int, list[Table]] = {}
+        self.tables: dict[int, list[PageTable]] = {}
 
     def chunk(
         self,
@@ -89,7 +89,7 @@ class Bench:
         stop: int,
         logits_needed: LogitsNeeded = LogitsNeeded.ALL,
     ) -> BareChunk:
-        tables = self.tables.setdefault(text, [Table() for _ in self.store.groups])
+        tables = self.tables.setdefault(text, [PageTable() for _ in self.store.groups])
         for page in range(-(-stop // self.store.page_size)):
             if page not in tables[0]:
                 taken = self.free.pop()
@@ -177,7 +177,7 @@ def test_the_whole_step_is_its_parts(
         )
 
 
-def emptied(tables: dict[int, list[Table]]) -> None:
+def emptied(tables: dict[int, list[PageTable]]) -> None:
     """As when the sequences have ended."""
     for table in (table for tables_of_text in tables.values() for table in tables_of_text):
         table.clear()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenwright.engine import LogitsNeeded
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,6 @@ class BareChunk:
 
     tokens: Sequence[int]
     start: int
-    tables: Sequence[Table]
+    tables: Sequence[PageTable]
     limit: int
     logits_needed: LogitsNeeded = LogitsNeeded.ALL

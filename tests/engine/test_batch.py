@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.chunks import BareChunk
 from tokenwright.engine import Batch, LogitsNeeded, flatten, one_chunk
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 
 PAGES = st.dictionaries(st.integers(0, 40), st.integers(0, 2**31 - 1), max_size=8)
 
@@ -22,7 +22,7 @@ def steps(draw: st.DrawFn) -> list[BareChunk]:
         BareChunk,
         tokens=st.lists(st.integers(0, 2**40), min_size=1, max_size=6).map(tuple),
         start=st.integers(0, 2**40),
-        tables=st.lists(PAGES.map(Table), min_size=groups, max_size=groups),
+        tables=st.lists(PAGES.map(PageTable), min_size=groups, max_size=groups),
         limit=st.integers(1, 2**40),
         logits_needed=st.sampled_from(LogitsNeeded),
     )
@@ -59,7 +59,7 @@ def test_page_tables_are_the_sequences_own(chunks: Sequence[BareChunk]) -> None:
     tables = [table for chunk in chunks for table in chunk.tables]
     for pages, table in zip(flatten(chunks).tables, tables, strict=True):
         assert pages is table.pages
-        assert {page: found for page, found in enumerate(pages) if found != Table.ABSENT} == dict(table)
+        assert {page: found for page, found in enumerate(pages) if found != PageTable.ABSENT} == dict(table)
 
 
 @given(chunks=steps())
@@ -86,7 +86,7 @@ def test_one_chunk_alone_is_a_step_of_one_chunk(chunks: Sequence[BareChunk]) -> 
 
 
 def test_numbers_that_are_no_whole_chunks_are_refused() -> None:
-    batch = one_chunk([1, 2], 0, [Table({0: 0})], 9)
+    batch = one_chunk([1, 2], 0, [PageTable({0: 0})], 9)
     batch.chunks.pop()
     with pytest.raises(ValueError, match="zip"):
         list(batch.each_chunk())

@@ -10,6 +10,7 @@
 The KV memory is filled with NaN before each engine is used: whoever reads a slot that was never written fails.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ from tokenwright.engine import (
 from tokenwright.engine import Sequence as Text
 
 CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("TESTS_DEVICE", "cpu"))  # of the torch backend; native kernels are the CPU's
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
 MARGIN = 1e-3  # between the oracle's two highest logits, above which greedy must agree
 
@@ -74,10 +76,10 @@ class Recorder:
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
         stops: dict[int, int] = {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            stops[chunk.sequence] = chunk.stop
-            kept = self.rows.setdefault(chunk.sequence, {})
+            stops[chunk.sequence.id] = chunk.stop
+            kept = self.rows.setdefault(chunk.sequence.id, {})
             for place, row in zip(range(chunk.stop - len(rows), chunk.stop), rows, strict=True):
-                kept[place] = output.logits[row].clone()
+                kept[place] = output.logits[row].cpu().clone()
         results = self.sampler.pick(output, step)
         return [
             replace(one, token=self.forced[one.parent][stops[one.parent]])
@@ -85,6 +87,11 @@ class Recorder:
             else one
             for one in results
         ]
+
+
+def device_of(kernels: Kernels | None) -> torch.device:
+    """Where a model with these kernels computes."""
+    return CPU if isinstance(kernels, NativeKernels) else DEVICE
 
 
 @dataclass
@@ -104,13 +111,15 @@ class Subject:
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
             return NativeDecoder(self.config, kernels, kernels, dict(self.packed))
-        return Decoder(self.config, kernels or ReferenceKernels(), dict(self.weights))
+        return Decoder(
+            self.config, kernels or ReferenceKernels(), {name: one.to(DEVICE) for name, one in self.weights.items()}
+        )
 
     def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
         return layer_specs(self.config, self.dtype, KVFormat.parse(kv), window, sinks)
 
     def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
-        return Model(self.config, self.decoder(kernels), specs or self.specs(), CPU)
+        return Model(self.config, self.decoder(kernels), specs or self.specs(), device_of(kernels))
 
     def engine(
         self,
@@ -128,7 +137,7 @@ class Subject:
         pages = pages or -(-self.config.context // page_size)
         specs = specs or self.specs()
         groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
-        store = KVStore(specs, [group.pages for group in groups], page_size, CPU)
+        store = KVStore(specs, [group.pages for group in groups], page_size, device_of(kernels))
         store.poison()
         runner = ModelRunner(self.config, self.decoder(kernels), store)
         scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)

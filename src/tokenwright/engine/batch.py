@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tokenwright.engine.page_table import Pages, Table
+from tokenwright.engine.page_table import Pages, PageTable
 from tokenwright.engine.step import ALL, LAST, LogitsNeeded
 
 
@@ -30,7 +30,7 @@ class Batch:
     chunks: [C][4], 64 bits: the chunk's first row, its rows, the position of the first, and the most tokens that its
         sequence may come to, which some rotations depend on.
     tables: [C * G]; of each chunk, for each group, the pages of the store that hold the pages of the text: 32 bits,
-        page n of the text at n, `Table.ABSENT` where there is none.
+        page n of the text at n, `PageTable.ABSENT` where there is none.
     logits_rows: [W] rows of the step whose logits are needed, 64 bits.
     output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk.
     """
@@ -55,7 +55,7 @@ class ChunkLike(Protocol):
     @property
     def tokens(self) -> Sequence[int]: ...
     @property
-    def tables(self) -> Sequence[Table]: ...
+    def tables(self) -> Sequence[PageTable]: ...
     @property
     def limit(self) -> int: ...
     @property
@@ -85,7 +85,7 @@ def flatten(chunks: Iterable[ChunkLike]) -> Batch:
     return Batch(array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
 
 
-def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[Table], limit: int) -> Batch:
+def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:
     """The batch of `tokens` from position `start` on, of one sequence, with the logits of all rows."""
     rows = range(len(tokens))
     pages = [table.pages for table in tables]
