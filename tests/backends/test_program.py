@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.backends.native import KERNELS, each_isa, needs_native
-from tests.engine.chunks import BareChunk
+from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
 from tests.profiles import examples
@@ -28,7 +28,7 @@ from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import KVFormat, WeightFormat
-from tokenwright.engine import LogitsNeeded, flatten
+from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site
 
@@ -88,23 +88,23 @@ class Bench:
         start: int,
         stop: int,
         logits_needed: LogitsNeeded = LogitsNeeded.ALL,
-    ) -> BareChunk:
+    ) -> Chunk:
         tables = self.tables.setdefault(text, [PageTable() for _ in self.store.groups])
         for page in range(-(-stop // self.store.page_size)):
             if page not in tables[0]:
                 taken = self.free.pop()
                 for table in tables:
                     table[page] = taken
-        return BareChunk(tokens[start:stop], start, tables, len(tokens), logits_needed)
+        return Chunk(sequence_of(*tokens, limit=len(tokens), tables=tables), start, stop, logits_needed)
 
-    def whole(self, chunks: Sequence[BareChunk]) -> Logits:
+    def whole(self, chunks: Sequence[Chunk]) -> Logits:
         """In one native call."""
-        return self.backend(flatten(chunks))
+        return self.backend(flatten(Step(tuple(chunks))))
 
-    def by_parts(self, chunks: Sequence[BareChunk]) -> Logits:
+    def by_parts(self, chunks: Sequence[Chunk]) -> Logits:
         """Operation by operation, as for one who looks."""
         seen: list[Site] = []
-        logits = self.backend(flatten(chunks), lambda site, layer, x: seen.append(site))
+        logits = self.backend(flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
         assert seen, "who looks is told"
         return logits
 
@@ -116,7 +116,7 @@ class Bench:
 
 def steps(
     bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int], logits_needed: LogitsNeeded
-) -> list[list[BareChunk]]:
+) -> list[list[Chunk]]:
     """All texts side by side, cut at the same places."""
     edges = [0, *cuts, max(map(len, texts))]
     return [
@@ -191,7 +191,7 @@ def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], 
     here, there = (Bench(made, "qwen2-window", kept) for _ in range(2))
     texts = [prompt_of(length, length) for length in (50, 1, 33)]
     for chunks in steps(here, texts, [30, 31], LogitsNeeded.ALL):
-        batch = flatten(chunks)
+        batch = flatten(Step(tuple(chunks)))
         sent = pickle.dumps(batch)
         right = here.backend(batch)
         got = pickle.loads(sent)

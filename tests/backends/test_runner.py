@@ -262,7 +262,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 chunks.append(Chunk(sequence, cut, stop, LogitsNeeded.ALL))
                 rows.append(whole[cut:stop])
         step = Step(tuple(chunks))
-        sent = pickle.dumps(flatten(step.chunks))
+        sent = pickle.dumps(flatten(step))
         assert torch.equal(runner.forward(step).logits, torch.cat(rows))
         for chunk in chunks:
             for table in chunk.tables:
