@@ -15,7 +15,7 @@ from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import Places, kv_layer
+from tokenwright.backends.native.kernels import ChunkArray, kv_layer
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.engine.page_table import PageTable
@@ -178,13 +178,13 @@ class Text:
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         for chunk in chunks or [range(self.case.rows)]:
-            places = Places([(chunk, self.case.start + chunk.start, tables)])
+            array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])
             kernels.compute(
                 kernels.library.tw_attend,
                 byref(layer),
                 byref(shape),
                 1,
-                places.spans,
+                array.address,
                 self.store.page_size,
                 byref(queries),
                 count,

@@ -1,5 +1,6 @@
 """The decoder as a function over a growing cache, and as the engine's runner over pages."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.engine import Chunk, LogitsNeeded, Step
+from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
 
@@ -260,7 +261,13 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 sequence = sequence_of(*text, asked=greedy(text, 9), limit=99, tables=wanted)
                 chunks.append(Chunk(sequence, cut, stop, LogitsNeeded.ALL))
                 rows.append(whole[cut:stop])
-        assert torch.equal(runner.forward(Step(tuple(chunks))).logits, torch.cat(rows))
+        step = Step(tuple(chunks))
+        sent = pickle.dumps(flatten(step))
+        assert torch.equal(runner.forward(step).logits, torch.cat(rows))
+        for chunk in chunks:
+            for table in chunk.tables:
+                table.clear()
+        assert torch.equal(runner.backend(pickle.loads(sent)).rows, torch.cat(rows)), "it has tables of its own"
 
 
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:

@@ -32,7 +32,7 @@ class ModelRunner:
         self.backend = backend_over(config, decoder, store)
 
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
-        batch = flatten(step.chunks)
+        batch = flatten(step)
         logits = self.backend(batch, tap)
         return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals)
 

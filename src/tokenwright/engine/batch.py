@@ -1,6 +1,6 @@
 """A step as flat data: all that a backend sees of it, in plain arrays, without torch. It can be pickled.
 
-    batch  = flatten(step.chunks)
+    batch  = flatten(step)
     logits = backend(batch)
 
 A chunk is four numbers in `chunks`. Its page tables are the sequences' own arrays, not copies of them: a step over long
@@ -14,12 +14,11 @@ texts copies nothing, and the batch is to be used before the step is committed. 
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tokenwright.engine.page_table import Pages, PageTable
-from tokenwright.engine.step import ALL, LAST, LogitsNeeded
+from tokenwright.engine.step import ALL, LAST, Step
 
 
 @dataclass(slots=True)
@@ -47,40 +46,27 @@ class Batch:
         return zip(numbers, numbers, numbers, numbers, strict=True)
 
 
-class ChunkLike(Protocol):
-    """What is read of a chunk."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def tables(self) -> Sequence[PageTable]: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def logits_needed(self) -> LogitsNeeded: ...
-
-
-def flatten(chunks: Iterable[ChunkLike]) -> Batch:
-    """The batch of a step's chunks, in their order."""
+def flatten(step: Step) -> Batch:
+    """The batch of a step, its chunks in their order."""
     tokens: list[int] = []
     numbers: list[int] = []
     tables: list[Pages] = []
     logits_rows: list[int] = []
     output_rows: list[range] = []
     row = 0
-    for chunk in chunks:
-        tokens += chunk.tokens
-        stop, first, needed = len(tokens), len(logits_rows), chunk.logits_needed
-        numbers += (row, stop - row, chunk.start, chunk.limit)
-        tables += [table.pages for table in chunk.tables]
+    for chunk in step.chunks:
+        sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
+        rows, first = stop - start, len(logits_rows)
+        tokens += sequence.tokens[start:stop]
+        numbers += (row, rows, start, sequence.limit)
+        for table in sequence.tables:
+            tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
+        row += rows
         if needed is LAST:
-            logits_rows.append(stop - 1)
+            logits_rows.append(row - 1)
         elif needed is ALL:
-            logits_rows += range(row, stop)
+            logits_rows += range(row - rows, row)
         output_rows.append(range(first, len(logits_rows)))
-        row = stop
     return Batch(array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
 
 

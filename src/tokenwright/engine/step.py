@@ -93,7 +93,7 @@ class Step:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output(Generic[T]):
     """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
