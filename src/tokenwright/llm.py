@@ -100,7 +100,7 @@ class LLM:
         )
         place = resolve_device(device)
         checkpoint = Checkpoint.open(model, revision, progress=report is not None)
-        self.config = checkpoint.config
+        self.config, self.graph = checkpoint.config, checkpoint.graph
         self.generation = checkpoint.generation
         self.device = str(place)
         native = find_kernels() if place.type == "cpu" else None
@@ -134,14 +134,14 @@ class LLM:
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
         options = EngineConfig(page_size, pages, None, token_budget, kv=form, window=window, sinks=sinks)
         other: LLM = object.__new__(type(self))
-        shared = ("config", "generation", "device", "dtype", "weights", "kernels", "tokenizer", "eos_ids")
+        shared = ("config", "graph", "generation", "device", "dtype", "weights", "kernels", "tokenizer", "eos_ids")
         for name in (*shared, "_template", "_vocabulary", "_checkpoint"):
             setattr(other, name, getattr(self, name))
         other._build(self._model.decoder, options, other._specs_for(options), None)
         return other
 
     def _specs_for(self, options: EngineConfig) -> tuple[LayerSpec, ...]:
-        return layer_specs(self.config, self.dtype, options.kv, options.window, options.sinks)
+        return layer_specs(self.graph, self.dtype, options.kv, options.window, options.sinks)
 
     def _build(
         self, decoder: Decoder, options: EngineConfig, specs: tuple[LayerSpec, ...], counted: CountedKernels | None
@@ -207,7 +207,7 @@ class LLM:
     @property
     def costs(self) -> CostModel:
         """What steps of this model cost with this cache, derived from shapes."""
-        return CostModel(self.config, self.specs)
+        return CostModel(self.graph, self.specs)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

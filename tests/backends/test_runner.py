@@ -188,7 +188,7 @@ def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Seque
 
 
 def runner_of(subject: Subject, pages: int, page_size: int) -> TorchRunner:
-    store = KVStore(layer_specs(subject.config, subject.dtype), pages, page_size, CPU)
+    store = KVStore(layer_specs(subject.graph, subject.dtype), pages, page_size, CPU)
     store.poison()
     return TorchRunner(subject.config, subject.decoder(), store)
 
@@ -262,8 +262,8 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:
     """Two functions over one decoder do not meet."""
     subject = make_subject("tinyllama")
-    decoder = Decoder(subject.config, subject.decoder().kernels, dict(subject.weights))
-    one, two = (Model(subject.config, decoder, layer_specs(subject.config, "float32"), CPU) for _ in range(2))
+    decoder = Decoder(subject.graph, subject.decoder().kernels, dict(subject.weights))
+    one, two = (Model(subject.config, decoder, layer_specs(subject.graph, "float32"), CPU) for _ in range(2))
     tokens = prompt_of(20)
     alone, _ = in_pieces(subject.model(), tokens, [10])
     first, cache = one(tokens[:10])

@@ -21,7 +21,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def specs_of(kv: str, kind: str = "qwen2-window") -> tuple[LayerSpec, ...]:
-    return layer_specs(parse_config(make_config(kind))[1], "float32", KVFormat.parse(kv))
+    return layer_specs(parse_config(make_config(kind)).graph, "float32", KVFormat.parse(kv))
 
 
 def written(specs: tuple[LayerSpec, ...], pages: int = 3, page_size: int = 4) -> KVStore:
@@ -169,7 +169,7 @@ def test_slots_of_positions() -> None:
 
 def test_keys_of_rows() -> None:
     """What rows 9 and 10 read of a text with sinks and a window, whose first tokens are kept apart."""
-    specs = layer_specs(parse_config(make_config("llama2"))[1], "float32", KVFormat.parse("int8,first=1"), 4, 2)
+    specs = layer_specs(parse_config(make_config("llama2")).graph, "float32", KVFormat.parse("int8,first=1"), 4, 2)
     store = KVStore(specs, 9, 4, CPU)
     head, tail = store.keys([{0: 2}, {0: 5, 1: 0, 2: 7}], 9, 11)
     assert (head.positions.tolist(), head.slots.tolist()) == ([0], [8])

@@ -121,7 +121,7 @@ class Case:
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         kind = KINDS[self.kind]
-        return layer_specs(self.subject.config, self.dtype, KVFormat.parse(self.kv), kind.window, kind.sinks)
+        return layer_specs(self.subject.graph, self.dtype, KVFormat.parse(self.kv), kind.window, kind.sinks)
 
     @property
     def dtype(self) -> DType:
@@ -197,7 +197,7 @@ def native_decoder(kind: str, weights: str) -> Decoder:
     with tempfile.TemporaryDirectory() as folder:
         path, _ = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         packed = load_packed(Checkpoint.open(path), WeightFormat.parse(weights), "float32")
-    return NativeDecoder(make_subject(kind).config, kernels, kernels, packed)
+    return NativeDecoder(make_subject(kind).graph, kernels, kernels, packed)
 
 
 @dataclass(frozen=True)

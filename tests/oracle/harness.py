@@ -48,6 +48,7 @@ from tokenwright.engine import (
     Step,
 )
 from tokenwright.engine import Sequence as Text
+from tokenwright.models.graph import Graph
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
@@ -93,6 +94,7 @@ class Subject:
 
     kind: str
     config: ModelConfig
+    graph: Graph
     weights: Mapping[str, torch.Tensor]
     dtype: DType
     oracle: PreTrainedModel
@@ -103,11 +105,11 @@ class Subject:
         """On the reference kernels, or on given ones; with native kernels a step is one call."""
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
-            return NativeDecoder(self.config, kernels, kernels, dict(self.packed))
-        return Decoder(self.config, kernels or ReferenceKernels(), dict(self.weights))
+            return NativeDecoder(self.graph, kernels, kernels, dict(self.packed))
+        return Decoder(self.graph, kernels or ReferenceKernels(), dict(self.weights))
 
     def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
-        return layer_specs(self.config, self.dtype, KVFormat.parse(kv), window, sinks)
+        return layer_specs(self.graph, self.dtype, KVFormat.parse(kv), window, sinks)
 
     def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
         return Model(self.config, self.decoder(kernels), specs or self.specs(), CPU)
@@ -166,7 +168,7 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
         checkpoint = Checkpoint.open(path)
         weights = checkpoint.tensors(getattr(torch, dtype))
         packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
-    return Subject(kind, checkpoint.config, weights, dtype, oracle, packed)
+    return Subject(kind, checkpoint.config, checkpoint.graph, weights, dtype, oracle, packed)
 
 
 def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt_logprobs: bool = False) -> Request:

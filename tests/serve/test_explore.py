@@ -38,7 +38,7 @@ def test_the_model_tells_what_the_formulas_need(server):
     assert (card["layers"], card["heads"], card["kv_heads"]) == (config.layers, config.heads, config.kv_heads)
     assert card["head_weights"] == config.width * config.vocab_size
     assert card["kv_bytes_per_token"] == 2 * config.layers * config.kv_heads * config.head_size * 4
-    assert card["weight_bytes"] == 4 * config.parameters
+    assert card["weight_bytes"] == 4 * explorer.llm.graph.parameters
     assert (card["page_size"], card["pages"]) == (16, 64)
 
 

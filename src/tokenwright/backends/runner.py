@@ -30,7 +30,7 @@ class Forward:
         """`wanted`: rows, counted over all pieces."""
         if self.program is None or tap is not ignore:
             return self._by_parts(pieces, wanted, tap)
-        self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * len(self.decoder.layers)
+        self.decoder.layer_tokens += sum(len(piece.tokens) for piece in pieces) * self.decoder.graph.layers
         return self.program(pieces, wanted)
 
     @torch.inference_mode()

@@ -30,17 +30,17 @@ def inspect(
 
     asked = WeightFormat.parse(weights)
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
-    config, cache = checkpoint.config, WeightCache.default()
+    config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form = own_form(checkpoint, asked).resolved(config.dtype)
     tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
     facts = {
         **_shape(config),
-        "parameters": config.parameters,
+        "parameters": graph.parameters,
         "dtype": config.dtype,
         "weights": str(form),
-        "weight_bytes": checkpoint.nbytes if form == WeightFormat(config.dtype) else weight_bytes(config, form),
+        "weight_bytes": checkpoint.nbytes if form == WeightFormat(config.dtype) else weight_bytes(graph, form),
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
-        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(config, config.dtype)),
+        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
         "suggested_sampling": checkpoint.generation.sampling,

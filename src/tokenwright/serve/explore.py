@@ -178,7 +178,7 @@ class Explorer:
             windows=config.windows,
             block_weights=costs.block_weights,
             head_weights=costs.head_weights,
-            weight_bytes=config.parameters * DTYPE_BYTES[llm.dtype],
+            weight_bytes=llm.graph.parameters * DTYPE_BYTES[llm.dtype],
             kv_bytes_per_token=costs.bytes_per_token,
             page_size=llm.engine.pool.page_size,
             pages=llm.engine.pool.pages,

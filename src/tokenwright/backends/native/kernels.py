@@ -106,7 +106,7 @@ class NativeKernels:
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
         places = Places([(span.rows, span.start, tuple(_by_position(keys) for keys in span.keys)) for span in spans])
-        heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
+        heads = lib.Heads(q.shape[1], view.spec.heads.kv_heads, q.shape[2], scale)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         self._whole(

@@ -65,36 +65,40 @@ class Heads(Structure):
     _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double))
 
 
-class Layer(Structure):
+class EmbedOp(Structure):
+    _fields_ = (("table", Matrix), ("positions", c_void_p))
+
+
+class AttentionOp(Structure):
     _fields_ = (
-        ("attention_norm", Norm),
-        ("qkv", Matrix),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("o", Matrix),
-        ("mlp_norm", Norm),
-        ("up", Matrix),
-        ("down", Matrix),
+        ("layer", c_int64),
+        ("heads", Heads),
         ("rotates", c_int64),
+        ("norm", Norm),
+        ("qkv", Matrix),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+        ("out", Matrix),
     )
+
+
+class MLPOp(Structure):
+    _fields_ = (("activation", c_int64), ("gated", c_int64), ("norm", Norm), ("up", Matrix), ("down", Matrix))
+
+
+class HeadOp(Structure):
+    _fields_ = (("norm", Norm), ("matrix", Matrix))
+
+
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp)  # an op's kind is its place here
+
+
+class Op(Structure):
+    _fields_ = (("kind", c_int64), ("op", c_void_p))
 
 
 class Model(Structure):
-    _fields_ = (
-        ("width", c_int64),
-        ("mlp_width", c_int64),
-        ("vocab", c_int64),
-        ("heads", Heads),
-        ("activation", c_int64),
-        ("gated", c_int64),
-        ("norm_eps", c_double),
-        ("embedding", Matrix),
-        ("positions", c_void_p),
-        ("layers", c_int64),
-        ("layer", POINTER(Layer)),
-        ("norm", Norm),
-        ("head", Matrix),
-    )
+    _fields_ = (("width", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
 
 
 class Batch(Structure):
@@ -128,7 +132,7 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, Span, Heads, Layer, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, Span, Heads, *OPS, Op, Model, Batch, Queries)
 
 # Every function of library.cpp: its result and what it takes after the kernels. `p`: a pointer, `n`: an integer.
 _FUNCTIONS = {

@@ -1,4 +1,4 @@
-"""A step as one call into the native kernels: the decoder's layers, told once as structs and run again and again.
+"""A step as one call into the native kernels, over a graph that was compiled into structs once (`compile.py`).
 
 It computes what `Decoder` computes with the same kernels called one by one, to the bit; there is no tap. What Python
 does for a step is to say which tokens stand where and in which pages.
@@ -14,94 +14,43 @@ import torch
 from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, kv_layer, matrix
-from tokenwright.backends.packed import Packed
+from tokenwright.backends.native.compile import NativeModel
+from tokenwright.backends.native.kernels import NativeKernels, kv_layer
 from tokenwright.backends.torch.batch import Piece
 from tokenwright.backends.torch.decoder import Decoder, Logits
 from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.cache import KVStore, Table
-from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
+from tokenwright.config import DynamicScaling, Rope
 from tokenwright.engine import Chunk
 from tokenwright.engine.page_table import Table as PageTable
 from tokenwright.errors import CapacityError
+from tokenwright.models.graph import Graph
 
 assert ctypes.sizeof(lib.Span) == 6 * 8, "a span is six words"
 MOST_TURNS = 1 << 16  # positions whose cosines and sines are kept
 
 
-class NativeModel:
-    """A model's weights as the kernels read them. It keeps the tensors alive that it points into."""
-
-    def __init__(self, config: ModelConfig, kernels: NativeKernels, weights: Weights) -> None:
-        self.config = config
-        self.kernels = kernels
-        self._weights = dict(weights)
-        self._layers = (lib.Layer * config.layers)(*map(self._layer, range(config.layers)))
-        heads = lib.Heads(config.heads, config.kv_heads, config.head_size, config.head_size**-0.5)
-        self.struct = lib.Model(
-            config.width,
-            config.mlp_width,
-            config.vocab_size,
-            heads,
-            lib.ACTIVATIONS[config.activation],
-            config.gated,
-            config.norm_eps,
-            self._matrix("embed"),
-            self._address("positions.weight"),
-            config.layers,
-            self._layers,
-            self._norm("norm"),
-            self._matrix("head"),
-        )
-
-    def _layer(self, index: int) -> lib.Layer:
-        at, config = f"layers.{index}", self.config
-        return lib.Layer(
-            self._norm(f"{at}.attention_norm"),
-            self._matrix(f"{at}.attention.qkv"),
-            self._address(f"{at}.attention.q_norm.weight"),
-            self._address(f"{at}.attention.k_norm.weight"),
-            self._matrix(f"{at}.attention.o"),
-            self._norm(f"{at}.mlp_norm"),
-            self._matrix(f"{at}.mlp.gate_up" if config.gated else f"{at}.mlp.up"),
-            self._matrix(f"{at}.mlp.down"),
-            config.rotary[index] and not isinstance(config.positions, Learned),
-        )
-
-    def _matrix(self, name: str) -> lib.Matrix:
-        packed = self._weights[name]
-        assert isinstance(packed, Packed), "matrices are packed"
-        return matrix(packed)
-
-    def _address(self, name: str) -> int | None:
-        tensor = self._weights.get(name)
-        assert not isinstance(tensor, Packed), "norms and positions are not packed"
-        return lib.address(tensor)
-
-    def _norm(self, name: str) -> lib.Norm:
-        return lib.Norm(self._address(f"{name}.weight"), self._address(f"{name}.bias"), self.config.norm_eps)
-
-
 class NativeDecoder(Decoder):
-    """A decoder over packed weights whose steps can also run as a `Program`; called as one, it can be looked at.
+    """A decoder over packed weights whose steps can also run as a `Program`; called op by op, it can be looked at.
 
     kernels: the native ones, or what counts their calls.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
-        self.native = NativeModel(config, native, weights)
-        super().__init__(config, kernels, weights)
+    def __init__(self, graph: Graph, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
+        self.native = NativeModel(graph, native, weights)
+        super().__init__(graph, kernels, weights)
 
 
 class Program:
     """Steps of one model over one store."""
 
     def __init__(self, model: NativeModel, store: KVStore) -> None:
-        config = model.config
+        layers = model.graph.layers
         self.model = model
         self.store = store
-        self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
-        self._turns = _Turns(config) if isinstance(config.positions, Rope) else None
+        self._kv = (lib.KVLayer * layers)(*(kv_layer(store.view(i)) for i in range(layers)))
+        rope = model.graph.positions
+        self._turns = _Turns(rope, model.graph.head_size) if isinstance(rope, Rope) else None
         reaches = [spec.reach for spec in store.specs if spec.reach.sinks]
         self._edge = max((reach.sinks + (reach.window or 0) for reach in reaches), default=0)
 
@@ -115,7 +64,7 @@ class Program:
         spans = self._spans(pieces, alive)
         count, model = len(wanted), self.model
         rows, best, totals = array("q", wanted), (c_int64 * count)(), (c_double * count)()
-        logits = torch.empty(count, model.config.vocab_size)
+        logits = torch.empty(count, model.graph.vocab_size)
         batch = lib.Batch(
             len(tokens),
             tokens.buffer_info()[0],
@@ -165,11 +114,10 @@ def _pages(table: Table) -> "array[int]":
 class _Turns:
     """Cosines and sines of positions, [n][2][D / 2], kept for the next step."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        assert isinstance(config.positions, Rope), "learned positions turn nothing"
-        self._table = RotaryTable(config.positions, config.head_size, torch.device("cpu"))
-        self._half = config.head_size // 2
-        self._by_limit = isinstance(config.positions.scaling, DynamicScaling)
+    def __init__(self, rope: Rope, head_size: int) -> None:
+        self._table = RotaryTable(rope, head_size, torch.device("cpu"))
+        self._half = head_size // 2
+        self._by_limit = isinstance(rope.scaling, DynamicScaling)
         self._limit = 0
         self._keep(torch.empty(0, 2 * self._half))
 

@@ -61,8 +61,9 @@ int64_t without_throwing(Run run) {
 
 // The sizes of the structs that Python mirrors, to refuse a library that was built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer), sizeof(Span),
-                          sizeof(Heads),  sizeof(Layer), sizeof(Model), sizeof(Batch), sizeof(Queries)};
+  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Side),    sizeof(Part),        sizeof(KVLayer),
+                          sizeof(Span),   sizeof(Heads), sizeof(EmbedOp), sizeof(AttentionOp), sizeof(MLPOp),
+                          sizeof(HeadOp), sizeof(Op),    sizeof(Model),   sizeof(Batch),       sizeof(Queries)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <initializer_list>
 #include <memory>
 #include <new>
 
@@ -111,6 +110,13 @@ struct Partial {
 
 int64_t summary_pieces(int64_t vocab) { return (vocab + SUMMARY - 1) / SUMMARY; }
 
+// How many numbers the ops of a model need at most, for each row of the step or for each thread.
+struct Needs {
+  int64_t qkv = 0, sink = 0, mixed = 0, up = 0;  // of each row
+  int64_t act = 0, scratch = 0;                  // of each thread
+  int64_t partial = 0;                           // in all
+};
+
 // What the threads of one forward pass share.
 struct Pass {
   const Kernels& k;
@@ -121,6 +127,17 @@ struct Pass {
   int64_t scratch_each;
   Partial* partial;
 };
+
+// Calls f with an op's own struct.
+template <typename F>
+void visit(const Op& op, F f) {
+  switch (op.kind) {
+    case EMBED: return f(*(const EmbedOp*)op.op);
+    case ATTENTION: return f(*(const AttentionOp*)op.op);
+    case MLP: return f(*(const MLPOp*)op.op);
+    case HEAD: return f(*(const HeadOp*)op.op);
+  }
+}
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
   const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2, pieces = pieces_of(m, rows.rows, team.size());
@@ -154,17 +171,17 @@ int64_t span_of(const Batch& batch, int64_t row) {
 }
 
 // The heads of one row between the projection and the attention: norms, rotation, and K and V into the cache.
-void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
-  const Heads& h = p.model.heads;
+void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
+  const Heads& h = op.heads;
   const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
   const Span& span = p.batch.span[span_of(p.batch, row)];
   const int64_t position = span.start + row - span.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
-  const Norm q_norm{layer.q_norm, nullptr, p.model.norm_eps}, k_norm{layer.k_norm, nullptr, p.model.norm_eps};
-  for (int64_t i = 0; layer.q_norm && i < h.heads; i++) p.k.norm(q_norm, size, q + i * size, q + i * size);
-  for (int64_t i = 0; layer.k_norm && i < h.kv_heads; i++) p.k.norm(k_norm, size, key + i * size, key + i * size);
-  if (layer.rotates) {
+  for (int64_t i = 0; op.q_norm.weight && i < h.heads; i++) p.k.norm(op.q_norm, size, q + i * size, q + i * size);
+  for (int64_t i = 0; op.k_norm.weight && i < h.kv_heads; i++)
+    p.k.norm(op.k_norm, size, key + i * size, key + i * size);
+  if (op.rotates) {
     if (kv.sinks) {
       const int64_t edge = kv.sinks + kv.window - 1, at = position < edge ? position : edge;
       float* sink = p.sink + row * h.heads * size;
@@ -216,68 +233,89 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   });
 }
 
-void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
-  const Model& model = p.model;
-  const Layer& layer = model.layer[index];
-  const KVLayer& kv = p.batch.kv[index];
-  const Heads& h = model.heads;
-  const int64_t rows = p.batch.rows, width = model.width, q_width = h.heads * h.size;
-  const int64_t qkv_width = q_width + 2 * h.kv_heads * h.size, up_width = (model.gated ? 2 : 1) * model.mlp_width;
-  const bool sinks = layer.rotates && kv.sinks;
-
-  Rows ready = p.r.ready.rows(p.k, layer.qkv, rows);
+// Rows of norm(x) made ready for a linear.
+Rows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
+  const int64_t rows = p.batch.rows, width = p.model.width;
+  const Rows ready = p.r.ready.rows(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
-    p.k.norm(layer.attention_norm, width, p.x + row * width, normed);
-    p.k.prepare(layer.qkv, normed, row, ready);
+    p.k.norm(norm, width, p.x + row * width, normed);
+    p.k.prepare(m, normed, row, ready);
   });
-  linears_of(p, team, layer.qkv, ready, p.qkv, nullptr, qkv_width);
-  each_row(team, rows, [&](int64_t row) { heads_of(p, layer, kv, row); });
-  const Queries all{0,         0,     0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
-                    qkv_width, q_width, q_width};
-  attend_all(p.k, team, kv, h, p.batch.spans, p.batch.span, p.batch.page_size, all, p.scratch, p.scratch_each, thread);
-
-  ready = p.r.ready.rows(p.k, layer.o, rows);
-  each_row(team, rows, [&](int64_t row) { p.k.prepare(layer.o, p.mixed + row * q_width, row, ready); });
-  linears_of(p, team, layer.o, ready, p.x, p.x, width);
-
-  ready = p.r.ready.rows(p.k, layer.up, rows);
-  each_row(team, rows, [&](int64_t row) {
-    float* normed = p.normed + thread * width;
-    p.k.norm(layer.mlp_norm, width, p.x + row * width, normed);
-    p.k.prepare(layer.up, normed, row, ready);
-  });
-  const Rows last = p.r.next.rows(p.k, layer.down, rows);
-  const Between between{model.activation, model.gated, model.mlp_width, layer.down, last};
-  if (p.k.fuses(layer.up, ready, between)) {
-    team.share(model.mlp_width / ACTIVATED, 2, [&](int64_t first, int64_t end) {
-      p.k.up_rows(layer.up, ready, first, end, between);
-    });
-  } else {
-    linears_of(p, team, layer.up, ready, p.up, nullptr, up_width);
-    each_row(team, rows, [&](int64_t row) {
-      float* act = p.act + thread * model.mlp_width;
-      if (model.gated)
-        p.k.gated(model.activation, model.mlp_width, p.up + row * up_width, act);
-      else
-        p.k.activate(model.activation, model.mlp_width, p.up + row * up_width, act);
-      p.k.prepare(layer.down, act, row, last);
-    });
-  }
-  linears_of(p, team, layer.down, last, p.x, p.x, width);
+  return ready;
 }
 
-void embed_rows(Pass& p, Team& team) {
+void reserve(Needs&, Room&, const Kernels&, const Batch&, const EmbedOp&) {}
+
+void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
   const int64_t width = p.model.width;
   each_row(team, p.batch.rows, [&](int64_t row) {
     float* x = p.x + row * width;
-    p.k.embed(p.model.embedding, p.batch.tokens[row], x);
-    if (p.model.positions) {
+    p.k.embed(op.table, p.batch.tokens[row], x);
+    if (op.positions) {
       const Span& span = p.batch.span[span_of(p.batch, row)];
-      const float* learned = p.model.positions + (span.start + row - span.row) * width;
+      const float* learned = op.positions + (span.start + row - span.row) * width;
       for (int64_t i = 0; i < width; i++) x[i] += learned[i];
     }
   });
+}
+
+void reserve(Needs& needs, Room& r, const Kernels& k, const Batch& batch, const AttentionOp& op) {
+  const int64_t q_width = op.heads.heads * op.heads.size;
+  r.ready.reserve(op.qkv, batch.rows);
+  r.ready.reserve(op.out, batch.rows);
+  needs.qkv = std::max(needs.qkv, op.qkv.out);
+  needs.mixed = std::max(needs.mixed, q_width);
+  if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
+  needs.scratch = std::max(needs.scratch, k.attention_scratch(op.heads));
+}
+
+void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
+  const KVLayer& kv = p.batch.kv[op.layer];
+  const int64_t rows = p.batch.rows, width = p.model.width, q_width = op.heads.heads * op.heads.size;
+  const bool sinks = op.rotates && kv.sinks;
+
+  Rows ready = normed_rows(p, team, thread, op.norm, op.qkv);
+  linears_of(p, team, op.qkv, ready, p.qkv, nullptr, op.qkv.out);
+  each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
+  const Queries all{0,          0,       0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
+                    op.qkv.out, q_width, q_width};
+  attend_all(p.k, team, kv, op.heads, p.batch.spans, p.batch.span, p.batch.page_size, all, p.scratch, p.scratch_each,
+             thread);
+
+  ready = p.r.ready.rows(p.k, op.out, rows);
+  each_row(team, rows, [&](int64_t row) { p.k.prepare(op.out, p.mixed + row * q_width, row, ready); });
+  linears_of(p, team, op.out, ready, p.x, p.x, width);
+}
+
+void reserve(Needs& needs, Room& r, const Kernels&, const Batch& batch, const MLPOp& op) {
+  r.ready.reserve(op.up, batch.rows);
+  r.next.reserve(op.down, batch.rows);
+  needs.up = std::max(needs.up, op.up.out);
+  needs.act = std::max(needs.act, op.down.in);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
+  const int64_t rows = p.batch.rows, inner = op.down.in;
+  const Rows ready = normed_rows(p, team, thread, op.norm, op.up);
+  const Rows last = p.r.next.rows(p.k, op.down, rows);
+  const Between between{op.activation, op.gated, inner, op.down, last};
+  if (p.k.fuses(op.up, ready, between)) {
+    team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
+      p.k.up_rows(op.up, ready, first, end, between);
+    });
+  } else {
+    linears_of(p, team, op.up, ready, p.up, nullptr, op.up.out);
+    each_row(team, rows, [&](int64_t row) {
+      float* act = p.act + thread * inner;
+      if (op.gated)
+        p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
+      else
+        p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
+      p.k.prepare(op.down, act, row, last);
+    });
+  }
+  linears_of(p, team, op.down, last, p.x, p.x, p.model.width);
 }
 
 // log(sum(exp)) of a row from the totals of its pieces, and its largest number.
@@ -319,25 +357,29 @@ struct Summary {
   }
 };
 
-void head_rows(Pass& p, Team& team, int64_t thread) {
-  const Model& model = p.model;
-  const int64_t width = model.width, vocab = model.vocab, wanted = p.batch.wanted;
+void reserve(Needs& needs, Room& r, const Kernels&, const Batch& batch, const HeadOp& op) {
+  r.ready.reserve(op.matrix, batch.wanted);
+  needs.partial = std::max(needs.partial, batch.wanted * summary_pieces(op.matrix.out));
+}
+
+void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
+  const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
   if (!wanted) return;
-  Rows ready = p.r.ready.rows(p.k, model.head, wanted);
+  Rows ready = p.r.ready.rows(p.k, op.matrix, wanted);
   team.each(wanted, [&](int64_t i) {
     float* normed = p.normed + thread * width;
-    p.k.norm(model.norm, width, p.x + p.batch.row[i] * width, normed);
-    p.k.prepare(model.head, normed, i, ready);
+    p.k.norm(op.norm, width, p.x + p.batch.row[i] * width, normed);
+    p.k.prepare(op.matrix, normed, i, ready);
   });
   const Summary summary{p.k, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total};
   if (summary.pieces() < MANY_PIECES * team.size()) {
-    linears_of(p, team, model.head, ready, p.batch.logits, nullptr, vocab);
+    linears_of(p, team, op.matrix, ready, p.batch.logits, nullptr, vocab);
     return summary.run(team);
   }
   team.each(summary.pieces(), [&](int64_t piece) {  // while they are near
     constexpr int64_t blocks = SUMMARY / LANES;
-    const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(model.head));
-    p.k.linear(model.head, ready, first, last, Out{p.batch.logits, nullptr, vocab});
+    const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(op.matrix));
+    p.k.linear(op.matrix, ready, first, last, Out{p.batch.logits, nullptr, vocab});
     for (int64_t row = 0; row < wanted; row++) summary.sum_up(row, piece);
   });
   summary.merge_all(team);
@@ -345,39 +387,32 @@ void head_rows(Pass& p, Team& team, int64_t thread) {
 
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;
-  embed_rows(p, team);
-  for (int64_t i = 0; i < p.model.layers; i++) run_layer(p, team, thread, i);
-  head_rows(p, team, thread);
+  for (int64_t i = 0; i < p.model.ops; i++)
+    visit(p.model.op[i], [&](const auto& op) { run(p, team, thread, op); });
 }
 
 }  // namespace
 
 void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t threads) {
   Room& r = room();
-  const Heads& h = model.heads;
-  const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
-  const int64_t each = k.attention_scratch(h);
-  for (int64_t i = 0; i < model.layers; i++) {
-    for (const Matrix* m : {&model.layer[i].qkv, &model.layer[i].o, &model.layer[i].up}) r.ready.reserve(*m, rows);
-    r.next.reserve(model.layer[i].down, rows);
-  }
-  r.ready.reserve(model.head, batch.wanted);
-  bool sinks = false;
-  for (int64_t i = 0; i < model.layers; i++) sinks |= batch.kv[i].sinks > 0;
+  const int64_t rows = batch.rows;
+  Needs needs;
+  for (int64_t i = 0; i < model.ops; i++)
+    visit(model.op[i], [&](const auto& op) { reserve(needs, r, k, batch, op); });
   Pass pass{k,
             model,
             batch,
             r,
             r.x.of<float>(rows * model.width),
             r.normed.of<float>(threads * model.width),
-            r.qkv.of<float>(rows * (q_width + kv_width)),
-            r.sink.of<float>(sinks ? rows * q_width : 1),
-            r.mixed.of<float>(rows * q_width),
-            r.up.of<float>(rows * (model.gated ? 2 : 1) * model.mlp_width),
-            r.act.of<float>(threads * model.mlp_width),
-            r.scratch.of<float>(threads * each),
-            each,
-            r.partial.of<Partial>(batch.wanted * summary_pieces(model.vocab))};
+            r.qkv.of<float>(rows * needs.qkv),
+            r.sink.of<float>(rows * needs.sink),
+            r.mixed.of<float>(rows * needs.mixed),
+            r.up.of<float>(rows * needs.up),
+            r.act.of<float>(threads * needs.act),
+            r.scratch.of<float>(threads * needs.scratch),
+            needs.scratch,
+            r.partial.of<Partial>(needs.partial)};
   run_on_threads(threads, run_pass, &pass);
 }
 
