@@ -118,7 +118,7 @@ class LayerKV:
 class ModelConfig:
     """The plain facts of one decoder-only model.
 
-    `windows[i]` is the reach of layer i in tokens, the token itself included, or None for full attention.
+    `windows[i]` is the attention window of layer i in tokens, the token itself included, or None for full attention.
     `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions.
     """
 

@@ -16,6 +16,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Cache, Model, TorchRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
+from tokenwright.checkpoints.blocks import pre_norm
 from tokenwright.engine import Chunk, Step, Wants
 from tokenwright.errors import ContextError, RequestError
 
@@ -116,7 +117,8 @@ def test_with_wide_sums_the_pieces_are_the_whole_to_the_bit(
 def test_a_window_that_is_given_is_a_window_of_the_model() -> None:
     """Mistral's weights without its window, and the same window from outside: transformers' Mistral."""
     subject, tokens = make_subject("mistral"), prompt_of(200)
-    bare = replace(subject, config=replace(subject.config, windows=(None,) * 3), _last=None)
+    config = replace(subject.config, windows=(None,) * 3)
+    bare = replace(subject, config=config, graph=pre_norm(config), _last=None)
     for specs, same in ((bare.specs(window=48), True), (bare.specs(window=47), False), (bare.specs(), False)):
         logits, _ = in_pieces(bare.model(specs), tokens, [60, 61, 100])
         assert bool((logits - subject.logits(tokens, 200)).abs().max() <= TOLERANCE) is same
@@ -166,7 +168,7 @@ def test_gpt2_reads_its_positions_from_the_table() -> None:
     changed = dict(subject.weights)
     changed["positions.weight"] = changed["positions.weight"].clone()
     changed["positions.weight"][5].neg_()
-    other = Subject(subject.kind, subject.config, changed, subject.dtype, subject.oracle)
+    other = replace(subject, weights=changed, packed=None)
     for cuts in ([], [5], [3, 6], range(12)):
         ours, _ = in_pieces(subject.model(), tokens, cuts)
         theirs, _ = in_pieces(other.model(), tokens, cuts)

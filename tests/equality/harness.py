@@ -77,7 +77,7 @@ def make_subject(kind: str) -> Subject:
         path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         checkpoint = Checkpoint.open(path)
         weights = checkpoint.tensors(torch.float32)
-    return Subject(kind, checkpoint.config, weights, "float32", oracle)
+    return Subject(kind, checkpoint.config, checkpoint.graph, weights, "float32", oracle)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Forward, Model
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
-from tokenwright.checkpoints.families import pre_norm
+from tokenwright.checkpoints.blocks import pre_norm
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import KVFormat, Learned, ModelConfig, Rope
 from tokenwright.models.cost import Cost, CostModel

@@ -10,6 +10,7 @@ from tests.backends.test_runner import KEPT
 from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.torch.batch import Batcher, Piece
+from tokenwright.backends.torch.ops import TorchAttention
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.models.taps import Site, ignore
 from tokenwright.trace.replay import Looker, Text
@@ -122,7 +123,9 @@ def test_the_definition_tells_faults_apart(wrong: str) -> None:
     other = {"window": ("int4,first=3", 19, 4), "sinks": ("int4,first=3", 20, 3), "codec": ("int8,first=3", 20, 4)}
     if wrong == "second query":
         looker = right
-        looker.decoder.layers[1].attention._sink_query = lambda *_: None  # type: ignore[method-assign]
+        attention = looker.decoder.blocks[2]
+        assert isinstance(attention, TorchAttention)
+        attention._sink_query = lambda *_: None  # type: ignore[method-assign]
     else:
         looker = looker_of(subject, subject.specs(*other[wrong]))
     row = looker.row(text_of(looker, tokens, []), 59, 1, 1)

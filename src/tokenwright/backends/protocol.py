@@ -12,6 +12,7 @@ import torch
 
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import Keys, KVView
+from tokenwright.models.rotary import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,6 @@ class Dense:
 
 
 Linear = Packed | Dense
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """cos and sin of every row's angles: [T, D] each, fp32, both halves of D alike."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
     embed -> attention, MLP, attention, MLP, ... -> head
 
-A family builds the list (`checkpoints/families.py`). The torch backend runs it op by op (`backends/torch/ops.py`), the
-native one compiles it into the structs of its one call (`backends/native/compile.py`); how weights lie in memory
-(`backends/layout.py`), what a step costs (`cost.py`) and what a layer keeps in the cache are read from it.
+A family builds the list (`checkpoints/families.py`, `blocks.py`). The torch backend runs it op by op
+(`backends/torch/ops.py`), the native one compiles it into the structs of its one call (`backends/native/compile.py`);
+how weights lie in memory (`backends/layout.py`), what a step costs (`cost.py`) and what a layer keeps in the cache are
+read from it.
 
 Every block op reads the residual stream through its norm and adds its result to it. Linear weights are [out, in].
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +71,7 @@ class Norm:
         return weight if self.kind == "rms" else weight | {f"{self.name}.bias": (self.size,)}
 
 
-class Op:
+class Op(ABC):
     """One coarse operation: which weights it has, what they cost, and what it keeps in the cache.
 
     A new op is a frozen dataclass that extends this one, an entry in the torch backend's `OPS`, and one in the native
@@ -77,14 +79,14 @@ class Op:
     """
 
     @property
+    @abstractmethod
     def shapes(self) -> dict[str, Shape]:
         """Every tensor that it uses, by name."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def matrices(self) -> tuple[Matrix, ...]:
         """Those of its tensors that rows are multiplied with, or looked up in; all others stay dense."""
-        raise NotImplementedError
 
     @property
     def multiplied(self) -> int:
@@ -237,7 +239,7 @@ class Graph:
         """Numbers of the residual stream, for each token."""
         return self.embed.table.inner
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         return self.head.matrix.out
 

@@ -14,10 +14,11 @@ import torch
 
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear, Rotation, Span
+from tokenwright.backends.protocol import Linear, Span
 from tokenwright.cache import Keys, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +89,9 @@ class NativeKernels:
         keys, values = k.contiguous(), v.contiguous()
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
         for part in view.parts:  # each row goes to its slot in every part: to scratch where the part does not keep it
-            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _side(part.k), _side(part.v))), 0, 0)
+            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0)
             places = Places([(range(len(k)), 0, (slots[part.group].int(),))])
-            self.library.tw_keep(
+            self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, places.spans, 1, lib.address(keys), lib.address(values)
             )
 
@@ -203,8 +204,8 @@ def kv_layer(view: KVView) -> lib.KVLayer:
             part.reach.start,
             -1 if part.reach.stop is None else part.reach.stop,
             part.group,
-            _side(part.k),
-            _side(part.v),
+            _kv_tensor(part.k),
+            _kv_tensor(part.v),
         )
         for part in view.parts
     ]
@@ -212,9 +213,9 @@ def kv_layer(view: KVView) -> lib.KVLayer:
     return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), reach.window or 0, reach.sinks)
 
 
-def _side(side: Side) -> lib.Side:
+def _kv_tensor(side: Side) -> lib.KVTensor:
     codes, *scales = side.memory
-    return lib.Side(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
+    return lib.KVTensor(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
 
 
 def _packed(weight: Linear) -> Packed:

@@ -1,6 +1,6 @@
 """The library that `native/` is compiled to: where it lies, what it has, and the structs that it shares with Python.
 
-The structs mirror native/api.h, kernels.h and step.h field by field; a library of other sizes is refused. They hold
+The structs mirror api.h, kernels.h and step.h in `cpp/` field by field; a library of other sizes is refused. They hold
 pointers: whoever fills one keeps the tensors alive that it points into.
 """
 
@@ -38,12 +38,12 @@ class Norm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_double))
 
 
-class Side(Structure):
+class KVTensor(Structure):
     _fields_ = (("format", c_int64), ("codes", c_void_p), ("scales", c_void_p))
 
 
 class Part(Structure):
-    _fields_ = (("start", c_int64), ("stop", c_int64), ("table", c_int64), ("k", Side), ("v", Side))
+    _fields_ = (("start", c_int64), ("stop", c_int64), ("table", c_int64), ("k", KVTensor), ("v", KVTensor))
 
 
 class KVLayer(Structure):
@@ -132,14 +132,14 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, Span, Heads, *OPS, Op, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, Span, Heads, *OPS, Op, Model, Batch, Queries)
 
 # Every function of library.cpp: its result and what it takes after the kernels. `p`: a pointer, `n`: an integer.
 _FUNCTIONS = {
     "tw_forward": ("n", "ppn"),
     "tw_linear": ("n", "pnppn"),
     "tw_attend": ("n", "ppnpnpn"),
-    "tw_keep": ("", "ppnpnpp"),
+    "tw_store_kv": ("", "ppnpnpp"),
     "tw_norm": ("", "pnnpp"),
     "tw_activate": ("", "nnpp"),
     "tw_gated": ("", "nnnpp"),

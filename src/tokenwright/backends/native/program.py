@@ -18,16 +18,16 @@ from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.kernels import NativeKernels, kv_layer
 from tokenwright.backends.torch.batch import Piece
 from tokenwright.backends.torch.decoder import Decoder, Logits
-from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import DynamicScaling, Rope
 from tokenwright.engine import Chunk
 from tokenwright.engine.page_table import Table as PageTable
 from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
+from tokenwright.models.rotary import RotaryTable
 
 assert ctypes.sizeof(lib.Span) == 6 * 8, "a span is six words"
-MOST_TURNS = 1 << 16  # positions whose cosines and sines are kept
+MOST_CACHED = 1 << 16  # positions whose cosines and sines are kept
 
 
 class NativeDecoder(Decoder):
@@ -50,7 +50,7 @@ class Program:
         self.store = store
         self._kv = (lib.KVLayer * layers)(*(kv_layer(store.view(i)) for i in range(layers)))
         rope = model.graph.positions
-        self._turns = _Turns(rope, model.graph.head_size) if isinstance(rope, Rope) else None
+        self._rotary = RotaryCache(rope, model.graph.head_size) if isinstance(rope, Rope) else None
         reaches = [spec.reach for spec in store.specs if spec.reach.sinks]
         self._edge = max((reach.sinks + (reach.window or 0) for reach in reaches), default=0)
 
@@ -91,11 +91,11 @@ class Program:
         words: list[int] = []
         row, at = 0, tables.buffer_info()[0]
         for piece in pieces:
-            turn = sink_turn = 0
-            if self._turns is not None:
-                turn = self._turns.address(piece.start, piece.stop, piece.limit, alive)
-                sink_turn = self._turns.address(0, self._edge, piece.limit, alive) if self._edge else 0
-            words += (row, len(piece.tokens), piece.start, turn, sink_turn, at)
+            rotation = sink_rotation = 0
+            if self._rotary is not None:
+                rotation = self._rotary.address(piece.start, piece.stop, piece.limit, alive)
+                sink_rotation = self._rotary.address(0, self._edge, piece.limit, alive) if self._edge else 0
+            words += (row, len(piece.tokens), piece.start, rotation, sink_rotation, at)
             row += len(piece.tokens)
             at += tables.itemsize * len(piece.tables)
         return array("q", words)
@@ -111,7 +111,7 @@ def _pages(table: Table) -> "array[int]":
     return pages
 
 
-class _Turns:
+class RotaryCache:
     """Cosines and sines of positions, [n][2][D / 2], kept for the next step."""
 
     def __init__(self, rope: Rope, head_size: int) -> None:
@@ -119,26 +119,26 @@ class _Turns:
         self._half = head_size // 2
         self._by_limit = isinstance(rope.scaling, DynamicScaling)
         self._limit = 0
-        self._keep(torch.empty(0, 2 * self._half))
+        self._set(torch.empty(0, 2 * self._half))
 
-    def _keep(self, rows: torch.Tensor) -> None:
-        self._kept, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
+    def _set(self, rows: torch.Tensor) -> None:
+        self._cached, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
         self._row_bytes = 2 * self._half * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
         """Where the rows of [start, stop) lie; `alive` is given what must live as long."""
         if self._by_limit and limit != self._limit:
-            self._keep(self._kept[:0])
+            self._set(self._cached[:0])
             self._limit = limit
-        if start and stop > MOST_TURNS:
+        if start and stop > MOST_CACHED:
             rows = self._rows(start, stop, limit)
             alive.append(rows)
             return rows.data_ptr()
         if stop > self._count:
-            self._keep(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
-        alive.append(self._kept)
+            self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
+        alive.append(self._cached)
         return self._address + start * self._row_bytes
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
-        turned = self._table.rows(torch.arange(start, stop), limit)
-        return torch.cat((turned.cos[:, : self._half], turned.sin[:, : self._half]), 1)
+        rotation = self._table.rows(torch.arange(start, stop), limit)
+        return torch.cat((rotation.cos[:, : self._half], rotation.sin[:, : self._half]), 1)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from tokenwright.backends import Rotation, Span
-from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.cache import KVStore, Table
 from tokenwright.config import ModelConfig, Rope
 from tokenwright.engine import Chunk
 from tokenwright.engine.window import Reach
+from tokenwright.models.rotary import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)

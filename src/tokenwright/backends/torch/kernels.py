@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional as F
 
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.backends.protocol import Linear, Rotation, Span
+from tokenwright.backends.protocol import Linear, Span
 from tokenwright.cache import Keys, KVPart, KVView, Side
 from tokenwright.engine.window import Reach
+from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32

@@ -49,28 +49,28 @@ int64_t depth_of(const Matrix& m) {
 }
 int64_t blocks_of(const Matrix& m) { return (m.out + LANES - 1) / LANES; }
 
-// Room for the rows of one linear. The same room serves every linear of a step, one after another.
-class Ready {
+// Memory for the quantised rows of one linear. It serves every linear of a step, one after another.
+class RowStorage {
  public:
-  // Makes room for `count` rows of a linear; before the threads begin.
+  // Takes memory for `count` rows of a linear; before the threads begin.
   void reserve(const Matrix& m, int64_t count) {
     const int64_t depth = depth_of(m);
-    const int64_t room = (count + 31) / 32 * 32;
-    numbers_.of<float>(room * depth);
-    scales_.of<float>(room * depth / 32);
-    sums_.of<int32_t>(room * depth / 32);
+    const int64_t whole = (count + 31) / 32 * 32;  // tiles
+    numbers_.of<float>(whole * depth);
+    scales_.of<float>(whole * depth / 32);
+    sums_.of<int32_t>(whole * depth / 32);
   }
 
-  Rows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
+  QuantisedRows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
     const int64_t groups = m.group ? depth_of(m) / m.group : 0;
-    return Rows{kernels.row_kind(m.format),
-                count,
-                depth_of(m),
-                groups,
-                kernels.together(m.format, count),
-                numbers_.of<char>(0),
-                scales_.of<float>(0),
-                sums_.of<int32_t>(0)};
+    return QuantisedRows{kernels.row_kind(m.format),
+                         count,
+                         depth_of(m),
+                         groups,
+                         kernels.together(m.format, count),
+                         numbers_.of<char>(0),
+                         scales_.of<float>(0),
+                         sums_.of<int32_t>(0)};
   }
 
  private:
@@ -80,7 +80,7 @@ class Ready {
 // Everything a step computes in. Guarded by the pool's turn.
 struct Room {
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
-  Ready ready, next;
+  RowStorage rows, next_rows;
 };
 
 Room& room() {
@@ -139,7 +139,7 @@ void visit(const Op& op, F f) {
   }
 }
 
-void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
+void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& rows, const Out& out) {
   const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2, pieces = pieces_of(m, rows.rows, team.size());
   team.each(pieces, [&](int64_t i) {
     k.linear(m, rows, pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks), out);
@@ -154,7 +154,8 @@ void each_row(Team& team, int64_t rows, Body body) {
   });
 }
 
-void linears_of(Pass& p, Team& team, const Matrix& m, const Rows& rows, float* y, const float* add, int64_t stride) {
+void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, float* y, const float* add,
+                int64_t stride) {
   linear(p.k, team, m, rows, Out{y, add, stride});
 }
 
@@ -188,11 +189,11 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
       for (int64_t i = 0; i < h.heads; i++)
         p.k.rotate(size, span.sink_rotation + at * size, q + i * size, sink + i * size);
     }
-    const float* turn = span.rotation + (row - span.row) * size;
-    for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, turn, q + i * size, q + i * size);
-    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, turn, key + i * size, key + i * size);
+    const float* rotation = span.rotation + (row - span.row) * size;
+    for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
+    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
   }
-  p.k.keep(kv, h, span, p.batch.page_size, position, key, value);
+  p.k.store_kv(kv, h, span, p.batch.page_size, position, key, value);
 }
 
 // Shares attention out. A chunk goes by rows and KV heads, and by query heads too where there are fewer pieces than
@@ -233,16 +234,16 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   });
 }
 
-// Rows of norm(x) made ready for a linear.
-Rows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
+// Rows of norm(x) quantised for a linear.
+QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
   const int64_t rows = p.batch.rows, width = p.model.width;
-  const Rows ready = p.r.ready.rows(p.k, m, rows);
+  const QuantisedRows quantised = p.r.rows.rows(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
     p.k.norm(norm, width, p.x + row * width, normed);
-    p.k.prepare(m, normed, row, ready);
+    p.k.quantise_row(m, normed, row, quantised);
   });
-  return ready;
+  return quantised;
 }
 
 void reserve(Needs&, Room&, const Kernels&, const Batch&, const EmbedOp&) {}
@@ -262,8 +263,8 @@ void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
 
 void reserve(Needs& needs, Room& r, const Kernels& k, const Batch& batch, const AttentionOp& op) {
   const int64_t q_width = op.heads.heads * op.heads.size;
-  r.ready.reserve(op.qkv, batch.rows);
-  r.ready.reserve(op.out, batch.rows);
+  r.rows.reserve(op.qkv, batch.rows);
+  r.rows.reserve(op.out, batch.rows);
   needs.qkv = std::max(needs.qkv, op.qkv.out);
   needs.mixed = std::max(needs.mixed, q_width);
   if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
@@ -275,44 +276,44 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const int64_t rows = p.batch.rows, width = p.model.width, q_width = op.heads.heads * op.heads.size;
   const bool sinks = op.rotates && kv.sinks;
 
-  Rows ready = normed_rows(p, team, thread, op.norm, op.qkv);
-  linears_of(p, team, op.qkv, ready, p.qkv, nullptr, op.qkv.out);
+  QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.qkv);
+  linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
   each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
   const Queries all{0,          0,       0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
                     op.qkv.out, q_width, q_width};
   attend_all(p.k, team, kv, op.heads, p.batch.spans, p.batch.span, p.batch.page_size, all, p.scratch, p.scratch_each,
              thread);
 
-  ready = p.r.ready.rows(p.k, op.out, rows);
-  each_row(team, rows, [&](int64_t row) { p.k.prepare(op.out, p.mixed + row * q_width, row, ready); });
-  linears_of(p, team, op.out, ready, p.x, p.x, width);
+  quantised = p.r.rows.rows(p.k, op.out, rows);
+  each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, p.mixed + row * q_width, row, quantised); });
+  linears_of(p, team, op.out, quantised, p.x, p.x, width);
 }
 
 void reserve(Needs& needs, Room& r, const Kernels&, const Batch& batch, const MLPOp& op) {
-  r.ready.reserve(op.up, batch.rows);
-  r.next.reserve(op.down, batch.rows);
+  r.rows.reserve(op.up, batch.rows);
+  r.next_rows.reserve(op.down, batch.rows);
   needs.up = std::max(needs.up, op.up.out);
   needs.act = std::max(needs.act, op.down.in);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
   const int64_t rows = p.batch.rows, inner = op.down.in;
-  const Rows ready = normed_rows(p, team, thread, op.norm, op.up);
-  const Rows last = p.r.next.rows(p.k, op.down, rows);
+  const QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.up);
+  const QuantisedRows last = p.r.next_rows.rows(p.k, op.down, rows);
   const Between between{op.activation, op.gated, inner, op.down, last};
-  if (p.k.fuses(op.up, ready, between)) {
+  if (p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
-      p.k.up_rows(op.up, ready, first, end, between);
+      p.k.up_rows(op.up, quantised, first, end, between);
     });
   } else {
-    linears_of(p, team, op.up, ready, p.up, nullptr, op.up.out);
+    linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
     each_row(team, rows, [&](int64_t row) {
       float* act = p.act + thread * inner;
       if (op.gated)
         p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
       else
         p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
-      p.k.prepare(op.down, act, row, last);
+      p.k.quantise_row(op.down, act, row, last);
     });
   }
   linears_of(p, team, op.down, last, p.x, p.x, p.model.width);
@@ -358,28 +359,28 @@ struct Summary {
 };
 
 void reserve(Needs& needs, Room& r, const Kernels&, const Batch& batch, const HeadOp& op) {
-  r.ready.reserve(op.matrix, batch.wanted);
+  r.rows.reserve(op.matrix, batch.wanted);
   needs.partial = std::max(needs.partial, batch.wanted * summary_pieces(op.matrix.out));
 }
 
 void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
   const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
   if (!wanted) return;
-  Rows ready = p.r.ready.rows(p.k, op.matrix, wanted);
+  QuantisedRows quantised = p.r.rows.rows(p.k, op.matrix, wanted);
   team.each(wanted, [&](int64_t i) {
     float* normed = p.normed + thread * width;
     p.k.norm(op.norm, width, p.x + p.batch.row[i] * width, normed);
-    p.k.prepare(op.matrix, normed, i, ready);
+    p.k.quantise_row(op.matrix, normed, i, quantised);
   });
   const Summary summary{p.k, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total};
   if (summary.pieces() < MANY_PIECES * team.size()) {
-    linears_of(p, team, op.matrix, ready, p.batch.logits, nullptr, vocab);
+    linears_of(p, team, op.matrix, quantised, p.batch.logits, nullptr, vocab);
     return summary.run(team);
   }
   team.each(summary.pieces(), [&](int64_t piece) {  // while they are near
     constexpr int64_t blocks = SUMMARY / LANES;
     const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(op.matrix));
-    p.k.linear(op.matrix, ready, first, last, Out{p.batch.logits, nullptr, vocab});
+    p.k.linear(op.matrix, quantised, first, last, Out{p.batch.logits, nullptr, vocab});
     for (int64_t row = 0; row < wanted; row++) summary.sum_up(row, piece);
   });
   summary.merge_all(team);
@@ -417,21 +418,22 @@ void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t t
 }
 
 void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x, float* y, int64_t threads) {
-  room().ready.reserve(m, rows);
-  const Rows ready = room().ready.rows(k, m, rows);
+  room().rows.reserve(m, rows);
+  const QuantisedRows quantised = room().rows.rows(k, m, rows);
   struct Job {
     const Kernels& k;
     const Matrix& m;
-    const Rows& ready;
+    const QuantisedRows& quantised;
     const float* x;
     float* y;
-  } job{k, m, ready, x, y};
+  } job{k, m, quantised, x, y};
   run_on_threads(
       threads,
       [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
-        each_row(team, j.ready.rows, [&](int64_t row) { j.k.prepare(j.m, j.x + row * j.m.in, row, j.ready); });
-        linear(j.k, team, j.m, j.ready, Out{j.y, nullptr, j.m.out});
+        each_row(team, j.quantised.rows,
+                 [&](int64_t row) { j.k.quantise_row(j.m, j.x + row * j.m.in, row, j.quantised); });
+        linear(j.k, team, j.m, j.quantised, Out{j.y, nullptr, j.m.out});
       },
       &job);
 }

@@ -11,7 +11,6 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import make_config
-from tokenwright.backends.torch.parts import RotaryTable
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import (
     DynamicScaling,
@@ -22,6 +21,7 @@ from tokenwright.config import (
     RopeScaling,
     YarnScaling,
 )
+from tokenwright.models.rotary import RotaryTable
 
 CPU = torch.device("cpu")
 PLACES = (0, 1, 2, 3, 17, 100, 999, 4095, 100_000)

@@ -1,11 +1,19 @@
 """Rotary positions (arXiv 2104.09864): the cosines and sines of every scaling, from angles in fp64."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from tokenwright.backends import Rotation
 from tokenwright.config import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, Rope, YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """cos and sin of every row's angles: [T, D] each, fp32, both halves of D alike."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
 
 
 class RotaryTable:
