@@ -18,7 +18,7 @@ _SIZELESS = frozenset(
     (
         "architectures", "model_type", "transformers_version", "auto_map", "torch_dtype", "dtype", "use_cache",
         "cache_implementation", "initializer_range", "attention_dropout", "pretraining_tp", "bos_token_id",
-        "eos_token_id", "pad_token_id", "hidden_act", "hidden_activation", "rope_theta",
+        "eos_token_id", "pad_token_id", "rms_norm_eps", "hidden_act", "hidden_activation", "rope_theta",
         "rope_scaling", "rope_parameters", "rope_local_base_freq", "rope_interleave", "query_pre_attn_scalar",
         "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "boi_token_index",
         "eoi_token_index", "image_token_index", "image_token_id", "mm_tokens_per_image", "vision_config", "ep_size",
