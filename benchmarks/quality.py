@@ -168,10 +168,10 @@ def sizes(llm: LLM, kv: str, lengths: Sequence[int]) -> dict[str, float]:
     found: dict[str, float] = {}
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
-        specs = layer_specs(llm.config, dtype, KVFormat.parse(kv))
+        specs = layer_specs(llm.graph, dtype, KVFormat.parse(kv))
         found[f"bytes, {dtype}"] = kept(specs, lengths)
         found[f"bytes of one more, {dtype}"] = sum(spec.bytes_per_token for spec in specs)
-    found["of native bfloat16"] = found["bytes, bfloat16"] / kept(layer_specs(llm.config, "bfloat16"), lengths)
+    found["of native bfloat16"] = found["bytes, bfloat16"] / kept(layer_specs(llm.graph, "bfloat16"), lengths)
     return found
 
 

@@ -43,14 +43,15 @@ from benchmarks.quality import (
 )
 from tokenwright import LLM
 from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.layout import format_of, matrices, shape_of
+from tokenwright.backends.layout import format_of
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.config import ModelConfig, WeightFormat
+from tokenwright.config import WeightFormat
+from tokenwright.models.graph import Graph
 
 FORMATS = ("bfloat16", "float16", "int8:32", "int8", "int4", "int4:64")
 INT8, INT4, COARSE = (WeightFormat.parse(text) for text in ("int8", "int4:32", "int4:64"))
@@ -68,7 +69,7 @@ MIXTURES: Mapping[str, tuple[str, ...]] = {  # what is in int8 where the rest is
 }
 
 
-def choices(config: ModelConfig) -> dict[str, Choice]:
+def choices(layers: int) -> dict[str, Choice]:
     """What is compared: the formats that an LLM takes, and mixtures of int4 and int8."""
     found: dict[str, Choice] = {}
     for text in FORMATS:
@@ -76,8 +77,8 @@ def choices(config: ModelConfig) -> dict[str, Choice]:
     for coarse in (INT4, COARSE):
         for name, ends in MIXTURES.items():
             found[f"{coarse}, but int8: {name}"] = partial(_mixed, coarse=coarse, ends=ends)
-    layers = ("layers.0.", f"layers.{config.layers - 1}.")
-    found["int4, but int8: embed, first and last layer"] = partial(_mixed, coarse=INT4, ends=ENDS, begins=layers)
+    outer = ("layers.0.", f"layers.{layers - 1}.")
+    found["int4, but int8: embed, first and last layer"] = partial(_mixed, coarse=INT4, ends=ENDS, begins=outer)
     return found
 
 
@@ -85,33 +86,31 @@ def _mixed(name: str, coarse: WeightFormat, ends: tuple[str, ...], begins: tuple
     return INT8 if name.endswith(ends) or name.startswith(begins) else coarse
 
 
-def rounded(
-    config: ModelConfig, tensors: Mapping[str, torch.Tensor], choose: Choice
-) -> tuple[dict[str, torch.Tensor], int]:
+def rounded(graph: Graph, tensors: Mapping[str, torch.Tensor], choose: Choice) -> tuple[dict[str, torch.Tensor], int]:
     """The weights as they come back when each matrix is kept in its format, in fp32; and the bytes of all matrices."""
     found, nbytes = dict(tensors), 0
-    for name, parts in matrices(config).items():
-        out, inner = shape_of(config, parts)
+    for name, matrix in graph.matrices.items():
         form = choose(name)
-        codes, scales = packed_sizes(out, inner, form)
+        codes, scales = packed_sizes(matrix.out, matrix.inner, form)
         nbytes += codes + 2 * scales
-        matrix, first = Packed.empty(out, inner, form), 0
+        packed, first = Packed.empty(matrix.out, matrix.inner, form), 0
         kernels = find_kernels()
-        for part in parts:
+        for part, out in matrix.parts:
             rows = tensors[f"{part}.weight"]
-            bad = matrix.pack_rows(first, rows) if kernels is None else kernels.pack(matrix, first, rows)
+            bad = packed.pack_rows(first, rows) if kernels is None else kernels.pack(packed, first, rows)
             assert not bad, f"{part} fits {form}"
-            first += len(rows)
-        sizes = [len(tensors[f"{part}.weight"]) for part in parts]
-        for part, back in zip(parts, torch.split(matrix.unpack(), sizes), strict=True):
+            first += out
+        names, sizes = [part for part, _ in matrix.parts], [out for _, out in matrix.parts]
+        for part, back in zip(names, torch.split(packed.unpack(), sizes), strict=True):
             found[f"{part}.weight"] = back
     return found, nbytes
 
 
-def model_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Logprobs:
+def model_of(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> Logprobs:
     """A model over dense weights, everything in fp32."""
-    decoder = Decoder(config, ReferenceKernels(), {**tensors})
-    return logprobs_of(Model(config, decoder, layer_specs(config, "float32"), torch.device("cpu")))
+    graph = checkpoint.graph
+    decoder = Decoder(graph, ReferenceKernels(), {**tensors})
+    return logprobs_of(Model(checkpoint.config, decoder, layer_specs(graph, "float32"), torch.device("cpu")))
 
 
 def logprobs_of(model: Model) -> Logprobs:
@@ -137,13 +136,13 @@ def compare(name: str, exact: Sequence[torch.Tensor], texts: Sequence[Text], oth
 def run(folder: str | Path, texts: Sequence[Text]) -> tuple[list[Rows], dict[str, int]]:
     """Every format and mixture on the texts of one model; and the bytes of its matrices in each."""
     checkpoint = Checkpoint.open(folder)
-    config, tensors = checkpoint.config, checkpoint.tensors(torch.float32)
-    native = model_of(config, tensors)
+    graph, tensors = checkpoint.graph, checkpoint.tensors(torch.float32)
+    native = model_of(checkpoint, tensors)
     exact = [native(text.ids) for text in texts]
     found, sizes = [compare("checkpoint", exact, texts, native)], {"checkpoint": checkpoint.nbytes}
-    for name, choose in choices(config).items():
-        weights, sizes[name] = rounded(config, tensors, choose)
-        found.append(compare(name, exact, texts, model_of(config, weights)))
+    for name, choose in choices(graph.layers).items():
+        weights, sizes[name] = rounded(graph, tensors, choose)
+        found.append(compare(name, exact, texts, model_of(checkpoint, weights)))
     if find_kernels() is not None:
         for form in ("native", "int8", "int4"):
             with computed(folder, form) as other:

@@ -18,18 +18,20 @@ from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
-from tokenwright.cache.spec import Heads, Latent
+from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
-from tokenwright.config import KVFormat, WeightFormat
+from tokenwright.checkpoints.sized import Sized
+from tokenwright.config import Heads, KVFormat, Latent, LayerKV, WeightFormat
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.cost import CostModel
-from tokenwright.planner import Blueprint, Layer, Plan
+from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm
+from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
-from tokenwright.planner.resident import Resident, specs_of
+from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.planner.units import read_bytes, read_rate, read_tokens
 
 KIB, GIB = 2**10, 2**30
@@ -72,7 +74,7 @@ def allowed(kind: str) -> list[dict[str, Any]]:
 class TestPublished:
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_parameters(self, name: str) -> None:
-        assert plan(name).blueprint.parameters == PUBLISHED[name]
+        assert plan(name).graph.parameters == PUBLISHED[name]
 
     def test_all_that_are_known_are_held_to_their_size(self) -> None:
         assert {known_name(name) for name in PUBLISHED} == KNOWN.keys()
@@ -120,8 +122,8 @@ class TestPublished:
 
     def test_deepseek_activates_37_billion(self) -> None:
         """36.6e9 by its card, the head among them and the embedding not."""
-        shape = plan("deepseek-v3").blueprint
-        assert shape.block_weights + shape.head_weights == pytest.approx(36.6e9, rel=1e-3)
+        costs = plan("deepseek-v3").costs
+        assert costs.block_weights + costs.head_weights == pytest.approx(36.6e9, rel=1e-3)
 
     def test_windows_of_mistral_and_gemma(self) -> None:
         mistral, gemma = plan("mistral-7b"), plan("gemma-3-4b")
@@ -212,9 +214,9 @@ class TestCodecs:
     def test_quantised_weights_are_matrices_alone(self) -> None:
         """At 4.5 bits, but the embedding (padded to whole blocks of 16) at 8.25; positions and vectors in float32."""
         found = plan("gpt-2", weights="int4")
-        shapes = {name: shape for name, shape in found.blueprint.tensors.items() if len(shape) == 2}
+        shapes = {name: shape for name, shape in found.graph.shapes.items() if len(shape) == 2}
         matrices = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("layers."))
-        rest = sum(math.prod(shape) for shape in found.blueprint.tensors.values() if len(shape) == 1) + 1024 * 768
+        rest = sum(math.prod(shape) for shape in found.graph.shapes.values() if len(shape) == 1) + 1024 * 768
         assert found.weight_bytes == matrices * 9 // 16 + 50_272 * 768 * 33 // 32 + 4 * rest
         grouped = plan("gpt-2", weights="int4:64")
         assert grouped.weight_bytes == found.weight_bytes - matrices // 32
@@ -262,9 +264,8 @@ class TestEngine:
             form = KVFormat.parse(options.get("kv", "native"))
             for context in (1, 5, 19, 31, 32, 33, 48, 49, 200):
                 found = plan(file, context=context, **options)
-                config = found.blueprint.config
-                assert config is not None
-                costs = CostModel(config, layer_specs(config, config.dtype, form, found.window, found.sinks))
+                _, config, graph = parse_config(make_config(kind))
+                costs = CostModel(graph, layer_specs(graph, config.dtype, form, found.window, found.sinks))
                 step, prompt = costs.chunk(context - 1, 1), costs.chunk(0, context)
                 assert (found.decode_flops, found.kv_bytes(context)) == (step.flops, step.kv_read)
                 assert found.decode_bytes == found.weight_bytes_read + step.kv_read
@@ -286,7 +287,7 @@ class TestEngine:
                     assert [tuple(group["layers"]) for group in engine["groups"]] == [
                         one.layers for one in store.groups
                     ]
-                    assert found.weight_bytes == llm.config.parameters * 4
+                    assert found.weight_bytes == llm.graph.parameters * 4
                     assert found.kv_bytes_per_token == store.bytes_per_token
 
     @pytest.mark.parametrize("kind", ["llama2", "qwen2-window", "mistral"])
@@ -434,7 +435,7 @@ class TestOthers:
         file = folder / "config.json"
         file.write_text(config.to_json_string(use_diff=True))
         found = plan(file, context=50)
-        assert found.blueprint.parameters == sum(one.numel() for one in theirs.parameters()) + buffers
+        assert found.graph.parameters == sum(one.numel() for one in theirs.parameters()) + buffers
         return found
 
     @pytest.mark.parametrize("types", [["full_attention"], ["global"] * 34, "full"])
@@ -447,8 +448,9 @@ class TestOthers:
             plan(tmp_path)
 
     def test_experts_that_a_step_reads(self) -> None:
-        shape = plan("deepseek-v3").blueprint
-        assert [shape.experts_met(rows) for rows in (1, 2, 8, 10_000)] == [8, 16, 57, 256]
+        op = plan("deepseek-v3").graph.blocks[-1]
+        assert isinstance(op, Sized)
+        assert [op.experts_met(rows) for rows in (1, 2, 8, 10_000)] == [8, 16, 57, 256]
         one, all_ = (plan("deepseek-v3", batch=batch).weight_bytes_read for batch in (1, 10_000))
         assert one == pytest.approx(2 * 36.6e9, rel=1e-3)
         assert all_ == plan("deepseek-v3").weight_bytes - 2 * 129_280 * 7168
@@ -526,14 +528,14 @@ class TestProperties:
         found = plan(model, batch=batch, **asked(model, kv, window, sinks))
         at = found.cache_exceeds_weights_at
         if at is None:
-            assert batch * found.resident.most(2**31) <= found.weight_bytes
+            assert batch * found.kv_memory.most(2**31) <= found.weight_bytes
         else:
-            assert batch * found.resident.most(at - 1) <= found.weight_bytes < batch * found.kv_bytes(at)
+            assert batch * found.kv_memory.most(at - 1) <= found.weight_bytes < batch * found.kv_bytes(at)
 
     @given(models, contexts, windows)
     def test_a_window_keeps_that_many(self, model: str, context: int, window: int | None) -> None:
         found = plan(model, context=context, window=window)
-        layers = found.blueprint.layers
+        layers = found.graph.kv
         attention_windows = [min(context, layer.window or context, window or context) for layer in layers]
         kept = [layer.layout.bytes_per_token(found.k, found.v) for layer in layers]
         assert found.kv_bytes_total == sum(map(int.__mul__, attention_windows, kept))
@@ -541,20 +543,24 @@ class TestProperties:
     @given(st.sampled_from(["mistral-7b", "gemma-3-4b"]), st.integers(1, 6000), windows)
     def test_prefill_is_the_sum_of_its_rows(self, model: str, context: int, window: int | None) -> None:
         found = plan(model, context=context, window=window)
-        shape = found.blueprint
-        rows = 0
-        for window, layer in zip(found.windows, shape.layers, strict=True):
+        rows, costs = 0, found.costs
+        for window, op in zip(found.windows, found.graph.attention, strict=True):
             whole = min(context, window or context)
-            rows += layer.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
-        assert found.prefill_flops == 2 * shape.block_weights * context + 2 * shape.head_weights + rows
+            rows += op.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
+        assert found.prefill_flops == 2 * costs.block_weights * context + 2 * costs.head_weights + rows
 
 
 layouts = st.builds(Heads, st.integers(1, 3), st.integers(1, 70)) | st.builds(
     Latent, st.integers(1, 70), st.integers(1, 9)
 )
-drawn = st.lists(
-    st.builds(Layer, layouts, st.none() | st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=4
-)  # fmt: skip
+kept_layers = st.builds(LayerKV, layouts, st.none() | st.integers(1, 20))
+drawn = st.lists(st.builds(Sized, st.just({}), kept_layers, st.integers(1, 9)), min_size=1, max_size=4)
+
+
+def graph_of(layers: list[Sized]) -> Graph:
+    """A model of nothing but these layers."""
+    table = Matrix.single("embed", 1, 1)
+    return Graph("Some", 100, Embed(table), tuple(layers), Head(Norm("norm", "rms", 1, 1e-6), table))
 
 
 class TestCounting:
@@ -569,47 +575,48 @@ class TestCounting:
         st.integers(0, 12),
     )
     def test_every_position(
-        self, layers: list[Layer], kv: str, first: int, native: set[int], window: int | None, sinks: int
+        self, layers: list[Sized], kv: str, first: int, native: set[int], window: int | None, sinks: int
     ) -> None:
-        shape = Blueprint("Some", 100, "float32", {}, tuple(layers))
-        windows = [min(layer.window or 99, window or 99) for layer in layers]
+        graph = graph_of(layers)
+        windows = [min(layer.window or 99, window or 99) for layer in graph.kv]
         sinks = sinks if min(windows) < 99 else 0
         plain, wide = {layer for layer in native if layer < len(layers)}, CODECS["float32"]
         form = KVFormat(kv, kv, first, tuple(plain))
-        resident = Resident(shape.layers, specs_of(shape, "float32", form, window, sinks))
+        specs = layer_specs(graph, "float32", form, window, sinks)
+        memory, costs = KVMemory(specs), CostModel(graph, specs)
         codec = wide if kv == "native" else CODECS[kv]
         counted, flops = [0], 0
         for tokens in range(1, 61):
             kept, pairs = 0, 0
-            for index, layer in enumerate(layers):
+            for index, (op, layer) in enumerate(zip(layers, graph.kv, strict=True)):
                 for position in range(tokens):
                     if position >= tokens - windows[index] or position < sinks:
                         one = wide if position < first or index in plain else codec
                         kept += layer.layout.bytes_per_token(one, one)
-                        pairs += layer.pair_flops
+                        pairs += op.pair_flops
             counted.append(kept)
             flops += pairs
-            assert (resident.at(tokens), resident.row_flops(tokens)) == (kept, pairs)
-            assert (resident.most(tokens), resident.all_flops(tokens)) == (max(counted), flops)
-        assert resident.bounded == (max(windows) < 99)
-        assert resident.per_token == sum(
-            layer.layout.bytes_per_token(*[wide if index in plain else codec] * 2) for index, layer in enumerate(layers)
+            assert (memory.at(tokens), costs.attention_flops(tokens)) == (kept, pairs)
+            assert (memory.most(tokens), costs.chunk(0, tokens, rows=0).flops) == (max(counted), flops)
+        assert memory.bounded == (max(windows) < 99)
+        assert costs.bytes_per_token == sum(
+            layer.layout.bytes_per_token(*[wide if index in plain else codec] * 2)
+            for index, layer in enumerate(graph.kv)
         )
 
     @given(drawn, st.integers(0, 2000), st.integers(0, 2000), st.none() | st.integers(1, 2000))
     def test_between_knots_it_is_straight(
-        self, layers: list[Layer], first: int, sinks: int, window: int | None
+        self, layers: list[Sized], first: int, sinks: int, window: int | None
     ) -> None:
         """So that the most is found at a knot or at the end."""
-        shape = Blueprint("Some", 100, "float32", {}, tuple(layers))
         sinks = sinks if window is not None else 0
         form = KVFormat("int4", "int4", first)
-        resident = Resident(shape.layers, specs_of(shape, "float32", form, window, sinks))
-        knots = [*resident.knots, resident.knots[-1] + 1000]
+        memory = KVMemory(layer_specs(graph_of(layers), "float32", form, window, sinks))
+        knots = [*memory.knots, memory.knots[-1] + 1000]
         for start, stop in pairwise(knots):
             middle = (start + stop) // 2
-            rise = resident.at(stop) - resident.at(start)
-            assert (resident.at(middle) - resident.at(start)) * (stop - start) == rise * (middle - start)
+            rise = memory.at(stop) - memory.at(start)
+            assert (memory.at(middle) - memory.at(start)) * (stop - start) == rise * (middle - start)
 
     @pytest.mark.parametrize("options", [{"kv": f"int4,first={2**31}"}, {"window": 5, "sinks": 10**25}])
     def test_figures_beyond_any_text(self, options: dict[str, Any]) -> None:
@@ -635,13 +642,13 @@ class TestNames:
         assert local[0] != plan("gpt-2").blueprint
 
     def test_the_model_inside(self) -> None:
-        assert plan().blueprint.parameters == 5_770_496
+        assert plan().graph.parameters == 5_770_496
 
     def test_a_silent_dtype_is_told(self, tmp_path: Path) -> None:
         assert plan("gpt-2").remarks == ("config.json names no dtype that we know: float32 is assumed",)
 
     def test_from_the_hub_config_json_alone_is_fetched(self, hub: FakeHub) -> None:  # noqa: F811
-        assert plan("maker/small").blueprint.layers
+        assert plan("maker/small").graph.kv
         assert hub.fetched() == {"config.json"}
         with pytest.raises(CheckpointError, match="there is no model maker/nothing on the hub"):
             plan("maker/nothing")

@@ -79,7 +79,7 @@ def test_the_model_is_what_the_issue_and_the_card_say(llm):
     config = llm.config
     assert (config.layers, config.width, config.heads, config.head_size, config.context) == (6, 256, 8, 32, 1024)
     assert 2 <= config.kv_heads <= 4
-    assert 5_000_000 <= config.parameters <= 6_000_000
+    assert 5_000_000 <= llm.graph.parameters <= 6_000_000
     weights = HOME / "model.safetensors"
     assert weights.stat().st_size <= 15_000_000
     assert Checkpoint.open("stories").config.dtype == "bfloat16"

@@ -1,15 +1,14 @@
 """What a model is and how it is run, as frozen dataclasses; and the only reader of the environment.
 
-A `ModelConfig` holds the arithmetic of a checkpoint in our own words. The families translate a checkpoint's
-`config.json` into it, the decoder is built from it, and memory and work are counted from it. It holds no tensor.
+A `ModelConfig` holds the plain facts of a checkpoint in our own words; what the model computes, op by op, is its graph
+(`models/graph.py`), which a family builds from the same `config.json`. Neither holds a tensor.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 from tokenwright.errors import RequestError
 
@@ -75,15 +74,55 @@ class Rope:
     scaling: RopeScaling = NoScaling()
 
 
+class RowFormat(Protocol):
+    """How a row of numbers is kept: `cache.codec.Codec` is one."""
+
+    def nbytes(self, size: int) -> int:
+        """Bytes of a row of `size` numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What a layer keeps of a token: K and V of `kv_heads` heads (G) of `head_size` numbers (D) each."""
+
+    kv_heads: int
+    head_size: int
+
+    def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
+        """Bytes of K and V of one token; each head is a row of its own."""
+        return self.kv_heads * (k.nbytes(self.head_size) + v.nbytes(self.head_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """One vector for all heads (MLA, arXiv 2405.04434): `rank` numbers (R) of K and V, `rope` of the rotated key."""
+
+    rank: int
+    rope: int
+
+    def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
+        """Bytes of the one vector, which is K and V in one: `k` and `v` must be the same."""
+        assert k == v, "a latent has one codec"
+        return k.nbytes(self.rank) + k.nbytes(self.rope)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """What one layer keeps of each token, and its own attention window in tokens, itself included (None: full)."""
+
+    layout: Heads | Latent
+    window: int | None = None
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The arithmetic of one decoder-only model.
+    """The plain facts of one decoder-only model.
 
-    `windows[i]` is the reach of layer i in tokens, the token itself included, or None for full attention.
+    `windows[i]` is the attention window of layer i in tokens, the token itself included, or None for full attention.
     `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions.
     """
 
-    family: Literal["gpt2", "llama"]
+    family: str
     architecture: str  # the checkpoint's own name, e.g. "Qwen2ForCausalLM"
     layers: int
     width: int
@@ -111,56 +150,6 @@ class ModelConfig:
     def group(self) -> int:
         """Query heads per KV head."""
         return self.heads // self.kv_heads
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the model under our names, linear weights as [out, in]."""
-        d, m = self.width, self.mlp_width
-        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab_size, d)}
-        if isinstance(self.positions, Learned):
-            shapes["positions.weight"] = (self.context, d)
-
-        def norm(name: str) -> None:
-            shapes[f"{name}.weight"] = (d,)
-            if self.norm == "layer":
-                shapes[f"{name}.bias"] = (d,)
-
-        def linear(name: str, out: int, inner: int, bias: bool) -> None:
-            shapes[f"{name}.weight"] = (out, inner)
-            if bias:
-                shapes[f"{name}.bias"] = (out,)
-
-        for i in range(self.layers):
-            at = f"layers.{i}"
-            norm(f"{at}.attention_norm")
-            linear(f"{at}.attention.q", q, d, self.qkv_bias)
-            linear(f"{at}.attention.k", kv, d, self.qkv_bias)
-            linear(f"{at}.attention.v", kv, d, self.qkv_bias)
-            linear(f"{at}.attention.o", d, q, self.out_bias)
-            if self.qk_norm:
-                shapes[f"{at}.attention.q_norm.weight"] = (self.head_size,)
-                shapes[f"{at}.attention.k_norm.weight"] = (self.head_size,)
-            norm(f"{at}.mlp_norm")
-            if self.gated:
-                linear(f"{at}.mlp.gate", m, d, self.mlp_bias)
-            linear(f"{at}.mlp.up", m, d, self.mlp_bias)
-            linear(f"{at}.mlp.down", d, m, self.mlp_bias)
-        norm("norm")
-        if not self.tied_head:
-            shapes["head.weight"] = (self.vocab_size, d)
-        return shapes
-
-    @cached_property
-    def parameters(self) -> int:
-        """Number of parameters, a tied head counted once."""
-        total = 0
-        for shape in self.shapes.values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
 
 
 MOST = 1 << 31  # tokens, and whatever is counted in them: positions have 32 bits

@@ -19,13 +19,14 @@ from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.positions import LONGEST
 from tokenwright.completion import Completion, Piece
-from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, ModelConfig, Rope, WeightFormat
+from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, Rope, WeightFormat
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, SamplingParams, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.loaded import LoadedModel
 from tokenwright.models.cost import CostModel
+from tokenwright.models.graph import Graph
 from tokenwright.requests import Prompt, RequestBuilder, prompts_of
 from tokenwright.restore import load_pages, save_pages
 from tokenwright.run import Run
@@ -108,10 +109,11 @@ class LLM:
     def _open(self) -> None:
         """The engine over the loaded model, its thread, and what looks into it."""
         loaded, options = self.loaded, self.options
-        self.config, self.generation, self.tokenizer = loaded.config, loaded.generation, loaded.tokenizer
+        self.config, self.graph = loaded.config, loaded.graph
+        self.generation, self.tokenizer = loaded.generation, loaded.tokenizer
         self.device, self.dtype = str(loaded.device), loaded.dtype
         self.weights, self.kernels = loaded.weights, loaded.kernels
-        self.specs = self._specs(loaded.config, loaded.dtype)
+        self.specs = self._specs(loaded.graph, loaded.dtype)
         # An attention window reads no further than itself, so its text may grow past the context that was trained.
         endless = options.window is not None and isinstance(loaded.config.positions, Rope)
         self.context = LONGEST if endless else loaded.config.context
@@ -122,7 +124,7 @@ class LLM:
         self._store = store
         self._model = Model(loaded.config, loaded.decoder, self.specs, loaded.device)
         self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
-        runner: Any = ModelRunner(loaded.config, loaded.decoder, store)
+        runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()
         self._recorder: Recorder | None = None
         if loaded.counted is not None:
@@ -139,9 +141,9 @@ class LLM:
         self._abandon = finalize(self, _abandon, self._loop, loaded, self._preparing)
         self._abandon.atexit = False  # the loop ends itself then
 
-    def _specs(self, config: ModelConfig, dtype: DType) -> tuple[LayerSpec, ...]:
+    def _specs(self, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
         options = self.options
-        return layer_specs(config, dtype, options.kv, options.window, options.sinks)
+        return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V that the cache keeps of a text of so many tokens."""
@@ -180,7 +182,7 @@ class LLM:
     @property
     def costs(self) -> CostModel:
         """What steps of this model cost with this cache, derived from shapes."""
-        return CostModel(self.config, self.specs)
+        return CostModel(self.graph, self.specs)
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -11,15 +11,18 @@ from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.backends.memory import refuse_weights
+from tokenwright.backends.native.compile import compiles
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
-from tokenwright.config import DTYPE_BYTES, DType, ModelConfig, WeightFormat
-from tokenwright.errors import RequestError
+from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.vocabulary import Vocabulary
@@ -28,7 +31,7 @@ from tokenwright.vocabulary import Vocabulary
 class LoadedModel:
     """A model in memory, with its tokenizer. Nothing of it changes while engines use it; they may be several.
 
-    The options are those of `LLM`. check: called with the config and the dtype before weights are read, to refuse what
+    The options are those of `LLM`. check: called with the graph and the dtype before weights are read, to refuse what
     the model cannot have. `counted` are the kernels' counters where it was loaded with trace=True.
     """
 
@@ -42,16 +45,16 @@ class LoadedModel:
         weights: str | WeightFormat = "native",
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
-        check: Callable[[ModelConfig, DType], object] | None = None,
+        check: Callable[[Graph, DType], object] | None = None,
     ) -> None:
         self.device = resolve_device(device)
         self.checkpoint = Checkpoint.open(model, revision, progress=report is not None)
-        self.config = self.checkpoint.config
+        self.config, self.graph = self.checkpoint.config, self.checkpoint.graph
         self.generation = self.checkpoint.generation
         native = find_kernels() if self.device.type == "cpu" else None
         self.dtype: DType = resolve_dtype(dtype, self.config.dtype, self.device, native is not None)
         if check is not None:
-            check(self.config, self.dtype)
+            check(self.graph, self.dtype)
         form = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
         self.weights = (self.checkpoint.packed or form).resolved(self.dtype)
         self.kernels = "reference" if native is None else native.isa
@@ -98,16 +101,24 @@ def make_decoder(
 ) -> Decoder:
     """The decoder of a checkpoint, its weights in `form` (native: in `dtype`); on the reference without `native`.
 
-    counted: what stands before the kernels and counts their calls. Raises CapacityError where the memory does not
-    suffice, RequestError for a form that the device has no kernels for.
+    counted: what stands before the kernels and counts their calls. Raises CheckpointError for a model with an op that
+    nothing runs, CapacityError where the memory does not suffice, RequestError for a form that the device has no
+    kernels for.
     """
-    config, kernels = checkpoint.config, counted or native or ReferenceKernels()
+    if missing := lacking(checkpoint.graph):
+        raise CheckpointError(
+            f"{checkpoint.graph.architecture} needs {', '.join(missing)}, which this Tokenwright does not have; "
+            "use a newer one"
+        )
+    graph, kernels = checkpoint.graph, counted or native or ReferenceKernels()
     kept = (checkpoint.packed or form).resolved(dtype)
     if native is None and not kept.quantised:
-        refuse_weights(config.parameters * DTYPE_BYTES[dtype], device, dtype)
-        return Decoder(config, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)})
+        refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
+        return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)})
     if device.type != "cpu":
         raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu, or native weights")
-    refuse_weights(weight_bytes(config, kept), device, dtype)
+    refuse_weights(weight_bytes(graph, kept), device, dtype)
     weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
-    return Decoder(config, kernels, weights) if native is None else NativeDecoder(config, kernels, native, weights)
+    if native is None or not compiles(graph):
+        return Decoder(graph, kernels, weights)
+    return NativeDecoder(graph, kernels, native, weights)

@@ -134,8 +134,8 @@ const Kept KEPT[] = {{"float32", F32, 160, 0}, {"bfloat16", BF16, 80, 0}, {"floa
                      {"int8", INT8, 40, 2},    {"int4", INT4, 20, 2},     {"fp8", FP8, 40, 0}};
 
 void attention(const Kernels* k) {
-  auto keep = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t, const float*,
-                         const float*)>("tw_keep");
+  auto store_kv = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t, const float*,
+                         const float*)>("tw_store_kv");
   auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
                               const Queries*, int64_t)>("tw_attend");
   const int64_t page_size = 16, pages = 6, size = 40, rows = 90;
@@ -148,14 +148,14 @@ void attention(const Kernels* k) {
     for (int64_t window : {0, 20}) {
       std::vector<uint8_t> codes[2];
       std::vector<uint16_t> scales[2];
-      Side sides[2];
+      KVTensor sides[2];
       for (int i = 0; i < 2; i++) {
         codes[i].resize(pages * page_size * 2 * form.bytes);
         scales[i].resize(pages * page_size * 2 * form.scales);
-        sides[i] = Side{form.format, codes[i].data(), form.scales ? scales[i].data() : nullptr};
+        sides[i] = KVTensor{form.format, codes[i].data(), form.scales ? scales[i].data() : nullptr};
       }
       const KVLayer layer{1, {Part{0, -1, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0};
-      keep(k, &layer, &heads, 1, &chunk, page_size, keys.data(), values.data());
+      store_kv(k, &layer, &heads, 1, &chunk, page_size, keys.data(), values.data());
       Floats out(rows * 4 * size);
       const Queries queries{0, 0, 0, 0, q.data(), nullptr, out.data(), 4 * size, 4 * size, 4 * size};
       if (attend(k, workspace, &layer, &heads, 1, &chunk, page_size, &queries, 2)) exit(3);

@@ -59,7 +59,7 @@ def checkpoint(kind: str, vocab: int = VOCAB, mlp: int = MLP) -> tuple[Checkpoin
 def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB, mlp: int = MLP) -> NativeDecoder:
     opened, _ = checkpoint(kind, vocab, mlp)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
-    return NativeDecoder(opened.config, KERNELS[isa], KERNELS[isa], packed)
+    return NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], packed)
 
 
 class Bench:
@@ -71,12 +71,12 @@ class Bench:
         self, made: Decoder, kind: str, kept: tuple[str, int | None, int], page_size: int = 16, vocab: int = VOCAB
     ) -> None:
         kv, window, sinks = kept
-        config = checkpoint(kind, vocab)[0].config
+        opened = checkpoint(kind, vocab)[0]
         self.store = KVStore(
-            layer_specs(config, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
+            layer_specs(opened.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
         )
         self.store.poison()
-        self.backend = backend_over(config, made, self.store)
+        self.backend = backend_over(made, self.store)
         self.free = torch.randperm(self.PAGES, generator=torch.Generator().manual_seed(1)).tolist()
         self.tables: dict[int, list[PageTable]] = {}
 
@@ -211,7 +211,7 @@ def test_the_reference_over_the_same_weights_is_near(isa: str, weights: str) -> 
     tokens = prompt_of(60)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
     native = Bench(decoder("qwen3", weights, isa), "qwen3", KEPT[0])
-    plain = Bench(Decoder(opened.config, ReferenceKernels(torch.float64), packed), "qwen3", KEPT[0])
+    plain = Bench(Decoder(opened.graph, ReferenceKernels(torch.float64), packed), "qwen3", KEPT[0])
     ours = native.whole([native.chunk(0, tokens, 0, 60)]).rows
     right = plain.by_parts([plain.chunk(0, tokens, 0, 60)]).rows
     error = (ours - right).pow(2).mean().sqrt() / right.std()
@@ -242,7 +242,7 @@ def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
     for broken in (False, True):
         if broken:
             packed["embed"].pack_rows(7, torch.full((1, packed["embed"].inner), bad))
-        bench = Bench(NativeDecoder(opened.config, KERNELS[isa], KERNELS[isa], dict(packed)), "mistral", KEPT[0])
+        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], dict(packed)), "mistral", KEPT[0])
         last = LogitsNeeded.LAST
         rows.append(bench.whole([bench.chunk(i, text, 0, 9, last) for i, text in enumerate(texts)]))
     sound, ours = rows
@@ -259,4 +259,4 @@ def test_layer_tokens_are_counted_in_both() -> None:
     for run in (bench.whole, bench.by_parts):
         before = made.layer_tokens
         run([bench.chunk(0, tokens, 0, 20)])
-        assert made.layer_tokens == before + 20 * len(made.layers)
+        assert made.layer_tokens == before + 20 * made.graph.layers

@@ -18,6 +18,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
+from tokenwright.checkpoints.blocks import pre_norm
 from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
@@ -119,7 +120,8 @@ def test_with_wide_sums_the_pieces_are_the_whole_to_the_bit(
 def test_a_window_that_is_given_is_a_window_of_the_model() -> None:
     """Mistral's weights without its window, and the same window from outside: transformers' Mistral."""
     subject, tokens = make_subject("mistral"), prompt_of(200)
-    bare = replace(subject, config=replace(subject.config, windows=(None,) * 3), _last=None)
+    config = replace(subject.config, windows=(None,) * 3)
+    bare = replace(subject, config=config, graph=pre_norm(config), _last=None)
     for specs, same in ((bare.specs(window=48), True), (bare.specs(window=47), False), (bare.specs(), False)):
         logits, _ = in_pieces(bare.model(specs), tokens, [60, 61, 100])
         assert bool((logits - subject.logits(tokens, 200)).abs().max() <= TOLERANCE) is same
@@ -169,7 +171,7 @@ def test_gpt2_reads_its_positions_from_the_table() -> None:
     changed = dict(subject.weights)
     changed["positions.weight"] = changed["positions.weight"].clone()
     changed["positions.weight"][5].neg_()
-    other = Subject(subject.kind, subject.config, changed, subject.dtype, subject.oracle)
+    other = replace(subject, weights=changed, packed=None)
     for cuts in ([], [5], [3, 6], range(12)):
         ours, _ = in_pieces(subject.model(), tokens, cuts)
         theirs, _ = in_pieces(other.model(), tokens, cuts)
@@ -191,9 +193,9 @@ def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Seque
 
 
 def runner_of(subject: Subject, pages: int, page_size: int) -> ModelRunner:
-    store = KVStore(layer_specs(subject.config, subject.dtype), pages, page_size, CPU)
+    store = KVStore(layer_specs(subject.graph, subject.dtype), pages, page_size, CPU)
     store.poison()
-    return ModelRunner(subject.config, subject.decoder(), store)
+    return ModelRunner(subject.decoder(), store)
 
 
 def chunk_of(
@@ -239,7 +241,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
     specs, kernels, size = subject.specs(kv, window, sinks), ReferenceKernels(torch.float64), 4
     store = KVStore(specs, 26, size, CPU)
     store.poison()
-    runner = ModelRunner(subject.config, subject.decoder(kernels), store)
+    runner = ModelRunner(subject.decoder(kernels), store)
     texts = [prompt_of(50, 1), prompt_of(41, 2)]
     right = [subject.model(specs, kernels)(text)[0] for text in texts]
     random = torch.Generator().manual_seed(3)
@@ -273,8 +275,8 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:
     """Two functions over one decoder do not meet."""
     subject = make_subject("tinyllama")
-    decoder = Decoder(subject.config, subject.decoder().kernels, dict(subject.weights))
-    one, two = (Model(subject.config, decoder, layer_specs(subject.config, "float32"), CPU) for _ in range(2))
+    decoder = Decoder(subject.graph, subject.decoder().kernels, dict(subject.weights))
+    one, two = (Model(subject.config, decoder, layer_specs(subject.graph, "float32"), CPU) for _ in range(2))
     tokens = prompt_of(20)
     alone, _ = in_pieces(subject.model(), tokens, [10])
     first, cache = one(tokens[:10])

@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_work_of_a_step_by_hand(folder: Path, measure: Measure, form: str, work: Work) -> None:
-    config = Checkpoint.open(folder).config
-    costs = CostModel(config, layer_specs(config, "float32"))
+    graph = Checkpoint.open(folder).graph
+    costs = CostModel(graph, layer_specs(graph, "float32"))
     assert work_of(measure, costs, WeightFormat.parse(form)) == work
 
 

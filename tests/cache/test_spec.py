@@ -19,11 +19,11 @@ F32, INT8, INT4, FP8 = (CODECS[name] for name in ("float32", "int8", "int4", "fp
 
 
 def config_of(kind: str) -> ModelConfig:
-    return parse_config(make_config(kind))[1]
+    return parse_config(make_config(kind)).config
 
 
 def specs_of(kind: str, kv: str = "native", **window: Any) -> tuple[LayerSpec, ...]:
-    return layer_specs(config_of(kind), "float32", KVFormat.parse(kv), **window)
+    return layer_specs(parse_config(make_config(kind)).graph, "float32", KVFormat.parse(kv), **window)
 
 
 class TestFormat:

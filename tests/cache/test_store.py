@@ -22,7 +22,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def specs_of(kv: str, kind: str = "qwen2-window") -> tuple[LayerSpec, ...]:
-    return layer_specs(parse_config(make_config(kind))[1], "float32", KVFormat.parse(kv))
+    return layer_specs(parse_config(make_config(kind)).graph, "float32", KVFormat.parse(kv))
 
 
 def written(specs: tuple[LayerSpec, ...], pages: int = 3, page_size: int = 4) -> KVStore:
@@ -171,7 +171,7 @@ def test_slots_of_positions() -> None:
 
 def test_what_rows_of_a_chunk_read() -> None:
     """What rows 9 and 10 read of a text with sinks and a window, whose first tokens are kept apart."""
-    specs = layer_specs(parse_config(make_config("llama2"))[1], "float32", KVFormat.parse("int8,first=1"), 4, 2)
+    specs = layer_specs(parse_config(make_config("llama2")).graph, "float32", KVFormat.parse("int8,first=1"), 4, 2)
     store = KVStore(specs, 9, 4, CPU)
     tables = [PageTable({0: 2}).pages, PageTable({0: 5, 1: 0, 2: 7}).pages]
     chunk = store.chunk_rows(tables, range(5, 7), 9)

@@ -27,7 +27,7 @@ from tokenwright.errors import CheckpointError
 
 def parse(kind: str, **changes: Any) -> ModelConfig:
     """The config of a fixture, changed; None stands for null."""
-    return parse_config(make_config(kind) | changes)[1]
+    return parse_config(make_config(kind) | changes).config
 
 
 def scaling(config: ModelConfig) -> RopeScaling:
@@ -49,7 +49,7 @@ def refusal(kind: str, **changes: Any) -> str:
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_originals_of_the_hub_have_the_parameters_of_their_cards(name: str) -> None:
     config, parameters = ORIGINALS[name]
-    assert parse_config(config)[1].parameters == parameters
+    assert parse_config(config).graph.parameters == parameters
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,20 +82,20 @@ def test_windows_are_those_of_transformers(kind: str, changes: dict[str, Any]) -
         expected = (window,) * theirs.num_hidden_layers
     else:
         expected = tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in types)
-    assert parse_config(values)[1].windows == expected
+    assert parse_config(values).config.windows == expected
 
 
 def test_an_absent_window_of_mistral_is_its_default() -> None:
     values = make_config("mistral")
     del values["sliding_window"]
-    assert parse_config(values)[1].windows == (4096,) * 3
+    assert parse_config(values).config.windows == (4096,) * 3
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 4])
 def test_layers_without_positions_are_those_of_transformers(interval: int) -> None:
     values = make_config("smollm3") | {"no_rope_layers": None, "no_rope_layer_interval": interval}
     theirs = theirs_of(values)
-    assert parse_config(values)[1].rotary == tuple(bool(one) for one in theirs.no_rope_layers)
+    assert parse_config(values).config.rotary == tuple(bool(one) for one in theirs.no_rope_layers)
     assert parse("smollm3").rotary == (True, True, False, True)
 
 
@@ -117,7 +117,7 @@ def test_yarn_means_what_it_means_to_transformers(changes: dict[str, Any]) -> No
     values["rope_scaling"] |= changes
     theirs = theirs_of(values)
     _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
-    ours = scaling(parse_config(values)[1])
+    ours = scaling(parse_config(values).config)
     assert isinstance(ours, YarnScaling)
     assert math.isclose(ours.attention_factor, attention_factor)
     assert ours.original_context == theirs.rope_parameters["original_max_position_embeddings"]
@@ -141,7 +141,7 @@ def test_an_original_context_beside_the_scaling_overrules_the_one_inside() -> No
     values = make_config("yarn") | {"original_max_position_embeddings": 32}
     theirs = theirs_of(values)
     ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
-    ours = scaling(parse_config(values)[1])
+    ours = scaling(parse_config(values).config)
     assert isinstance(ours, YarnScaling)
     assert ours.original_context == theirs.rope_parameters["original_max_position_embeddings"] == 32
 
@@ -150,7 +150,7 @@ def test_the_old_spelling_wins_as_in_transformers() -> None:
     both = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}}
     values = make_config("dynamic") | both
     assert theirs_of(values).rope_parameters["rope_type"] == "dynamic"
-    assert scaling(parse_config(values)[1]) == DynamicScaling(4.0, 128)
+    assert scaling(parse_config(values).config) == DynamicScaling(4.0, 128)
 
 
 def test_the_base_inside_the_scaling_overrules_the_one_beside_it() -> None:
@@ -316,8 +316,7 @@ def test_messages_stay_short_and_printable() -> None:
 
 
 def test_gpt2_keeps_q_k_and_v_in_one_transposed_tensor() -> None:
-    config = parse("gpt2")
-    sources = GPT2.sources(config)
+    sources = GPT2.sources(parse_config(make_config("gpt2")).graph)
     assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, 2)
     assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, 2)
     assert sources["layers.2.attention.v.weight"].stored((64, 64)) == (64, 192)
@@ -327,9 +326,9 @@ def test_gpt2_keeps_q_k_and_v_in_one_transposed_tensor() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tensor_has_a_place(kind: str) -> None:
-    family, config = parse_config(make_config(kind, changes={"tie_word_embeddings": False}))
-    sources = family.sources(config)
-    assert sources.keys() == config.shapes.keys()
+    family, _, graph = parse_config(make_config(kind, changes={"tie_word_embeddings": False}))
+    sources = family.sources(graph)
+    assert sources.keys() == graph.shapes.keys()
     assert sources["head.weight"] == Source("lm_head.weight")
 
 
@@ -350,9 +349,10 @@ def test_an_odd_value_anywhere_is_read_or_refused_but_never_a_crash(kind: str) -
     for key in make_config(kind):
         for value in ODD:
             with contextlib.suppress(CheckpointError):
-                assert parse(kind, **{key: value}).parameters > 0
+                assert parse_config(make_config(kind) | {key: value}).graph.parameters > 0
     scaled = make_config(kind).get("rope_scaling") or {}
     for key in [*scaled, "mscale", "mscale_all_dim", "attention_factor", "truncate", "beta_fast", "beta_slow"]:
         for value in ODD:
             with contextlib.suppress(CheckpointError):
-                assert parse(kind, rope_scaling={**scaled, key: value}).parameters > 0
+                changed = make_config(kind) | {"rope_scaling": {**scaled, key: value}}
+                assert parse_config(changed).graph.parameters > 0

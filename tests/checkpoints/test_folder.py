@@ -92,10 +92,10 @@ def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, t
     path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
     found = Checkpoint.open(path)
     tensors, expected = found.tensors(), oracle(model)
-    assert list(tensors) == list(found.config.shapes)
+    assert list(tensors) == list(found.graph.shapes)
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
-        assert tuple(tensor.shape) == found.config.shapes[name]
+        assert tuple(tensor.shape) == found.graph.shapes[name]
         assert tensor.is_contiguous()
         assert torch.equal(tensor, expected[name]), name
     assert found.parameters == sum(one.numel() for one in expected.values())

@@ -59,11 +59,11 @@ def test_every_kind_is_packed_as_it_is_read(
     monkeypatch.setattr(packing, "SLAB_BYTES", slab)
     found = Checkpoint.open(make_checkpoint(tmp_path, kind, shards=2).path)
     weights = load_packed(found, NATIVE, "float32")
-    ours, theirs = unpacked(found.config, weights), found.tensors()
+    ours, theirs = unpacked(found.graph, weights), found.tensors()
     assert list(ours) == list(theirs)
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
-    assert (weights["head"] is weights["embed"]) == found.config.tied_head
+    assert ("head" not in weights) == found.config.tied_head
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int8:32", "int4", "int4:64"])
@@ -73,7 +73,7 @@ def test_every_format_from_every_dtype(form: str, dtype: str, tmp_path: Path) ->
     found = Checkpoint.open(make_checkpoint(tmp_path, "gpt2", dtype=dtype).path)
     chosen = WeightFormat.parse(form)
     weights = load_packed(found, chosen, "float32")
-    tensors, expected = found.tensors(), empty_weights(found.config, chosen)
+    tensors, expected = found.tensors(), empty_weights(found.graph, chosen)
     joined = [f"layers.1.attention.{letter}" for letter in "qkv"]
     qkv, embed = expected["layers.1.attention.qkv"], expected["embed"]
     assert isinstance(qkv, Packed)
@@ -89,7 +89,7 @@ def test_every_format_from_every_dtype(form: str, dtype: str, tmp_path: Path) ->
         assert torch.equal(loaded.scales, one.scales)
     assert torch.equal(_parts(weights["layers.1.attention.qkv"])[2], bias)
     assert all(one.dtype is torch.float32 for one in weights.values() if isinstance(one, torch.Tensor))
-    assert nbytes(weights) == weight_bytes(found.config, chosen)
+    assert nbytes(weights) == weight_bytes(found.graph, chosen)
 
 
 def test_keys(model: Checkpoint) -> None:
@@ -98,7 +98,7 @@ def test_keys(model: Checkpoint) -> None:
     assert layer == {
         "attention.qkv", "attention.o", "mlp.gate_up", "mlp.down", "attention_norm.weight", "mlp_norm.weight"
     }  # fmt: skip
-    assert {name for name in weights if not name.startswith("layers.")} == {"embed", "head", "norm.weight"}
+    assert {name for name in weights if not name.startswith("layers.")} == {"embed", "norm.weight"}, "a tied head"
     gpt2 = {name.split(".", 2)[2] for name in _of("gpt2", model.path.parent) if name.startswith("layers.0.")}
     assert {"mlp.up", "mlp.down", "attention.qkv", "attention_norm.bias"} <= gpt2
     assert "positions.weight" in _of("gpt2", model.path.parent / "again")
@@ -190,7 +190,7 @@ def test_the_second_load_packs_nothing(model: Checkpoint, cache: WeightCache, mo
     seen: list[tuple[int, int]] = []
     second = load_packed(model, INT8, "float32", lambda done, total: seen.append((done, total)), cache)
     assert same(first, second)
-    assert second["head"] is second["embed"]
+    assert "head" not in second, "it is tied"
     assert seen[-1][0] == seen[-1][1]
     with pytest.raises(AssertionError, match="called"):
         load_packed(model, INT4, "float32", cache=cache)
@@ -347,7 +347,7 @@ def folder(model: Checkpoint, tmp_path: Path) -> Path:
 def test_a_packed_folder_opens_like_any_other(model: Checkpoint, folder: Path) -> None:
     found = Checkpoint.open(folder)
     assert (found.packed, found.config, found.generation) == (INT4, model.config, model.generation)
-    assert found.nbytes == weight_bytes(model.config, INT4)
+    assert found.nbytes == weight_bytes(model.graph, INT4)
     for form in (NATIVE, INT4):
         assert same(load_packed(found, form, "float32"), pack_checkpoint(model, INT4))
     names = {file.name for file in folder.iterdir()}

@@ -280,7 +280,19 @@ def test_ctrl_c_keeps_what_was_written(chat: Run, monkeypatch: pytest.MonkeyPatc
     assert " · aborted\n" in result.stderr
     counted = turns(result.stderr)
     assert len(counted) == 2
-    assert counted[1][1] == counted[0][0] + 2, "three tokens were written, two of them read"
+    read = counted[0][0] + 2  # three tokens were read, two of them computed; the engine may have been ahead
+    assert read // 16 * 16 <= counted[1][1] <= read
+
+
+# Ten milliseconds a step: Ctrl-C comes while the answer is being written, also on a busy machine.
+SLOWLY = """
+import time
+from tokenwright.backends.runner import ModelRunner
+forward = ModelRunner.forward
+ModelRunner.forward = lambda *given: time.sleep(0.01) or forward(*given)
+from tokenwright.cli import main
+main()
+"""
 
 
 @contextmanager
@@ -290,7 +302,7 @@ def terminal(talker: Path) -> Iterator[tuple[Callable[..., str], Callable[[str],
     attributes = termios.tcgetattr(theirs)
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-    command = [sys.executable, "-m", "tokenwright", "chat", "-m", str(talker), "-n", "450", *map(str, GREEDY)]
+    command = [sys.executable, "-c", SLOWLY, "chat", "-m", str(talker), "-n", "450", *map(str, GREEDY)]
     environment = os.environ | {"TERM": "dumb", "COLUMNS": "300", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,
@@ -363,7 +375,7 @@ def test_the_end_of_the_input_leaves(talker: Path) -> None:
 
 
 def test_sigint_on_a_pipe_stops_the_answer(talker: Path) -> None:
-    command = [sys.executable, "-m", "tokenwright", "chat", "-m", str(talker), "-n", "450", *map(str, GREEDY)]
+    command = [sys.executable, "-c", SLOWLY, "chat", "-m", str(talker), "-n", "450", *map(str, GREEDY)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
     ) as process:

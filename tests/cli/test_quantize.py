@@ -38,14 +38,14 @@ def test_a_quantised_folder_writes_as_the_model_does(form: str, run: Run, model:
 
 def test_inspect_tells_the_bytes(run: Run, model: Path, tmp_path: Path, place: Path) -> None:
     run("quantize", model, tmp_path / "q", "--weights", "int4")
-    config = Checkpoint.open(model).config
+    graph = Checkpoint.open(model).graph
     found = json.loads(run("inspect", tmp_path / "q", "--json").stdout)
     planned = json.loads(run("inspect", model, "--weights", "int4", "--json").stdout)
     for one in (found, planned):
         assert one["weights"] == "int4"
         assert one["weight_bytes"] == sum(_sizes(tmp_path / "q"))
     native = json.loads(run("inspect", model, "--json").stdout)
-    assert (native["weights"], native["weight_bytes"]) == ("float32", 4 * config.parameters)
+    assert (native["weights"], native["weight_bytes"]) == ("float32", 4 * graph.parameters)
     assert native["weight_cache"] == {"folder": str(place), "bytes": 0}
     assert "weights        " in run("inspect", tmp_path / "q").stdout
 
@@ -62,7 +62,7 @@ def test_weights_of_other_commands(
     result = run("generate", "Once", "--model", model, "-n", 3, "--weights", "int8", "--json")
     facts = json.loads(result.stdout)["facts"]
     assert facts["weights"] == "int8"
-    assert facts["weight_bytes"] == weight_bytes(Checkpoint.open(model).config, WeightFormat.parse("int8"))
+    assert facts["weight_bytes"] == weight_bytes(Checkpoint.open(model).graph, WeightFormat.parse("int8"))
     [kept] = place.glob("*.safetensors")
     assert json.loads(run("inspect", model, "--json").stdout)["weight_cache"]["bytes"] == kept.stat().st_size
     line = run("generate", "Once", "--model", model, "-n", 3, "--weights", "int8").stderr

@@ -77,7 +77,7 @@ def make_subject(kind: str) -> Subject:
         path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         checkpoint = Checkpoint.open(path)
         weights = checkpoint.tensors(torch.float32)
-    return Subject(kind, checkpoint.config, weights, "float32", oracle)
+    return Subject(kind, checkpoint.config, checkpoint.graph, weights, "float32", oracle)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Case:
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         kind = KINDS[self.kind]
-        return layer_specs(self.subject.config, self.dtype, KVFormat.parse(self.kv), kind.window, kind.sinks)
+        return layer_specs(self.subject.graph, self.dtype, KVFormat.parse(self.kv), kind.window, kind.sinks)
 
     @property
     def dtype(self) -> DType:
@@ -158,7 +158,7 @@ class Case:
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
-        runner = ModelRunner(self.subject.config, self.decoder(kernels), memory)
+        runner = ModelRunner(self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory)
         engine = Engine(
             around(runner), sampler, scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), CONTEXT
@@ -199,7 +199,7 @@ def native_decoder(kind: str, weights: str) -> Decoder:
     with tempfile.TemporaryDirectory() as folder:
         path, _ = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         packed = load_packed(Checkpoint.open(path), WeightFormat.parse(weights), "float32")
-    return NativeDecoder(make_subject(kind).config, kernels, kernels, packed)
+    return NativeDecoder(make_subject(kind).graph, kernels, kernels, packed)
 
 
 @dataclass(frozen=True)

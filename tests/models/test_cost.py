@@ -12,6 +12,7 @@ from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
+from tokenwright.checkpoints.blocks import pre_norm
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import KVFormat, Learned, ModelConfig, Rope
 from tokenwright.models.cost import Cost, CostModel
@@ -39,7 +40,8 @@ def shape(family, layers, width, heads, kv_heads, mlp, vocab, *, tied, bias=Fals
         qkv_bias=bias,
         tied_head=tied,
     )
-    return CostModel(config, layer_specs(config, dtype))
+    graph = pre_norm(config)
+    return CostModel(graph, layer_specs(graph, dtype))
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,11 @@ def counted_steps(tmp_path, kind, steps=STEPS, kv="native", window=None, sinks=0
     """The cost of each step twice: as derived, and as counted."""
     folder, _ = make_checkpoint(tmp_path / "m", kind)
     checkpoint = Checkpoint.open(folder)
-    config = checkpoint.config
-    specs = layer_specs(config, "float32", KVFormat.parse(kv), window, sinks)
+    config, graph = checkpoint.config, checkpoint.graph
+    specs = layer_specs(graph, "float32", KVFormat.parse(kv), window, sinks)
     kernels = Counting(Model.PAGE_SIZE)
-    model = Model(config, Decoder(config, kernels, checkpoint.tensors(torch.float32)), specs, torch.device("cpu"))
-    costs = CostModel(config, specs)
+    model = Model(config, Decoder(graph, kernels, checkpoint.tensors(torch.float32)), specs, torch.device("cpu"))
+    costs = CostModel(graph, specs)
     cache = None
     for start, length in steps:
         kernels.cost = Cost()
@@ -147,11 +149,11 @@ def test_a_whole_run_is_the_sum_of_its_steps(tmp_path):
     folder, _ = make_checkpoint(tmp_path / "m", "mistral")
     with LLM(folder, pages=64) as llm:
         kernels = Counting(llm.engine.runner.store.page_size)
-        specs = layer_specs(llm.config, "float32")
+        specs = layer_specs(llm.graph, "float32")
         weights = Checkpoint.open(folder).tensors(torch.float32)
-        decoder, runner = Decoder(llm.config, kernels, weights), llm.engine.runner
-        runner.backend = TorchBackend(llm.config, decoder, runner.store)
-        costs = CostModel(llm.config, specs)
+        decoder, runner = Decoder(llm.graph, kernels, weights), llm.engine.runner
+        runner.backend = TorchBackend(decoder, runner.store)
+        costs = CostModel(llm.graph, specs)
         for cache in (True, False):
             kernels.cost = Cost()
             llm.generate([[5] * 50], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True), cache=cache)

@@ -107,7 +107,7 @@ FACTORS = st.floats(1.0, 64.0)
 )
 def test_a_config_that_is_read_gives_the_tables_of_transformers(rope: dict[str, Any], theta: float, limit: int) -> None:
     changes = {"rope_scaling": rope, "rope_theta": theta, "max_position_embeddings": 512}
-    ours = parse_config(make_config("llama2", changes=changes))[1].positions
+    ours = parse_config(make_config("llama2", changes=changes)).config.positions
     assert isinstance(ours, Rope)
     agree(ours, rope | {"rope_theta": theta}, 16, 512, limit)
 

@@ -49,6 +49,7 @@ from tokenwright.engine import (
     Step,
 )
 from tokenwright.engine import Sequence as Text
+from tokenwright.models.graph import Graph
 
 CPU = torch.device("cpu")
 DEVICE = torch.device(os.environ.get("TESTS_DEVICE", "cpu"))  # of the torch backend; native kernels are the CPU's
@@ -100,6 +101,7 @@ class Subject:
 
     kind: str
     config: ModelConfig
+    graph: Graph
     weights: Mapping[str, torch.Tensor]
     dtype: DType
     oracle: PreTrainedModel
@@ -110,13 +112,13 @@ class Subject:
         """On the reference kernels, or on given ones; with native kernels a step is one call."""
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
-            return NativeDecoder(self.config, kernels, kernels, dict(self.packed))
+            return NativeDecoder(self.graph, kernels, kernels, dict(self.packed))
         return Decoder(
-            self.config, kernels or ReferenceKernels(), {name: one.to(DEVICE) for name, one in self.weights.items()}
+            self.graph, kernels or ReferenceKernels(), {name: one.to(DEVICE) for name, one in self.weights.items()}
         )
 
     def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
-        return layer_specs(self.config, self.dtype, KVFormat.parse(kv), window, sinks)
+        return layer_specs(self.graph, self.dtype, KVFormat.parse(kv), window, sinks)
 
     def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
         return Model(self.config, self.decoder(kernels), specs or self.specs(), device_of(kernels))
@@ -139,7 +141,7 @@ class Subject:
         groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
         store = KVStore(specs, [group.pages for group in groups], page_size, device_of(kernels))
         store.poison()
-        runner = ModelRunner(self.config, self.decoder(kernels), store)
+        runner = ModelRunner(self.decoder(kernels), store)
         scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)
         return Engine(around(runner), sampler, scheduler, self.config.context)
 
@@ -175,7 +177,7 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
         checkpoint = Checkpoint.open(path)
         weights = checkpoint.tensors(getattr(torch, dtype))
         packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
-    return Subject(kind, checkpoint.config, weights, dtype, oracle, packed)
+    return Subject(kind, checkpoint.config, checkpoint.graph, weights, dtype, oracle, packed)
 
 
 def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt_logprobs: bool = False) -> Request:

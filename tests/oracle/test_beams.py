@@ -135,7 +135,7 @@ def test_beam_search_is_transformers(kind, bias, beams, penalty, stopping):
 def stories():
     checkpoint = Checkpoint.open("stories")
     oracle = AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval()
-    return Subject("stories", checkpoint.config, checkpoint.tensors(torch.float32), "float32", oracle)
+    return Subject("stories", checkpoint.config, checkpoint.graph, checkpoint.tensors(torch.float32), "float32", oracle)
 
 
 @pytest.mark.parametrize("stopping", STOPPING)

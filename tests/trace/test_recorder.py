@@ -30,7 +30,7 @@ def traced(request, tmp_path_factory):
 def shapes(llm):
     """P_b, P_lm and A(t) from the config alone, the masked half of a chunk counted (full attention's A)."""
     config = llm.config
-    matrices = [s for name, s in config.shapes.items() if name.startswith("layers.") and len(s) == 2]
+    matrices = [s for name, s in llm.graph.shapes.items() if name.startswith("layers.") and len(s) == 2]
     block = sum(rows * columns for rows, columns in matrices)
     head = config.width * config.vocab_size
     return block, head, 4 * config.heads * config.head_size * config.layers
@@ -61,8 +61,8 @@ def test_counts_are_the_closed_formulas_with_the_cache_and_without(traced):
         assert frame.kv_read == t * kv
         assert frame.kv_resident == (t * kv if frame.cache else 0)
         assert frame.kv_allocated == -(-t // 16) * 16 * kv
-        weights = {name: s for name, s in llm.config.shapes.items() if name.startswith("layers.") and len(s) == 2}
-        biases = {n: s for n, s in llm.config.shapes.items() if n.endswith(".bias") and "norm" not in n}
+        weights = {name: s for name, s in llm.graph.shapes.items() if name.startswith("layers.") and len(s) == 2}
+        biases = {n: s for n, s in llm.graph.shapes.items() if n.endswith(".bias") and "norm" not in n}
         numbers = sum(a * b for a, b in weights.values()) + head + sum(s[0] for s in biases.values())
         assert frame.weight_bytes == 4 * numbers
     assert [frame.step for frame in run.frames] == list(range(6))

@@ -10,6 +10,7 @@ from tests.backends.test_runner import KEPT
 from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.torch.batch import Batcher
+from tokenwright.backends.torch.ops import TorchAttention
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
@@ -31,7 +32,7 @@ def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int
     store.poison()
     random = torch.Generator().manual_seed(7)
     tables = [PageTable(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
-    batcher = Batcher(replay.config, store)
+    batcher = Batcher(replay.decoder.graph, store)
     for start, stop in pairwise([0, *cuts, len(tokens)]):
         batch = one_chunk(tokens[start:stop], start, tables, len(tokens))
         replay.decoder.forward(batcher(batch), store, ignore)
@@ -124,7 +125,9 @@ def test_the_definition_tells_faults_apart(wrong: str) -> None:
     other = {"window": ("int4,first=3", 19, 4), "sinks": ("int4,first=3", 20, 3), "codec": ("int8,first=3", 20, 4)}
     if wrong == "second query":
         replay = right
-        replay.decoder.layers[1].attention._sink_query = lambda *_: None  # type: ignore[method-assign]
+        attention = replay.decoder.blocks[2]
+        assert isinstance(attention, TorchAttention)
+        attention._sink_query = lambda *_: None  # type: ignore[method-assign]
     else:
         replay = looker_of(subject, subject.specs(*other[wrong]))
     row = replay.row(text_of(replay, tokens, []), 59, 1, 1)

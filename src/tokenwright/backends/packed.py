@@ -1,7 +1,7 @@
 """Packed weights: a matrix in the order in which kernels read it, and in fewer bits where that is asked for.
 
-A matrix [out, in] lies in blocks of 16 outputs, a block in slabs of inputs (`native/api.h` draws them). Missing outputs
-and inputs are zeros, so that every block and slab is whole.
+A matrix [out, in] lies in blocks of 16 outputs, a block in slabs of inputs (`native/cpp/api.h` draws them). Missing
+outputs and inputs are zeros, so that every block and slab is whole.
 
     float32, bfloat16, float16    the numbers, to the nearest
     int8    round(x / scale) from -127 to 127, scale = max |x| / 127; kept with 128 added

@@ -16,20 +16,20 @@ from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.taps import Tap, ignore
 
 
-def backend_over(config: ModelConfig, decoder: Decoder, store: KVStore) -> Backend:
+def backend_over(decoder: Decoder, store: KVStore) -> Backend:
     """The backend of a decoder: native where its weights are packed for native kernels."""
     if isinstance(decoder, NativeDecoder):
-        return NativeBackend(config, decoder, store)
-    return TorchBackend(config, decoder, store)
+        return NativeBackend(decoder, store)
+    return TorchBackend(decoder, store)
 
 
 class ModelRunner:
     """Computes the engine's steps with one decoder over one KV store."""
 
-    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
+    def __init__(self, decoder: Decoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
-        self.backend = backend_over(config, decoder, store)
+        self.backend = backend_over(decoder, store)
 
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
         batch = flatten(step)
@@ -96,4 +96,4 @@ class Model:
     def _over(self, tokens: int) -> Backend:
         """The decoder over a fresh store for so many tokens, within the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
-        return backend_over(self.config, self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))
+        return backend_over(self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))

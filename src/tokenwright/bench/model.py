@@ -11,6 +11,7 @@ from itertools import count
 from statistics import median
 from typing import Literal
 
+from tokenwright.backends.layout import read_bytes
 from tokenwright.bench.limits import Bound, Report, Work
 from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
 from tokenwright.config import WeightFormat
@@ -18,7 +19,6 @@ from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm import LLM
 from tokenwright.models.cost import CostModel
-from tokenwright.planner.blueprint import of_config
 
 SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens of a context in which all can be measured
 
@@ -55,7 +55,7 @@ def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> Work:
     products = sum(costs.block_weights * length + costs.head_weights for _, length in chunks) / len(chunks)
     rows = measure.streams * chunks[0][1]
     return Work(
-        nbytes=of_config(costs.config).read_bytes(weights, rows)
+        nbytes=read_bytes(costs.graph, weights, rows)
         + measure.streams * sum(cost.kv_read for cost in each) / len(each),
         weights=measure.streams * products,
         attention=measure.streams * (sum(cost.flops for cost in each) / len(each) / 2 - products),

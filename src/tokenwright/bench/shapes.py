@@ -68,7 +68,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
 
 def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
     """Write a checkpoint of that shape into `folder`, which appears when it is complete."""
-    family, _ = parse_config(SHAPES[shape])
+    family = parse_config(SHAPES[shape]).family
     kind = family.architectures[SHAPES[shape]["architectures"][0]]
     config = {**SHAPES[shape], "model_type": kind, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
     unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -83,9 +83,9 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
     """The safetensors file of `config`, tensor by tensor: no more than one is in memory."""
-    family, parsed = parse_config(config)
-    sources = {source.name: (ours, source) for ours, source in family.sources(parsed).items()}
-    shapes = {name: source.stored(parsed.shapes[ours]) for name, (ours, source) in sources.items()}
+    family, _, graph = parse_config(config)
+    sources = {source.name: (ours, source) for ours, source in family.sources(graph).items()}
+    shapes = {name: source.stored(graph.shapes[ours]) for name, (ours, source) in sources.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -97,7 +97,7 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for at, (name, shape) in enumerate(shapes.items()):
-            values = weight(sources[name][0], shape, parsed.shapes[sources[name][0]][-1], seed * len(shapes) + at)
+            values = weight(sources[name][0], shape, graph.shapes[sources[name][0]][-1], seed * len(shapes) + at)
             written += file.write(values.bfloat16().view(torch.uint8).numpy().data)
             if report is not None:
                 report(written, end)

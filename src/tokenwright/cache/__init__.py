@@ -2,7 +2,6 @@
 
 from tokenwright.cache.codec import TORCH_DTYPES
 from tokenwright.cache.spec import (
-    Heads,
     LayerGroup,
     LayerSpec,
     Part,
@@ -12,6 +11,7 @@ from tokenwright.cache.spec import (
     pages_within,
 )
 from tokenwright.cache.store import ChunkRows, KVPart, KVStore, KVView, Side
+from tokenwright.config import Heads
 
 __all__ = [
     "TORCH_DTYPES",

@@ -9,9 +9,10 @@ the latent one as well.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.config import DType, DynamicScaling, KVFormat, Learned, ModelConfig, Rope
+from tokenwright.config import DType, DynamicScaling, Heads, KVFormat, Latent, LayerKV, Learned, Rope
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
 
@@ -19,39 +20,31 @@ ENDLESS = 1 << 62  # tokens: more than any text
 _NATIVE = KVFormat()
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """K and V of `kv_heads` heads (G) of `head_size` numbers (D) each."""
+class CachedModel(Protocol):
+    """What the cache must know of a model: `models.graph.Graph` is one."""
 
-    kv_heads: int
-    head_size: int
+    @property
+    def kv(self) -> Sequence[LayerKV]:
+        """What each layer keeps."""
 
-    def bytes_per_token(self, k: Codec, v: Codec) -> int:
-        """Bytes of K and V of one token; each head is a row of its own."""
-        return self.kv_heads * (k.nbytes(self.head_size) + v.nbytes(self.head_size))
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """One vector for all heads (MLA, arXiv 2405.04434): `rank` numbers (R) of K and V, `rope` of the rotated key."""
-
-    rank: int
-    rope: int
-
-    def bytes_per_token(self, k: Codec, v: Codec) -> int:
-        """Bytes of the one vector, which is K and V in one: `k` and `v` must be the same."""
-        assert k == v, "a latent has one codec"
-        return k.nbytes(self.rank) + k.nbytes(self.rope)
+    @property
+    def positions(self) -> Learned | Rope | None:
+        """How positions are told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A stretch of every text, [window.start, window.stop), in one format."""
 
-    layout: Heads
+    layout: Heads | Latent
     window: AttentionWindow
     k: Codec
     v: Codec
+
+    @property
+    def heads(self) -> Heads:
+        """The layout, where it is heads: the only one that the engine has."""
+        return _heads(self.layout)
 
     @property
     def bytes_per_token(self) -> int:
@@ -74,7 +67,7 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, those before it in `native`."""
 
-    layout: Heads
+    layout: Heads | Latent
     window: AttentionWindow
     k: Codec
     v: Codec
@@ -90,6 +83,11 @@ class LayerSpec:
         return Part(self.layout, replace(self.window, stop=self.first), self.native, self.native), rest
 
     @property
+    def heads(self) -> Heads:
+        """The layout, where it is heads: the only one that the engine has."""
+        return _heads(self.layout)
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V together that this layer stores for one token more, beyond the `first`."""
         return self.layout.bytes_per_token(self.k, self.v)
@@ -101,6 +99,11 @@ class LayerSpec:
     def stored_bytes(self, positions: range) -> int:
         """Bytes of K and V of the positions (side by side), whether they are still read or not."""
         return sum(len(part.stored(positions)) * part.bytes_per_token for part in self.parts)
+
+
+def _heads(layout: Heads | Latent) -> Heads:
+    assert isinstance(layout, Heads), "a latent can be planned alone"
+    return layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +123,20 @@ class LayerGroup:
 
 
 def layer_specs(
-    config: ModelConfig, dtype: DType, kv: KVFormat = _NATIVE, window: int | None = None, sinks: int = 0
+    model: CachedModel, dtype: DType, kv: KVFormat = _NATIVE, window: int | None = None, sinks: int = 0
 ) -> tuple[LayerSpec, ...]:
-    """One spec for each layer of a model that computes in `dtype`.
+    """One spec for each layer of a model (its graph) that computes in `dtype`.
 
     window: the most tokens that any layer reaches back, itself included; a layer's own may be shorter. sinks: the first
     tokens, which stay in reach of the layers that have a window. Raises RequestError for what the model cannot have.
     """
-    windows = [_shorter(own, window) for own in config.windows]
-    _check_reach(config, windows, window, sinks)
-    native = _native_layers(config, kv)
-    layout, plain = Heads(config.kv_heads, config.head_size), CODECS[dtype]
+    windows = [_shorter(layer.window, window) for layer in model.kv]
+    _check_reach(model.positions, windows, window, sinks)
+    native, plain = _native_layers(len(windows), kv), CODECS[dtype]
     k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))
     specs = []
     for layer, size in enumerate(windows):
+        layout = model.kv[layer].layout
         attended = AttentionWindow() if size is None else AttentionWindow(size, sinks)
         if layer in native or k == v == plain:
             specs.append(LayerSpec(layout, attended, plain, plain, native=plain))
@@ -146,29 +149,30 @@ def _shorter(own: int | None, given: int | None) -> int | None:
     return min((window for window in (own, given) if window is not None), default=None)
 
 
-def _check_reach(config: ModelConfig, windows: Sequence[int | None], window: int | None, sinks: int) -> None:
+def _check_reach(
+    positions: Learned | Rope | None, windows: Sequence[int | None], window: int | None, sinks: int
+) -> None:
     if window is not None and (type(window) is not int or window < 1):
         raise RequestError(f"window must be a whole number of tokens of at least 1, not {window!r}")
     if type(sinks) is not int or sinks < 0:
         raise RequestError(f"sinks must be a whole number of tokens of at least 0, not {sinks!r}")
     if sinks and not any(windows):
         raise RequestError("sinks are what stays in reach beside a window; give window as well, or leave sinks out")
-    if sinks and isinstance(config.positions, Learned):
+    if sinks and isinstance(positions, Learned):
         raise RequestError(
             "sinks need rotary positions, which can be read from another distance; this model has learned ones: "
             "leave sinks out (a window alone works)"
         )
-    rope = config.positions
-    if (sinks or window is not None) and isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling):
+    dynamic = isinstance(positions, Rope) and isinstance(positions.scaling, DynamicScaling)
+    if dynamic and (sinks or window is not None):
         raise RequestError(
             "this model has a RoPE scaling that depends on the length (dynamic), which a text without end does not "
             "have; leave window and sinks out"
         )
 
 
-def _native_layers(config: ModelConfig, kv: KVFormat) -> set[int]:
+def _native_layers(layers: int, kv: KVFormat) -> set[int]:
     """The layers that stay native, counted from the first."""
-    layers = config.layers
     for layer in kv.native:
         if not -layers <= layer < layers:
             raise RequestError(

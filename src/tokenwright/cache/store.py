@@ -114,7 +114,7 @@ class KVStore:
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
 
     def _allocated(self, group: LayerGroup, pages: int, codec: Codec) -> Parts:
-        layout = group.part.layout
+        layout = group.part.heads
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
         return tuple(
             torch.zeros((*shape, length), dtype=dtype, device=self.device)  # what is saved tells of nobody else
@@ -128,7 +128,7 @@ class KVStore:
             index = places[part]
             at = self.groups[index].layers.index(layer)
             k, v = (
-                Side(codec, part.layout.head_size, tuple(tensor[at].flatten(0, 1) for tensor in side))
+                Side(codec, part.heads.head_size, tuple(tensor[at].flatten(0, 1) for tensor in side))
                 for codec, side in zip((part.k, part.v), self._sides[index], strict=True)
             )
             parts.append(KVPart(index, part.window, part.bytes_per_token, k, v))

@@ -1,20 +1,21 @@
-"""The model families: what a config.json means, and where a checkpoint keeps each of our tensors. No tensors
-here.
+"""The model families: what a config.json means, as a graph of ops, and where a checkpoint keeps each of our tensors.
 
-A family is a table of names and a small function that reads the config; the architectures of one family
-differ in a few facts, kept as a row each. Defaults of absent keys are transformers' (configuration_*.py),
-because older files leave out what was added later. A key that nobody reads and that is not known to be inert
-is refused by name.
+A family is a table of names and a small function that reads the config and builds the graph; the architectures of one
+family differ in a few facts, kept as a row each. Defaults of absent keys are transformers' (configuration_*.py),
+because older files leave out what was added later. A key that nobody reads and that is not known to be inert is refused
+by name. No tensors here.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from tokenwright.checkpoints.blocks import pre_norm
 from tokenwright.checkpoints.positions import LONGEST, Slides, read_rope, read_rotary, read_windows
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import DType, Learned, ModelConfig
+from tokenwright.models.graph import Activation, Graph
 
 _MOST_LAYERS, _MOST_VOCAB = 4096, 1 << 24  # far above any known model: a config beyond is damaged
 
@@ -38,26 +39,35 @@ class Source:
 class Family:
     """Architectures that share one config reader and one table of names.
 
-    `names` maps ours to theirs, both without `.weight` and `.bias`; {i} is the layer. `prefix` may stand
-    before the names in a file or not. `inert` matches tensors that are not weights.
+    `parse` gives the plain facts and the graph of an architecture. `names` maps ours to theirs, both without `.weight`
+    and `.bias`; {i} is the layer. `prefix` may stand before the names in a file or not. `inert` matches tensors that
+    are not weights.
     """
 
     architectures: Mapping[str, str]  # to the model_type that config.json shows
-    parse: Callable[[Keys, str], ModelConfig]
+    parse: Callable[[Keys, str], tuple[ModelConfig, Graph]]
     prefix: str
     names: Mapping[str, Source]
     inert: re.Pattern[str]
 
-    def sources(self, config: ModelConfig) -> dict[str, Source]:
-        """Every tensor of `config.shapes` with its place in the checkpoint."""
+    def sources(self, graph: Graph) -> dict[str, Source]:
+        """Every tensor of `graph.shapes` with its place in the checkpoint."""
         found = {}
-        for name in config.shapes:
+        for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
             layer = re.match(r"layers\.(\d+)\.", base)
             source = self.names[f"layers.{{i}}.{base[layer.end() :]}" if layer else base]
             at = source.name.format(i=layer[1] if layer else "")
             found[name] = Source(f"{at}.{kind}", source.transpose and kind == "weight", source.part)
         return found
+
+
+class Parsed(NamedTuple):
+    """What a config.json says: its family, the model's plain facts, and what it computes."""
+
+    family: Family
+    config: ModelConfig
+    graph: Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,6 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     ),
 }
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -143,16 +152,16 @@ _ADVICE = (
 )
 
 
-def parse_config(config: Mapping[str, Any], where: str = "config.json") -> tuple[Family, ModelConfig]:
-    """The family and the arithmetic of a config.json. Raises CheckpointError."""
+def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
+    """The family, the facts and the graph of a config.json. Raises CheckpointError."""
     named = {key: value for key, value in config.items() if not key.startswith("_")}  # _name_or_path and the like
     keys = Keys(named, where)
     family, architecture = _find(keys)
     for key, (allowed, why) in _REFUSED.items():
         keys.only(key, *allowed, why=why)
-    parsed = family.parse(keys, architecture)
+    parsed, graph = family.parse(keys, architecture)
     keys.finish(_INERT, _ADVICE)
-    return family, parsed
+    return Parsed(family, parsed, graph)
 
 
 def _find(keys: Keys) -> tuple[Family, str]:
@@ -193,11 +202,11 @@ def _size_of_head(keys: Keys, width: int, heads: int) -> int:
     return width // heads
 
 
-def _parse_gpt2(keys: Keys, architecture: str) -> ModelConfig:
+def _parse_gpt2(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     layers = keys.whole("n_layer", most=_MOST_LAYERS)
     width = keys.whole("n_embd", most=1 << 20)
     heads = keys.whole("n_head", most=1 << 16)
-    return ModelConfig(
+    config = ModelConfig(
         family="gpt2",
         architecture=architecture,
         layers=layers,
@@ -221,9 +230,10 @@ def _parse_gpt2(keys: Keys, architecture: str) -> ModelConfig:
         tied_head=keys.flag("tie_word_embeddings", True),
         dtype=_dtype(keys),
     )
+    return config, pre_norm(config)
 
 
-def _parse_llama(keys: Keys, architecture: str) -> ModelConfig:
+def _parse_llama(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LLAMA_LIKE[architecture]
     layers = keys.whole("num_hidden_layers", most=_MOST_LAYERS)
     width = keys.whole("hidden_size", most=1 << 20)
@@ -233,7 +243,7 @@ def _parse_llama(keys: Keys, architecture: str) -> ModelConfig:
     rope, reach = read_rope(keys, like.theta, head_size, context)
     rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
     qkv_bias, out_bias = _biases(keys, like)
-    return ModelConfig(
+    config = ModelConfig(
         family="llama",
         architecture=architecture,
         layers=layers,
@@ -258,6 +268,7 @@ def _parse_llama(keys: Keys, architecture: str) -> ModelConfig:
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=_dtype(keys),
     )
+    return config, pre_norm(config)
 
 
 def _heads(keys: Keys) -> tuple[int, int]:

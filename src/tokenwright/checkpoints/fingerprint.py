@@ -19,7 +19,7 @@ def about(
     Raises CheckpointError if the model's files are gone.
     """
     return {
-        "model": _digest(repr(checkpoint.config)),
+        "model": _digest(repr(checkpoint.graph)),
         "weights": _weights(checkpoint),
         "tokenizer": _tokenizer(checkpoint.path),
         **form,

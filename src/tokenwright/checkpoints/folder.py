@@ -26,6 +26,7 @@ from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
 from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFormat
 from tokenwright.errors import CheckpointError
+from tokenwright.models.graph import Graph
 
 STORIES = Path(__file__).parent.parent / "stories"  # the model that ships inside
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -41,6 +42,7 @@ class Checkpoint:
 
     path: Path
     config: ModelConfig
+    graph: Graph  # what it computes, and so every tensor that it has
     generation: GenerationDefaults
     sources: Mapping[str, Source]  # our names to the checkpoint's
     stored: Mapping[str, Stored]  # the checkpoint's names, without prefix and buffers, to the bytes
@@ -56,27 +58,28 @@ class Checkpoint:
         folder = _locate(name_or_path, revision, progress)
         settings = read_json(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
-        family, config = parse_config(settings, str(folder / "config.json"))
+        family, config, graph = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
         generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
         if own is not None:
             form, dtype = own
             file = folder / hub.WEIGHTS
-            stored = read_packed_header(file, config, form)
+            stored = read_packed_header(file, graph, form)
             sources = {name: Source(name) for name in stored}
-            return cls(folder, replace(config, dtype=dtype), generation, sources, stored, {file: stamp(file)}, form)
-        sources = family.sources(config)
+            stamps = {file: stamp(file)}
+            return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps, form)
+        sources = family.sources(graph)
         stored = _read_headers(folder, family)
-        _check_fit(folder, config, sources, stored)
+        _check_fit(folder, graph, sources, stored)
         wanted = {source.name for source in sources.values()}
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
-        return cls(folder, replace(config, dtype=dtype), generation, sources, stored, stamps)
+        return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps)
 
     @property
     def parameters(self) -> int:
         """Number of parameters, a tied head counted once."""
-        return self.config.parameters
+        return self.graph.parameters
 
     @property
     def nbytes(self) -> int:
@@ -115,11 +118,11 @@ class Checkpoint:
             done += self.stored[theirs].nbytes
             if report is not None:
                 report(done, total)
-        return {name: found[name] for name in self.config.shapes}
+        return {name: found[name] for name in self.graph.shapes}
 
     def check_tied_head(self) -> None:
         """A tied head that lies in the file all the same must equal the embeddings. Raises CheckpointError."""
-        if self.config.tied_head and HEAD in self.stored:
+        if self.graph.tied_head and HEAD in self.stored:
             head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
             if not _same_bytes(head, embed):
                 raise CheckpointError(
@@ -198,12 +201,12 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; download the model again")
 
 
-def _check_fit(folder: Path, config: ModelConfig, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> None:
+def _check_fit(folder: Path, graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> None:
     """The tensors are those that config.json describes: all there, none left over, of the right shapes."""
-    expected = {source.name: source.stored(config.shapes[ours]) for ours, source in sources.items()}
+    expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]
-    if config.tied_head:
-        expected.setdefault(HEAD, (config.vocab_size, config.width))
+    if graph.tied_head:
+        expected.setdefault(HEAD, (graph.vocab_size, graph.width))
     both = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
     found = {
         "missing": missing,
@@ -220,7 +223,7 @@ def _check_fit(folder: Path, config: ModelConfig, sources: Mapping[str, Source],
         complaints.append('the head is absent, though "tie_word_embeddings" is false')
     if complaints:
         raise CheckpointError(
-            f"the tensors in {folder} do not fit {config.architecture} as config.json describes it: "
+            f"the tensors in {folder} do not fit {graph.architecture} as config.json describes it: "
             f"{'; '.join(complaints)}. Use the config.json that belongs to these weights"
         )
 

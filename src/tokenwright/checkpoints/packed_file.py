@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
 import torch
 
-from tokenwright.backends.layout import Weights, dense_names, empty_weights, format_of, matrices, shape_of
+from tokenwright.backends.layout import Weights, empty_weights, format_of
 from tokenwright.backends.packed import packed_sizes
 from tokenwright.checkpoints.safetensors import Stored, read_header_and_metadata
 from tokenwright.checkpoints.strict import shown
-from tokenwright.config import DType, ModelConfig, WeightFormat
+from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.models.graph import Graph
 
 if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Report
@@ -65,18 +66,18 @@ def quantisation(form: WeightFormat, dtype: DType) -> dict[str, str]:
     return {"quant_method": METHOD, "version": VERSION, "weights": str(form), "dtype": dtype}
 
 
-def read_packed_header(file: Path, config: ModelConfig, form: WeightFormat) -> dict[str, Stored]:
+def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str, Stored]:
     """The tensors of a file of packed weights. Raises CheckpointError unless they are exactly the model's in `form`."""
-    return _read_header(file, config, form)[0]
+    return _read_header(file, graph, form)[0]
 
 
-def read_weights(file: Path, config: ModelConfig, form: WeightFormat, report: Report | None = None) -> Weights:
+def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
     """The weights in a file, checked. `report`: called with (bytes read, bytes in all).
 
     Raises CheckpointError where the file is not the model's, damaged or unreadable.
     """
-    stored, sums = _read_header(file, config, form)
-    weights = empty_weights(config, form)
+    stored, sums = _read_header(file, graph, form)
+    weights = empty_weights(graph, form)
     tensors = dict(named_tensors(weights))
     done, total = 0, sum(one.nbytes for one in stored.values())
     pool = ThreadPoolExecutor(THREADS, "tokenwright-read")
@@ -108,11 +109,11 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
 
 
 def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a file with its name there; a tied head has none of its own."""
+    """Every tensor of a file with its name there."""
     for name, one in weights.items():
         if isinstance(one, torch.Tensor):
             yield name, one
-        elif name != "head" or one is not weights["embed"]:
+        else:
             yield f"{name}.codes", one.codes
             if one.group:
                 yield f"{name}.scales", one.scales
@@ -120,21 +121,20 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{name}.bias", one.bias
 
 
-def _expected(config: ModelConfig, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The dtype and the shape of every tensor of a file."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, parts in matrices(config).items():
-        out, inner = shape_of(config, parts)
-        codes, scales = packed_sizes(out, inner, format_of(name, form))
+    for name, matrix in graph.matrices.items():
+        codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
         found[f"{name}.codes"] = ("U8", (codes,))
         if scales:
             found[f"{name}.scales"] = ("F16", (scales,))
-        if f"{parts[0]}.bias" in config.shapes:
-            found[f"{name}.bias"] = ("F32", (out,))
-    return found | {name: ("F32", config.shapes[name]) for name in dense_names(config)}
+        if matrix.bias:
+            found[f"{name}.bias"] = ("F32", (matrix.out,))
+    return found | {name: ("F32", graph.shapes[name]) for name in graph.dense}
 
 
-def _read_header(file: Path, config: ModelConfig, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
+def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
     """The tensors of a file and their sums, checked against what the model needs."""
     stored, about = read_header_and_metadata(file)
     said = (about.get("format"), about.get("version"), about.get("weights"))
@@ -142,7 +142,7 @@ def _read_header(file: Path, config: ModelConfig, form: WeightFormat) -> tuple[d
         raise CheckpointError(
             f"{file} holds no {form} weights packed by this version of Tokenwright; quantise the model again"
         )
-    expected, found = _expected(config, form), {name: (one.dtype, one.shape) for name, one in stored.items()}
+    expected, found = _expected(graph, form), {name: (one.dtype, one.shape) for name, one in stored.items()}
     wrong = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     sums = _sums(about.get("crc32", ""))
     if wrong or sums.keys() != stored.keys():

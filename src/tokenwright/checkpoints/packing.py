@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenwright.backends.layout import Weights, dense_names, empty_weights, matrices
+from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.families import Source
@@ -38,8 +38,8 @@ def load_packed(
 ) -> Weights:
     """A model's weights in `form`, where native means `dtype`.
 
-    Keys: "embed", "head" (the same object where it is tied), "layers.{i}.attention.qkv" (q, k and v joined), ".o",
-    "layers.{i}.mlp.gate_up" (or ".up"), ".down" as Packed with their biases; all other tensors in fp32.
+    Keys: the graph's matrices as Packed with their biases, such as "embed", "head" (unless it is tied) or
+    "layers.0.attention.qkv" (q, k and v joined); all other tensors in fp32.
 
     A folder that `tokenwright quantize` wrote has its own form, and is asked for as it or as native. `cache` keeps
     weights that were quantised here. `report` is called with (bytes read, bytes in all).
@@ -48,7 +48,7 @@ def load_packed(
     folder's own.
     """
     if checkpoint.packed is not None:
-        return read_weights(checkpoint.path / WEIGHTS, checkpoint.config, own_form(checkpoint, form), report)
+        return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
     form = form.resolved(dtype)
     if cache is None or not form.quantised:
         return pack_checkpoint(checkpoint, form, report)
@@ -78,7 +78,7 @@ def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
 def pack_checkpoint(checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights:
     """The weights of a checkpoint's own tensors, in a format that is not native."""
     checkpoint.check_tied_head()
-    weights = empty_weights(checkpoint.config, form)
+    weights = empty_weights(checkpoint.graph, form)
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
     done, total = 0, checkpoint.nbytes
@@ -151,18 +151,17 @@ def _jobs(checkpoint: Checkpoint, weights: Weights) -> Iterator[Job]:
 
 
 def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
-    """Where each tensor of `config.shapes` goes."""
-    shapes = checkpoint.config.shapes
+    """Where each tensor of `graph.shapes` goes."""
     places: dict[str, Place] = {}
-    for name, parts in matrices(checkpoint.config).items():
-        matrix, first = weights[name], 0
-        assert isinstance(matrix, Packed), "matrices are packed"
-        for part in parts:
-            places[f"{part}.weight"] = Place(matrix, first)
-            if matrix.bias is not None:
-                places[f"{part}.bias"] = Place(matrix.bias, first)
-            first += shapes[f"{part}.weight"][0]
-    return places | {name: Place(weights[name], 0) for name in dense_names(checkpoint.config)}
+    for name, matrix in checkpoint.graph.matrices.items():
+        packed, first = weights[name], 0
+        assert isinstance(packed, Packed), "matrices are packed"
+        for part, out in matrix.parts:
+            places[f"{part}.weight"] = Place(packed, first)
+            if packed.bias is not None:
+                places[f"{part}.bias"] = Place(packed.bias, first)
+            first += out
+    return places | {name: Place(weights[name], 0) for name in checkpoint.graph.dense}
 
 
 def _rows_of_slab(row_bytes: int) -> int:

@@ -46,13 +46,13 @@ class WeightCache:
 
     def load(self, checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights | None:
         """The checkpoint's weights in `form`; None where they are not there (a damaged file is told and removed)."""
-        if not self.folder.is_dir() or weight_bytes(checkpoint.config, form) < self.smallest:
+        if not self.folder.is_dir() or weight_bytes(checkpoint.graph, form) < self.smallest:
             return None
         file = self._file(checkpoint, form)
         if not file.is_file():
             return None
         try:
-            return read_weights(file, checkpoint.config, form, report)
+            return read_weights(file, checkpoint.graph, form, report)
         except CheckpointError as error:
             log.warning("cached weights cannot be used and are made again: %s", error)
             _remove(file)
@@ -60,7 +60,7 @@ class WeightCache:
 
     def save(self, checkpoint: Checkpoint, form: WeightFormat, weights: Weights) -> None:
         """Keep weights, if they are large enough. A folder that cannot be written is told, and nothing is kept."""
-        if weight_bytes(checkpoint.config, form) < self.smallest:
+        if weight_bytes(checkpoint.graph, form) < self.smallest:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

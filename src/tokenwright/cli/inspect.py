@@ -11,7 +11,8 @@ from typing import Any
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import binary
 from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.config import Learned, ModelConfig, NoScaling, RopeScaling, WeightFormat
+from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling, WeightFormat
+from tokenwright.models.graph import Graph
 
 
 def inspect(
@@ -30,17 +31,17 @@ def inspect(
 
     asked = WeightFormat.parse(weights)
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
-    config, cache = checkpoint.config, WeightCache.default()
+    config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form = own_form(checkpoint, asked).resolved(config.dtype)
     tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
     facts = {
-        **_shape(config),
-        "parameters": config.parameters,
+        **_shape(config, graph),
+        "parameters": graph.parameters,
         "dtype": config.dtype,
         "weights": str(form),
-        "weight_bytes": checkpoint.nbytes if form == WeightFormat(config.dtype) else weight_bytes(config, form),
+        "weight_bytes": checkpoint.nbytes if form == WeightFormat(config.dtype) else weight_bytes(graph, form),
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
-        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(config, config.dtype)),
+        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
         "eos_ids": sorted({*checkpoint.generation.eos_ids, *tokenizer.eos_ids}),
         "suggested_sampling": checkpoint.generation.sampling,
@@ -54,35 +55,35 @@ def inspect(
         write(_page(model, facts) + "\n")
 
 
-def _shape(config: ModelConfig) -> dict[str, Any]:
-    """The arithmetic of the model, as plain values for JSON."""
+def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
+    """The shape of the model, as plain values for JSON."""
     return {
-        "architecture": config.architecture,
-        "layers": config.layers,
+        "architecture": graph.architecture,
+        "layers": graph.layers,
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "head_size": config.head_size,
-        "width": config.width,
+        "width": graph.width,
         "mlp_width": config.mlp_width,
         "gated_mlp": config.gated,
         "activation": config.activation,
         "norm": config.norm,
-        "vocab_size": config.vocab_size,
-        "context": config.context,
-        "positions": _positions(config),
-        "windows": list(config.windows),
-        "tied_head": config.tied_head,
+        "vocab_size": graph.vocab_size,
+        "context": graph.context,
+        "positions": _positions(graph),
+        "windows": [layer.window for layer in graph.kv],
+        "tied_head": graph.tied_head,
     }
 
 
-def _positions(config: ModelConfig) -> str:
-    if isinstance(config.positions, Learned):
-        return "learned"
-    scaling = config.positions.scaling
-    scaled = "" if isinstance(scaling, NoScaling) else f", {_scaling(scaling)}"
-    bare = config.rotary.count(False)
-    without = f", none in {bare} of {config.layers} layers" if bare else ""
-    return f"rotary, base {config.positions.theta:,.0f}{scaled}{without}"
+def _positions(graph: Graph) -> str:
+    positions = graph.positions
+    if not isinstance(positions, Rope):
+        return "none" if positions is None else "learned"
+    scaled = "" if isinstance(positions.scaling, NoScaling) else f", {_scaling(positions.scaling)}"
+    bare = sum(op.rope is None for op in graph.attention)
+    without = f", none in {bare} of {graph.layers} layers" if bare else ""
+    return f"rotary, base {positions.theta:,.0f}{scaled}{without}"
 
 
 def _scaling(scaling: RopeScaling) -> str:
@@ -92,8 +93,8 @@ def _scaling(scaling: RopeScaling) -> str:
     return f"{kind} scaling ({numbers})"
 
 
-def _reach(windows: Sequence[int | None]) -> str:
-    """How far the layers look back, in words."""
+def _windows(windows: Sequence[int | None]) -> str:
+    """The layers' attention windows, in words."""
     counts = Counter(windows)
     if counts.keys() == {None}:
         return "full attention in every layer"
@@ -115,7 +116,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "MLP": mlp,
         "norm": {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]],
         "positions": facts["positions"],
-        "attention": _reach(facts["windows"]),
+        "attention": _windows(facts["windows"]),
         "context": f"{context:,} tokens",
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",

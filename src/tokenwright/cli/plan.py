@@ -124,18 +124,18 @@ def _save(out: Path, drawn: str) -> None:
 
 def page(plan: Plan) -> str:
     """The plan for a person: sizes, work, speed, and what to know about them."""
-    shape = plan.blueprint
-    of = f" of {shape.context:,}" if plan.context < shape.context else ""
-    heading = f"{plan.model} ({shape.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
+    graph = plan.graph
+    of = f" of {graph.context:,}" if plan.context < graph.context else ""
+    heading = f"{plan.model} ({graph.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
     return "\n".join([heading, "", *_memory(plan), "", *_work(plan), "", *_words(plan)])
 
 
 def _memory(plan: Plan) -> list[str]:
     """The sizes in both units, and what each is made of."""
     rows = {
-        "weights": (plan.weight_bytes, [f"{plan.blueprint.parameters:,} parameters, {plan.weights}"]),
+        "weights": (plan.weight_bytes, [f"{plan.graph.parameters:,} parameters, {plan.weights}"]),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
-        "KV of a sequence": (plan.kv_bytes_per_sequence, [_resident(plan)]),
+        "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
         "a decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
@@ -149,11 +149,10 @@ def _memory(plan: Plan) -> list[str]:
 
 def _kept(plan: Plan) -> list[str]:
     """What a token's bytes are made of: layers, heads, and the rows of K and of V with their scales."""
-    from tokenwright.cache.spec import Heads
+    from tokenwright.config import Heads
 
-    layers = zip(plan.blueprint.layers, plan.specs, strict=True)
     parts = []
-    for (layout, k, v), count in Counter((layer.layout, spec.k, spec.v) for layer, spec in layers).items():
+    for (layout, k, v), count in Counter((spec.layout, spec.k, spec.v) for spec in plan.specs).items():
         if isinstance(layout, Heads):
             rows, heads = [k.nbytes(layout.head_size), v.nbytes(layout.head_size)], f"{layout.kv_heads} heads x "
         else:
@@ -162,7 +161,7 @@ def _kept(plan: Plan) -> list[str]:
     return parts
 
 
-def _resident(plan: Plan) -> str:
+def _kept_tokens(plan: Plan) -> str:
     """The tokens that a sequence keeps, and the layers that keep fewer."""
     reaches = Counter(
         window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
@@ -221,7 +220,7 @@ def _crossing(plan: Plan) -> str:
     at, batch = plan.cache_exceeds_weights_at, f" each, at batch {plan.batch:,}" if plan.batch > 1 else ""
     if at is None:
         return "never: every layer's window is limited"
-    beyond = f", beyond the model's {plan.blueprint.context:,}" if at > plan.blueprint.context else ""
+    beyond = f", beyond the model's {plan.graph.context:,}" if at > plan.graph.context else ""
     return f"from {at:,} tokens{batch}{beyond}"
 
 
@@ -230,7 +229,7 @@ def _fit(plan: Plan, memory: int) -> str:
     if memory < plan.weight_bytes:
         return f"does not fit: the weights alone are {decimal(plan.weight_bytes - memory)} too much"
     verdict = f"fits, with {decimal(spare)} to spare" if plan.fits else f"does not fit: {decimal(-spare)} too much"
-    longest, own = plan.most_context, plan.blueprint.context
+    longest, own = plan.most_context, plan.graph.context
     if plan.endless and longest is None:
         tokens = "texts without end"
     elif not plan.endless and (longest is None or longest >= own):
@@ -339,9 +338,9 @@ class Frame:
 
 def picture(plan: Plan) -> str:
     """The bytes of the cache over the context, with the line of the weights, as SVG."""
-    own, crossing, weights = plan.blueprint.context, plan.cache_exceeds_weights_at, plan.weight_bytes
+    own, crossing, weights = plan.graph.context, plan.cache_exceeds_weights_at, plan.weight_bytes
     end = max(plan.context, own, crossing * 5 // 4 if crossing else 0)
-    corners = [*(knot for knot in plan.resident.knots if knot < end), end]
+    corners = [*(knot for knot in plan.kv_memory.knots if knot < end), end]
     caches = [(tokens, plan.batch * plan.kv_bytes(tokens)) for tokens in corners]
     most = max(weights, *(count for _, count in caches))
     scale, unit = (2**30, "GiB") if most >= 2**30 else (2**20, "MiB")

@@ -1,25 +1,25 @@
-"""What a step costs, derived from shapes alone: floating-point operations and bytes of memory traffic.
+"""What a step costs, derived from a model's graph alone: floating-point operations and bytes of K and V.
 
-Symbols: P_b matmul weights of all blocks, P_lm = width x vocabulary (the head, also where it is tied; looking up an
-embedding is no arithmetic), t the context of a row, itself included, W_l the window of layer l and s_l its sinks. One
-multiply-add is 2 FLOP. Norms, softmax, rotations and activations are left out: they are far below one percent of the
-work.
+Symbols: P_b weights of all blocks that a row is multiplied with, P_lm = width x vocabulary (the head, also where it is
+tied; looking up an embedding is no arithmetic), t the context of a row, itself included, a_l the FLOP for a row and a
+token that it attends to in layer l (4 H D with heads), W_l the window of that layer and s_l its sinks. One multiply-add
+is 2 FLOP. Norms, softmax, rotations and activations are left out: they are far below one percent of the work.
 
-    A(t)             = 4 H D sum_l min(t, s_l + W_l)              scores and the weighted sum of values
+    A(t)             = sum_l a_l min(t, s_l + W_l)                scores and the weighted sum of values
     n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
 
 So a cached step is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto nothing.
+`backends/layout.py`, which knows how weights lie in memory, counts their bytes.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from tokenwright.cache import LayerSpec, Part
-from tokenwright.config import ModelConfig
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,19 @@ class Cost:
 class CostModel:
     """Costs of one model under one cache spec."""
 
-    def __init__(self, config: ModelConfig, specs: Sequence[LayerSpec]) -> None:
-        self.config = config
+    def __init__(self, graph: Graph, specs: Sequence[LayerSpec]) -> None:
+        self.graph = graph
         self.specs = tuple(specs)
 
     @cached_property
     def block_weights(self) -> int:
-        """P_b: weights that take part in a matrix product, in all blocks together."""
-        matrices = (s for name, s in self.config.shapes.items() if name.startswith("layers.") and len(s) == 2)
-        return sum(prod(shape) for shape in matrices)
+        """P_b: weights that a row is multiplied with, in all blocks together."""
+        return sum(op.multiplied for op in self.graph.blocks)
 
     @property
     def head_weights(self) -> int:
         """P_lm: weights of the language-model head."""
-        return self.config.width * self.config.vocab_size
+        return self.graph.head.multiplied
 
     @property
     def bytes_per_token(self) -> int:
@@ -58,9 +57,12 @@ class CostModel:
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @cached_property
-    def _reaches(self) -> Counter[AttentionWindow]:
-        """How many layers have each reach."""
-        return Counter(spec.window for spec in self.specs)
+    def _pair_flops(self) -> Mapping[AttentionWindow, int]:
+        """a_l, added up over the layers of equal window."""
+        found: Counter[AttentionWindow] = Counter()
+        for op, spec in zip(self.graph.attention, self.specs, strict=True):
+            found[spec.window] += op.pair_flops
+        return found
 
     @cached_property
     def _parts(self) -> Counter[Part]:
@@ -69,8 +71,17 @@ class CostModel:
 
     def attention_flops(self, context: int) -> int:
         """A(t): one row over `context` tokens, itself included, in all layers."""
-        reached = sum(count * window.kept(context - 1, context) for window, count in self._reaches.items())
-        return 4 * self.config.heads * self.config.head_size * reached
+        return sum(flops * window.kept(context - 1, context) for window, flops in self._pair_flops.items())
+
+    def _attention_up_to(self, context: int) -> int:
+        """sum_{i=1..t} A(i)."""
+        total = 0
+        for window, flops in self._pair_flops.items():
+            edge = window.kept(
+                context - 1, context
+            )  # each row up to it attends to one token more, later ones to as many
+            total += flops * (edge * (edge + 1) // 2 + (context - edge) * edge)
+        return total
 
     def chunk(self, start: int, length: int, rows: int = 1) -> Cost:
         """`length` tokens onto `start` cached ones, with logits for `rows` of them.
@@ -85,7 +96,8 @@ class CostModel:
         return Cost(
             flops=2 * self.block_weights * length
             + 2 * self.head_weights * rows
-            + sum(self.attention_flops(context) for context in range(start + 1, stop + 1)),
+            + self._attention_up_to(stop)
+            - self._attention_up_to(start),
             kv_read=read,
             kv_written=written,
         )

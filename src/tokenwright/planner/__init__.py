@@ -5,24 +5,22 @@
     found = plan("meta-llama/Llama-3.1-8B", context="128k", kv="int4", memory="24GB")
     print(found.kv_bytes_total, found.fits)
 
-`known.py` has models' published shapes, `find.py` goes from a name to a blueprint, `blueprint.py` says what a model is
-as far as sizes go, `resident.py` counts what a sequence keeps of its K and V, `figures.py` has the formulas,
-`remarks.py` the words, `bandwidth.py` the one measurement.
+`known.py` has models' published shapes, `find.py` goes from a name to a model's graph, `kv_memory.py` counts what a
+sequence keeps of its K and V, `figures.py` puts the figures together (`models/cost.py` has the formulas of work,
+`backends/layout.py` those of weights), `remarks.py` has the words, `bandwidth.py` the one measurement.
 """
 
 from pathlib import Path
 
-from tokenwright.cache.spec import Latent
-from tokenwright.config import KVFormat, WeightFormat
+from tokenwright.cache import layer_specs
+from tokenwright.config import KVFormat, Latent, WeightFormat
 from tokenwright.errors import RequestError
 from tokenwright.planner.bandwidth import Bandwidth, measure
-from tokenwright.planner.blueprint import Blueprint, Layer
 from tokenwright.planner.figures import Plan, native_dtype
-from tokenwright.planner.find import find
-from tokenwright.planner.resident import specs_of
+from tokenwright.planner.find import Blueprint, find
 from tokenwright.planner.units import Size, read_bytes, read_count, read_rate, read_tokens
 
-__all__ = ["Bandwidth", "Blueprint", "Layer", "Plan", "plan"]
+__all__ = ["Bandwidth", "Blueprint", "Plan", "plan"]
 
 
 def plan(
@@ -59,13 +57,12 @@ def plan(
     form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
     wanted = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
-    name, shape = find(model)
-    if shape.packed is not None and wanted not in (shape.packed, WeightFormat("native")):
-        raise RequestError(f"the weights of {name} are kept as {shape.packed}; leave weights out")
-    stored = (shape.packed or wanted).resolved(shape.dtype)
-    specs = specs_of(shape, native_dtype(shape, stored), form, limit, sinks)
-    latents = [isinstance(layer.layout, Latent) for layer in shape.layers]
-    if any(latent and spec.k != spec.v for latent, spec in zip(latents, specs, strict=True)):
+    name, found = find(model)
+    if found.packed is not None and wanted not in (found.packed, WeightFormat("native")):
+        raise RequestError(f"the weights of {name} are kept as {found.packed}; leave weights out")
+    stored = (found.packed or wanted).resolved(found.dtype)
+    specs = layer_specs(found.graph, native_dtype(found, stored), form, limit, sinks)
+    if any(isinstance(spec.layout, Latent) and spec.k != spec.v for spec in specs):
         raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")
     speed = measure() if bandwidth == "measured" else given
-    return Plan(name, shape, tokens or shape.context, sequences, form, stored, specs, limit, sinks, room, speed)
+    return Plan(name, found, tokens or found.graph.context, sequences, form, stored, specs, limit, sinks, room, speed)

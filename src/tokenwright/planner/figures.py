@@ -1,12 +1,11 @@
-"""The figures of a plan: bytes and operations, each by a formula over the blueprint.
+"""The figures of a plan: bytes and operations of a model's graph, for many sequences at once.
 
 Symbols: t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 where it is full), c_l the
-bytes that it keeps of a token, P_b and P_lm the weights that a token is multiplied with in the blocks and in the head
-(models/cost.py counts the same way).
+bytes that it keeps of a token.
 
-    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of all, B times that; `resident.py` counts it
-    prefill           = B (2 P_b t + 2 P_lm + sum_l a_l sum_{i=1..t} min(i, s_l + W_l))   a_l: FLOP of a row and a token
-    decode            = B (2 P_b + 2 P_lm + sum_l a_l min(t, s_l + W_l))
+    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of all, B times that; `kv_memory.py` counts it
+    prefill           = B chunks of t tokens              `models/cost.py` has the work of a chunk
+    decode            = B chunks of one token onto t - 1
     read by a decode  = the weights, without the tables that are looked up, + the KV of all
 
 First tokens that stay native have another c_l than the rest. A window lets go of them, so that such a sequence may keep
@@ -18,14 +17,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+from tokenwright.backends.layout import read_bytes, stored_bytes
+from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.config import DType, EngineConfig, KVFormat, Rope, WeightFormat
+from tokenwright.config import DType, EngineConfig, KVFormat, Learned, WeightFormat
 from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.models.cost import CostModel
+from tokenwright.models.graph import Graph
 from tokenwright.planner.bandwidth import Bandwidth
-from tokenwright.planner.blueprint import Blueprint
+from tokenwright.planner.find import Blueprint
+from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.planner.remarks import remarks
-from tokenwright.planner.resident import Resident
 
 ENGINE = EngineConfig()  # what an LLM is opened with where nobody says otherwise
 
@@ -50,6 +53,16 @@ class Plan:
     sinks: int = 0
     memory: int | None = None
     bandwidth: Bandwidth | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """What the model computes."""
+        return self.blueprint.graph
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """The work of its steps."""
+        return CostModel(self.graph, self.specs)
 
     @property
     def native(self) -> DType:
@@ -78,22 +91,22 @@ class Plan:
     @cached_property
     def weight_bytes(self) -> int:
         """All weights. Quantised are matrices alone; beside them norms, biases and positions are kept in float32."""
-        return self.blueprint.weight_bytes(self.weights)
+        return stored_bytes(self.graph, self.weights)
 
     @cached_property
-    def resident(self) -> Resident:
+    def kv_memory(self) -> KVMemory:
         """What a sequence keeps as it grows."""
-        return Resident(self.blueprint.layers, self.specs)
+        return KVMemory(self.specs)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """What one token more takes in all layers together, beyond the `first` and before any window is full."""
-        return self.resident.per_token
+        return self.costs.bytes_per_token
 
     @property
     def kv_bytes_per_sequence(self) -> int:
         """The most that a sequence keeps on its way to the context; but for a window over first tokens, its end."""
-        return self.resident.most(self.context)
+        return self.kv_memory.most(self.context)
 
     @property
     def kv_bytes_total(self) -> int:
@@ -106,7 +119,7 @@ class Plan:
 
     def kv_bytes(self, tokens: int) -> int:
         """What one sequence keeps at so many tokens, the last of which is being computed: what that step reads."""
-        return self.resident.at(tokens)
+        return self.kv_memory.at(tokens)
 
     @property
     def attention_windows(self) -> tuple[AttentionWindow, ...]:
@@ -121,8 +134,7 @@ class Plan:
     @property
     def endless(self) -> bool:
         """Whether the engine lets texts grow past the model's context: a window was asked for, positions are rotary."""
-        config = self.blueprint.config
-        return self.window is not None and (config is None or isinstance(config.positions, Rope))
+        return self.window is not None and not isinstance(self.graph.positions, Learned)
 
     @property
     def cache_exceeds_weights_at(self) -> int | None:
@@ -153,19 +165,17 @@ class Plan:
     @property
     def prefill_flops(self) -> int:
         """The whole context in one pass, for every sequence, with logits for its last token."""
-        shape, attention = self.blueprint, self.resident.all_flops(self.context)
-        return self.batch * (2 * shape.block_weights * self.context + 2 * shape.head_weights + attention)
+        return self.batch * self.costs.chunk(0, self.context).flops
 
     @property
     def decode_flops(self) -> int:
         """One step at the full context: the last token of every sequence."""
-        shape, attention = self.blueprint, self.resident.row_flops(self.context)
-        return self.batch * (2 * shape.block_weights + 2 * shape.head_weights + attention)
+        return self.batch * self.costs.chunk(self.context - 1, 1).flops
 
     @property
     def weight_bytes_read(self) -> int:
         """Weights that a decode step reads: all but looked-up tables, and of experts those that the batch meets."""
-        return self.blueprint.read_bytes(self.weights, self.batch)
+        return read_bytes(self.graph, self.weights, self.batch)
 
     @property
     def decode_bytes(self) -> int:
@@ -191,7 +201,7 @@ class Plan:
 
         A window's group has no more than `max_sequences` can use, which is why the batch is given.
         """
-        if self.blueprint.config is None:
+        if lacking(self.graph):
             return ()
         return groups_for(self.specs, ENGINE.page_size, self.engine_pages, ENGINE.token_budget, self.batch)
 
@@ -203,7 +213,7 @@ class Plan:
     @property
     def hindrances(self) -> tuple[str, ...]:
         """Why this version's engine cannot run the plan, in words; empty where it can."""
-        return () if self.blueprint.config else (f"it has no decoder for {self.blueprint.architecture}",)
+        return (f"it has no decoder for {self.graph.architecture}",) if lacking(self.graph) else ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -212,13 +222,13 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain values for JSON."""
-        shape, speed = self.blueprint, self.bandwidth
+        graph, speed = self.graph, self.bandwidth
         return {
             "model": self.model,
-            "architecture": shape.architecture,
-            "parameters": shape.parameters,
-            "dtype": shape.dtype,
-            "model_context": shape.context,
+            "architecture": graph.architecture,
+            "parameters": graph.parameters,
+            "dtype": self.blueprint.dtype,
+            "model_context": graph.context,
             "context": self.context,
             "batch": self.batch,
             "weights": str(self.weights),
@@ -267,13 +277,13 @@ class Plan:
         if limit < 0:
             return 0
         limit //= self.batch
-        full = self.resident.knots[-1]
-        if self.resident.bounded and self.resident.most(full) <= limit:
+        full = self.kv_memory.knots[-1]
+        if self.kv_memory.bounded and self.kv_memory.most(full) <= limit:
             return None
         top = full + limit + 2  # beyond its last knot, a token takes a byte at least
-        return bisect_right(range(top), limit, key=self.resident.most) - 1
+        return bisect_right(range(top), limit, key=self.kv_memory.most) - 1
 
 
-def native_dtype(shape: Blueprint, weights: WeightFormat) -> DType:
+def native_dtype(model: Blueprint, weights: WeightFormat) -> DType:
     """The dtype of a native cache."""
-    return shape.dtype if weights.quantised else cast(DType, weights.name)
+    return model.dtype if weights.quantised else cast(DType, weights.name)

@@ -1,7 +1,7 @@
-"""From a name to a blueprint: the model inside, a folder, a config.json, a known model, or a name on the hub."""
+"""From a name to a model's graph: the model inside, a folder, a config.json, a known model, or a name on the hub."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,26 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import STORIES
 from tokenwright.checkpoints.packed_file import own_quantisation
+from tokenwright.checkpoints.sized import planned_only
 from tokenwright.checkpoints.strict import read_json
+from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
-from tokenwright.planner.blueprint import Blueprint, of_config
+from tokenwright.models.graph import Graph
 from tokenwright.planner.known import KNOWN, known_name
-from tokenwright.planner.others import planned_only
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a plan needs to know of a model: its graph, and what its files hold.
+
+    dtype: of the weights, before they were quantised. packed: of a folder whose weights are quantised. remarks: what a
+    reader of the plan should know of how the graph was drawn.
+    """
+
+    graph: Graph
+    dtype: DType
+    packed: WeightFormat | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
@@ -49,12 +64,12 @@ def _local(name: str) -> Path | None:
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     settings = dict(config)
     own = own_quantisation(settings, where)
-    blueprint = planned_only(settings, where)
-    if blueprint is not None:
-        return blueprint
-    parsed = parse_config(settings, where)[1]
+    planned = planned_only(settings, where)
+    if planned is not None:
+        return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks)
+    _, parsed, graph = parse_config(settings, where)
     if own is not None:
-        return of_config(replace(parsed, dtype=own[1]), own[0])
+        return Blueprint(graph, own[1], own[0])
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
     assumed = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
-    return of_config(parsed, remarks=assumed)
+    return Blueprint(graph, parsed.dtype, remarks=assumed)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenwright.backends.layout import format_of
 from tokenwright.cache.codec import GROUP
+from tokenwright.checkpoints.sized import Sized
 
 if TYPE_CHECKING:
     from tokenwright.planner.figures import Plan
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
 
 def remarks(plan: Plan) -> Iterator[str]:
     """One sentence or two on each thing."""
-    shape = plan.blueprint
-    yield from shape.remarks
+    yield from plan.blueprint.remarks
     yield from _reach(plan)
     if plan.weights.quantised:
         finer = format_of("embed", plan.weights)
@@ -25,15 +25,16 @@ def remarks(plan: Plan) -> Iterator[str]:
             "biases and positions in float32"
         )
     yield from _formats(plan)
-    if shape.experts:
+    mixtures = [op for op in plan.graph.blocks if isinstance(op, Sized) and op.experts]
+    for op in mixtures[:1]:
         yield (
-            f"a token meets {shape.chosen} of {shape.experts} experts in a layer; a step of {plan.batch:,} is "
-            f"taken to read {shape.experts_met(plan.batch)}, as if each were as likely"
+            f"a token meets {op.chosen} of {op.experts} experts in a layer; a step of {plan.batch:,} is "
+            f"taken to read {op.experts_met(plan.batch)}, as if each were as likely"
         )
 
 
 def _reach(plan: Plan) -> Iterator[str]:
-    own = plan.blueprint.context
+    own = plan.graph.context
     if plan.endless:
         yield "a text may go on without end: with a window on every layer its cache stops growing, whatever the context"
         if plan.window is not None and plan.window > own:

@@ -88,6 +88,7 @@ class _Draft:
     index: int  # its place in the step
     row: int  # of its last token, among the rows of the step
     query: torch.Tensor | None = None  # [D]
+    heads: int = 0  # that the layer asks with (H)
     sink_query: torch.Tensor | None = None  # [D], where the layer has one
 
 
@@ -159,12 +160,12 @@ class Recorder:
         match site:
             case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
                 self._marks.append(self.clock())
-                if site is Site.MLP and layer == self.costs.config.layers - 1:
+                if site is Site.MLP and layer == self.costs.graph.layers - 1:
                     self._parts.append(self.counts.turn())
             case Site.QUERY:
                 for draft in self._drafts:
                     if draft.watched[0] == layer:
-                        draft.query = value[draft.row, draft.watched[1]]
+                        draft.query, draft.heads = value[draft.row, draft.watched[1]], value.shape[1]
             case Site.SINK_QUERY:
                 for draft in self._drafts:
                     if draft.watched[0] == layer:
@@ -262,11 +263,12 @@ class Recorder:
         if draft.query is None or not draft.chunk.picks:
             return None
         (layer, head), chunk = draft.watched, draft.chunk
-        config = self.costs.config
-        store, group = self.runner.store, head * config.kv_heads // config.heads
+        store = self.runner.store
+        view = store.view(layer)
+        group = head * view.spec.heads.kv_heads // draft.heads
         try:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
-            weights = attention_row(store.view(layer), read, draft.query, draft.sink_query, group)
+            weights = attention_row(view, read, draft.query, draft.sink_query, group)
             return coded(weights, layer, head)
         except RuntimeError:  # of torch: most likely it has no memory left
             log.exception("the row of layer %d, head %d could not be computed", layer, head)

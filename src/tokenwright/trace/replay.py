@@ -63,7 +63,7 @@ class AttentionReplay:
         """Weights [position + 1] of one head at `position` of a text whose store holds what it reads there."""
         seen = _Queries(layer, head)
         row = one_chunk([text.tokens[position]], position, text.tables, text.limit)
-        batch = Batcher(self.config, text.store)(row)
+        batch = Batcher(self.decoder.graph, text.store)(row)
         scratch = (torch.full_like(slots, text.store.scratch(group)) for group, slots in enumerate(batch.slots))
         self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, seen)
         view, group = text.store.view(layer), self._group(head)
@@ -107,7 +107,7 @@ class AttentionReplay:
         table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
         store = KVStore(self.specs, len(table), PAGE_SIZE, self.device)
         tables = [table] * len(store.groups)
-        batcher = Batcher(self.config, store)
+        batcher = Batcher(self.decoder.graph, store)
         for start in range(0, len(tokens), ROWS):
             rows = one_chunk(tokens[start : start + ROWS], start, tables, limit)
             self.decoder.forward(batcher(rows), store, tap)

@@ -118,9 +118,9 @@ class NativeKernels:
         keys, values = k.contiguous(), v.contiguous()
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
         for part in view.parts:  # each row goes to its slot in every part: to scratch where the part does not keep it
-            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _side(part.k), _side(part.v))), 0, 0)
+            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0)
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
-            self.library.tw_keep(
+            self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
             )
 
@@ -136,7 +136,7 @@ class NativeKernels:
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
-        heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
+        heads = lib.Heads(q.shape[1], view.spec.heads.kv_heads, q.shape[2], scale)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
@@ -231,8 +231,8 @@ def kv_layer(view: KVView) -> lib.KVLayer:
             part.window.start,
             -1 if part.window.stop is None else part.window.stop,
             part.group,
-            _side(part.k),
-            _side(part.v),
+            _kv_tensor(part.k),
+            _kv_tensor(part.v),
         )
         for part in view.parts
     ]
@@ -240,9 +240,9 @@ def kv_layer(view: KVView) -> lib.KVLayer:
     return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks)
 
 
-def _side(side: Side) -> lib.Side:
+def _kv_tensor(side: Side) -> lib.KVTensor:
     codes, *scales = side.memory
-    return lib.Side(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
+    return lib.KVTensor(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
 
 
 def _packed(weight: Linear) -> Packed:

@@ -1,6 +1,6 @@
 """The library that `native/` is compiled to: where it lies, what it has, and the structs that it shares with Python.
 
-The structs mirror native/api.h, kernels.h and step.h field by field; a library of other sizes is refused. They hold
+The structs mirror api.h, kernels.h and step.h in `cpp/` field by field; a library of other sizes is refused. They hold
 pointers: whoever fills one keeps the tensors alive that it points into.
 """
 
@@ -38,12 +38,12 @@ class Norm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_double))
 
 
-class Side(Structure):
+class KVTensor(Structure):
     _fields_ = (("format", c_int64), ("codes", c_void_p), ("scales", c_void_p))
 
 
 class Part(Structure):
-    _fields_ = (("start", c_int64), ("stop", c_int64), ("table", c_int64), ("k", Side), ("v", Side))
+    _fields_ = (("start", c_int64), ("stop", c_int64), ("table", c_int64), ("k", KVTensor), ("v", KVTensor))
 
 
 class KVLayer(Structure):
@@ -65,36 +65,40 @@ class Heads(Structure):
     _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double))
 
 
-class Layer(Structure):
+class EmbedOp(Structure):
+    _fields_ = (("table", Matrix), ("positions", c_void_p))
+
+
+class AttentionOp(Structure):
     _fields_ = (
-        ("attention_norm", Norm),
-        ("qkv", Matrix),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("o", Matrix),
-        ("mlp_norm", Norm),
-        ("up", Matrix),
-        ("down", Matrix),
+        ("layer", c_int64),
+        ("heads", Heads),
         ("rotates", c_int64),
+        ("norm", Norm),
+        ("qkv", Matrix),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+        ("out", Matrix),
     )
+
+
+class MLPOp(Structure):
+    _fields_ = (("activation", c_int64), ("gated", c_int64), ("norm", Norm), ("up", Matrix), ("down", Matrix))
+
+
+class HeadOp(Structure):
+    _fields_ = (("norm", Norm), ("matrix", Matrix))
+
+
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp)  # an op's kind is its place here
+
+
+class Op(Structure):
+    _fields_ = (("kind", c_int64), ("op", c_void_p))
 
 
 class Model(Structure):
-    _fields_ = (
-        ("width", c_int64),
-        ("mlp_width", c_int64),
-        ("vocab", c_int64),
-        ("heads", Heads),
-        ("activation", c_int64),
-        ("gated", c_int64),
-        ("norm_eps", c_double),
-        ("embedding", Matrix),
-        ("positions", c_void_p),
-        ("layers", c_int64),
-        ("layer", POINTER(Layer)),
-        ("norm", Norm),
-        ("head", Matrix),
-    )
+    _fields_ = (("width", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
 
 
 class Batch(Structure):
@@ -128,7 +132,7 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, ChunkRows, Heads, Layer, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries)
 
 # Every function of library.cpp: its result and what it takes. `k`: the kernels, `w`: a workspace, `p`: another pointer,
 # `n`: an integer.
@@ -142,7 +146,7 @@ _FUNCTIONS = {
     "tw_forward": ("n", "kwppn"),
     "tw_linear": ("n", "kwpnppn"),
     "tw_attend": ("n", "kwppnpnpn"),
-    "tw_keep": ("", "kppnpnpp"),
+    "tw_store_kv": ("", "kppnpnpp"),
     "tw_norm": ("", "kpnnpp"),
     "tw_activate": ("", "knnpp"),
     "tw_gated": ("", "knnnpp"),

@@ -1,4 +1,4 @@
-"""A step as one call into the native kernels: the decoder's layers, told once as structs and run again and again.
+"""A step as one call into the native kernels, over a graph that was compiled into structs once (`compile.py`).
 
 It computes what `Decoder` computes with the same kernels called one by one, to the bit; there is no tap. For a step
 Python only fills a struct with addresses: of the batch's arrays, of the page tables, of cosines and sines.
@@ -13,13 +13,14 @@ import torch
 from tokenwright.backends import Kernels, Logits
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer, matrix
-from tokenwright.backends.packed import Packed
+from tokenwright.backends.native.compile import NativeModel
+from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
-from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
+from tokenwright.config import DynamicScaling, Rope
 from tokenwright.engine import Batch
+from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
 
@@ -29,81 +30,29 @@ assert ctypes.sizeof(lib.Batch) == 11 * 8, "a batch is eleven words"
 ROTARY_POSITIONS = 1 << 16  # whose cosines and sines are kept, at most
 
 
-class NativeModel:
-    """A model's weights as the kernels read them. It keeps the tensors alive that it points into."""
-
-    def __init__(self, config: ModelConfig, kernels: NativeKernels, weights: Weights) -> None:
-        self.config = config
-        self.kernels = kernels
-        self._weights = dict(weights)
-        self._layers = (lib.Layer * config.layers)(*map(self._layer, range(config.layers)))
-        heads = lib.Heads(config.heads, config.kv_heads, config.head_size, config.head_size**-0.5)
-        self.struct = lib.Model(
-            config.width,
-            config.mlp_width,
-            config.vocab_size,
-            heads,
-            lib.ACTIVATIONS[config.activation],
-            config.gated,
-            config.norm_eps,
-            self._matrix("embed"),
-            self._address("positions.weight"),
-            config.layers,
-            self._layers,
-            self._norm("norm"),
-            self._matrix("head"),
-        )
-
-    def _layer(self, index: int) -> lib.Layer:
-        at, config = f"layers.{index}", self.config
-        return lib.Layer(
-            self._norm(f"{at}.attention_norm"),
-            self._matrix(f"{at}.attention.qkv"),
-            self._address(f"{at}.attention.q_norm.weight"),
-            self._address(f"{at}.attention.k_norm.weight"),
-            self._matrix(f"{at}.attention.o"),
-            self._norm(f"{at}.mlp_norm"),
-            self._matrix(f"{at}.mlp.gate_up" if config.gated else f"{at}.mlp.up"),
-            self._matrix(f"{at}.mlp.down"),
-            config.rotary[index] and not isinstance(config.positions, Learned),
-        )
-
-    def _matrix(self, name: str) -> lib.Matrix:
-        packed = self._weights[name]
-        assert isinstance(packed, Packed), "matrices are packed"
-        return matrix(packed)
-
-    def _address(self, name: str) -> int | None:
-        tensor = self._weights.get(name)
-        assert not isinstance(tensor, Packed), "norms and positions are not packed"
-        return lib.address(tensor)
-
-    def _norm(self, name: str) -> lib.Norm:
-        return lib.Norm(self._address(f"{name}.weight"), self._address(f"{name}.bias"), self.config.norm_eps)
-
-
 class NativeDecoder(Decoder):
-    """A decoder over packed weights whose steps can also run as a `Program`; called as one, it can be looked at.
+    """A decoder over packed weights whose steps can also run as a `Program`; called op by op, it can be looked at.
 
     kernels: the native ones, or what counts their calls.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
-        self.native = NativeModel(config, native, weights)
-        super().__init__(config, kernels, weights)
+    def __init__(self, graph: Graph, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
+        self.native = NativeModel(graph, native, weights)
+        super().__init__(graph, kernels, weights)
 
 
 class Program:
     """Steps of one model over one store, each as one call."""
 
     def __init__(self, model: NativeModel, store: KVStore) -> None:
-        config = model.config
+        layers = model.graph.layers
         self.model = model
         self.store = store
         self._workspace = Workspace(model.kernels.library)
-        self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
+        self._kv = (lib.KVLayer * layers)(*(kv_layer(store.view(i)) for i in range(layers)))
         self._kv_address = ctypes.addressof(self._kv)
-        self._rotary = RotaryCache(config) if isinstance(config.positions, Rope) else None
+        rope = model.graph.positions
+        self._rotary = RotaryCache(rope, model.graph.head_size) if isinstance(rope, Rope) else None
         attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
         self._edge = max((window.sinks + (window.size or 0) for window in attention_windows), default=0)
 
@@ -117,7 +66,7 @@ class Program:
         chunks = self._chunk_rows(batch, alive)
         count = len(wanted)
         best, totals = array("q", [0]) * count, array("d", [0.0]) * count
-        logits = torch.empty(count, model.config.vocab_size)
+        logits = torch.empty(count, model.graph.vocab_size)
         words = (  # of a `lib.Batch`
             len(tokens),
             tokens.buffer_info()[0],
@@ -160,17 +109,17 @@ class Program:
 class NativeBackend:
     """Implements `Backend` by one native call a step; where a tap looks, by the same kernels called one by one."""
 
-    def __init__(self, config: ModelConfig, decoder: NativeDecoder, store: KVStore) -> None:
+    def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
         self.program = Program(decoder.native, store)
-        self.op_by_op = TorchBackend(config, decoder, store)
+        self.op_by_op = TorchBackend(decoder, store)
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
         if tap is not ignore:
             logits = self.op_by_op(batch, tap).rows
             return Logits(logits, *self.decoder.native.kernels.summarise(logits))
-        self.decoder.layer_tokens += len(batch.tokens) * len(self.decoder.layers)
+        self.decoder.layer_tokens += len(batch.tokens) * self.decoder.graph.layers
         return self.program(batch)
 
 
@@ -180,17 +129,16 @@ class RotaryCache:
     Where the angles depend on how long a sequence may become, they are kept for one such length.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        assert isinstance(config.positions, Rope), "learned positions have no angles"
-        scaling = config.positions.scaling
-        self._table = RotaryTable(config.positions, config.head_size, torch.device("cpu"))
-        self._half = config.head_size // 2
+    def __init__(self, rope: Rope, head_size: int) -> None:
+        scaling = rope.scaling
+        self._table = RotaryTable(rope, head_size, torch.device("cpu"))
+        self._half = head_size // 2
         self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
         self._length = 0  # that the rows were made for
-        self._keep(torch.empty(0, 2 * self._half))
+        self._set(torch.empty(0, 2 * self._half))
 
-    def _keep(self, rows: torch.Tensor) -> None:
-        self._kept, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
+    def _set(self, rows: torch.Tensor) -> None:
+        self._cached, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
         self._row_bytes = 2 * self._half * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
@@ -201,16 +149,16 @@ class RotaryCache:
         if self._shortest is not None:
             length = max(limit, self._shortest)  # up to the original context all angles are alike
             if length != self._length:
-                alive.append(self._kept)
-                self._keep(self._kept[:0])
+                alive.append(self._cached)
+                self._set(self._cached[:0])
                 self._length = length
         if stop > self._count:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)
                 alive.append(rows)
                 return rows.data_ptr()
-            alive.append(self._kept)
-            self._keep(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
+            alive.append(self._cached)
+            self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
         return self._address + start * self._row_bytes
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:

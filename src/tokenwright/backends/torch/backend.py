@@ -6,7 +6,6 @@ from tokenwright.backends import Logits
 from tokenwright.backends.torch.batch import Batcher
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
-from tokenwright.config import ModelConfig
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Tap, ignore
 
@@ -14,10 +13,10 @@ from tokenwright.models.taps import Tap, ignore
 class TorchBackend:
     """Implements `Backend` on any device that torch and the decoder's kernels run on."""
 
-    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
+    def __init__(self, decoder: Decoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
-        self.batcher = Batcher(config, store)
+        self.batcher = Batcher(decoder.graph, store)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from tokenwright.cache import ChunkRows, KVStore
-from tokenwright.config import ModelConfig, Rope
+from tokenwright.config import Rope
 from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
 
 
@@ -27,10 +28,10 @@ class TorchBatch:
 class Batcher:
     """Makes tensors of batches, for one model over one store."""
 
-    def __init__(self, config: ModelConfig, store: KVStore) -> None:
+    def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
-        rope = config.positions
-        self.table = RotaryTable(rope, config.head_size, store.device) if isinstance(rope, Rope) else None
+        rope = graph.positions
+        self.table = RotaryTable(rope, graph.head_size, store.device) if isinstance(rope, Rope) else None
         self.sinking = {spec.window for spec in store.specs if spec.window.sinks}
 
     def __call__(self, batch: Batch) -> TorchBatch:

@@ -1,70 +1,45 @@
-"""One decoder for every family: embed, then layers of attention and MLP on a residual stream, then the head.
-
-What differs between families is chosen when it is built; `forward` is the same few lines for all of them.
-"""
+"""One decoder for every graph: embed, then the blocks' ops on a residual stream, then the head."""
 
 import torch
 
 from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights, nbytes
-from tokenwright.backends.torch.attention import Attention
 from tokenwright.backends.torch.batch import TorchBatch
-from tokenwright.backends.torch.parts import dense, linear, mlp, norm
-from tokenwright.cache import KVStore, KVView
-from tokenwright.config import Learned, ModelConfig
-from tokenwright.models.taps import Site, Tap, ignore
-
-
-class Layer:
-    """A transformer block in the pre-norm order."""
-
-    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, index: int) -> None:
-        self.index = index
-        self.attention_norm = norm(config, kernels, weights, f"layers.{index}.attention_norm")
-        self.attention = Attention(config, kernels, weights, index)
-        self.mlp_norm = norm(config, kernels, weights, f"layers.{index}.mlp_norm")
-        self.mlp = mlp(config, kernels, weights, f"layers.{index}.mlp")
-
-    def __call__(self, x: torch.Tensor, batch: TorchBatch, view: KVView, tap: Tap) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), batch, view, tap)
-        tap(Site.ATTENTION, self.index, x)
-        x = x + self.mlp(self.mlp_norm(x))  # [T, width]
-        tap(Site.MLP, self.index, x)
-        return x
+from tokenwright.backends.torch.ops import RunState, TorchEmbed, TorchHead, running
+from tokenwright.cache import KVStore
+from tokenwright.models.graph import Graph
+from tokenwright.models.taps import Tap, ignore
 
 
 class Decoder:
-    """A model's arithmetic over weights under our names (`ModelConfig.shapes`).
+    """A graph over weights under our names, run op by op.
 
     It holds nothing of a sequence: K and V live in the store that `forward` is given. Between calls it keeps one
     counter, `layer_tokens`: each token counts once for each layer that it went through. `weight_bytes`: of the weights
     in memory. The constructor empties `weights`: it moves the tensors that it joins out of the dictionary.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights) -> None:
+    def __init__(self, graph: Graph, kernels: Kernels, weights: Weights) -> None:
+        self.graph = graph
         self.kernels = kernels
         self.weight_bytes = nbytes(weights)
-        self.embedding = linear(weights, "embed")
-        self.positions = dense(weights, "positions.weight") if isinstance(config.positions, Learned) else None
-        self.layers = [Layer(config, kernels, weights, index) for index in range(config.layers)]
-        self.norm = norm(config, kernels, weights, "norm")
-        self.head = linear(weights, "embed" if config.tied_head else "head")
+        self.embed = TorchEmbed(graph.embed, weights)
+        self.blocks = [running(op, kernels, weights) for op in graph.blocks]
+        self.head = TorchHead(graph.head, kernels, weights)
         self.layer_tokens = 0
 
     def forward(self, batch: TorchBatch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
         """The residual stream after the last layer, [T, width]; the step's K and V land in the store.
 
-        `tap` is called at every site (`trace.sites`) on the way.
+        `tap` is called at every site (`models.taps`) on the way.
         """
-        x = self.embedding.rows(batch.tokens)  # [T, width]
-        if self.positions is not None:
-            x = x + self.positions[batch.positions]
-        tap(Site.EMBEDDING, 0, x)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, batch, store.view(index), tap)
-            self.layer_tokens += len(x)
+        state = RunState(batch, store, tap)
+        x = self.embed(state)
+        for op in self.blocks:
+            x = op(x, state)
+        self.layer_tokens += len(x) * self.graph.layers
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
-        return self.kernels.linear(self.norm(x), self.head).float()
+        return self.head(x)

@@ -1,4 +1,4 @@
-// The data that Python and the kernels share. Plain structs of 8-byte fields and pointers, mirrored in native.py.
+// The data that Python and the kernels share. Plain structs of 8-byte fields and pointers, mirrored in library.py.
 //
 // Words: a row is a token of the step; a matrix is [out, in]; a block is 16 outputs side by side, whose weights lie
 // together; a slab is one block's weights over a stretch of inputs. Whatever instructions are used, lanes are 16 wide.
@@ -40,7 +40,7 @@ struct Norm {
 };
 
 // K or V of one layer's part: numbers [slots][G][bytes], and for INT8 and INT4 float16 scales [slots][G][ceil(D / 32)].
-struct Side {
+struct KVTensor {
   int64_t format;
   void* codes;
   uint16_t* scales;
@@ -50,7 +50,7 @@ struct Side {
 struct Part {
   int64_t start, stop;
   int64_t table;
-  Side k, v;
+  KVTensor k, v;
 };
 
 // The K and V of one layer: one part, or two that follow each other.
@@ -63,7 +63,7 @@ struct KVLayer {
 
 // Rows [row, row + rows) of the step: positions [start, start + rows) of one text.
 // rotation: [rows][2][D / 2], cosines and then sines. sink_rotation: the same from position 0 on, up to where a row
-// stands right behind the sinks and a full window; null where no layer has sinks. Both null where nothing turns.
+// stands right behind the sinks and a full window; null where no layer has sinks. Both null where nothing is rotated.
 // tables: for each group of the store, the page of memory that holds each page of the text; -1 where there is none.
 struct ChunkRows {
   int64_t row, rows, start;

@@ -142,14 +142,14 @@ static void encode_query(const Tile& tile, int64_t format, const float* q, int16
 static void turn_rows(const void* rows, int64_t bytes, int64_t beside, void* to) {
   for (int64_t i = 0; i < bytes; i += 16) {
     I x[4];
-    turn({(const uint8_t*)rows + i, bytes}, x);
+    transpose({(const uint8_t*)rows + i, bytes}, x);
     for (int64_t k = 0; k < 4; k++) memcpy((uint8_t*)to + (i / 4 + k) * beside * 4, &x[k], 64);
   }
 }
 
 static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& tile, const float* from, int64_t stride,
                          const QueryRows& rows) {
-  const Side& keys = layer.part[layer.parts - 1].k;  // only the last part of a layer is quantised
+  const KVTensor& keys = layer.part[layer.parts - 1].k;  // only the last part of a layer is quantised
   float* numbers = tile.numbers;                     // [16][depth]
   int16_t* codes = (int16_t*)(numbers + 16 * tile.depth);
   for (int64_t first = 0; first < tile.queries(); first += 16) {
@@ -251,7 +251,7 @@ template <int V>
 TW_INLINE void take_keys(const Block& block, Run (&rows)[V], I (&x)[V][4]) {
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
-    turn(rows[v], x[v]);
+    transpose(rows[v], x[v]);
     rows[v].at += 16;
   }
   block.ahead->k.after(V * 16 * 16);

@@ -15,7 +15,7 @@ namespace tw {
 namespace TW_ISA {
 
 constexpr int64_t TILE = 1024;         // bytes
-constexpr int64_t TILE_ROWS = 16;      // also what `Rows::together` is where rows lie in tiles
+constexpr int64_t TILE_ROWS = 16;      // also what `QuantisedRows::together` is where rows lie in tiles
 constexpr int64_t FEW_ROWS = 8;        // so many rows of a quantised format are left to AVX-512
 constexpr int64_t CHUNK = 16;          // slabs that many rows are taken through at a time
 constexpr int64_t AHEAD = 8192;        // bytes of a block's weights that are fetched before they are used
@@ -26,7 +26,7 @@ constexpr int64_t KEPT = 2;            // slabs whose integer sums are kept unti
 // Rows in tiles, [row / 16][slab][16][64 bytes], past some blocks.
 struct Work {
   const Matrix& m;
-  const Rows& rows;
+  const QuantisedRows& rows;
   int64_t top, bottom;               // rows
   int64_t slab, slabs, all_slabs;
   float* sums;                       // [tile of rows][SUPER_BLOCKS][16][16]: of the chunks so far
@@ -133,10 +133,10 @@ TW_INLINE void scale_group(F (&acc)[TILE_ROWS], const int32_t* totals, const uin
 }
 
 // The scales of a block of outputs, or of a tile of rows, from a group on.
-TW_INLINE const uint16_t* scales_of(const Matrix& m, const Rows& rows, int64_t block, int64_t group) {
+TW_INLINE const uint16_t* scales_of(const Matrix& m, const QuantisedRows& rows, int64_t block, int64_t group) {
   return m.scales + (block * rows.groups + group) * LANES;
 }
-TW_INLINE const float* x_scales_of(const Rows& rows, int64_t row, int64_t group) {
+TW_INLINE const float* x_scales_of(const QuantisedRows& rows, int64_t row, int64_t group) {
   return rows.scales + (row / TILE_ROWS * rows.groups + group) * TILE_ROWS;
 }
 
@@ -226,7 +226,7 @@ struct Stream {
 };
 
 template <int64_t FORMAT, int G>
-static void stream_block(const Matrix& m, const Rows& rows, int64_t block, float* sums) {
+static void stream_block(const Matrix& m, const QuantisedRows& rows, int64_t block, float* sums) {
   const int64_t slabs = rows.depth / 64;
   Stream<FORMAT, G> stream;
   stream.codes = (const uint8_t*)m.codes + block * slabs * stream.bytes;
@@ -289,7 +289,7 @@ struct ToMemory {
 
 // Inputs [input, input + n) of a row into its tiles; where n is 0, zeros. Behind the last row scales are zeros: what lies
 // there by chance may be numbers that processors take long to multiply.
-TW_INLINE void to_tiles(const Rows& rows, int64_t group, const float* x, int64_t row, int64_t input, int64_t n) {
+TW_INLINE void to_tiles(const QuantisedRows& rows, int64_t group, const float* x, int64_t row, int64_t input, int64_t n) {
   const int64_t bytes = rows.kind == ROWS_BF16 ? 2 : 1, slabs = rows.depth * bytes / 64, at = input * bytes;
   char* to = (char*)rows.numbers + (row / TILE_ROWS * slabs + at / 64) * TILE + row % TILE_ROWS * 64 + at % 64;
   if (rows.kind == ROWS_BF16) return store_bf16((uint16_t*)to, load(x, n));
@@ -302,7 +302,7 @@ struct ToRows {
   const Between& between;
 
   void operator()(const Work& work, const Columns& columns) const {
-    const Rows& to = between.to;
+    const QuantisedRows& to = between.to;
     const int64_t group = between.down.group, step = to.kind == ROWS_BF16 ? LANES : group;
     const int64_t units = between.gated ? 1 : columns.count * LANES / ACTIVATED;
     for (int64_t row = work.top; row < work.bottom; row++)
@@ -348,7 +348,7 @@ static void past_rows(Work& work) {
 
 // A group of blocks, all rows.
 template <int64_t FORMAT, typename To>
-static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns, const To& to) {
+static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
   constexpr int64_t slab_bytes = FORMAT == INT4 ? TILE / 2 : TILE, inputs = FORMAT == BF16 ? 32 : 64;
   static thread_local float sums[SUPER_ROWS / TILE_ROWS * SUPER_BLOCKS][TILE_ROWS * LANES] __attribute__((aligned(64)));
   const int64_t slabs = (m.in + inputs - 1) / inputs, run = slabs * slab_bytes;
@@ -384,12 +384,12 @@ static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns
 }
 
 template <typename To>
-static void columns_of(const Matrix& m, const Rows& rows, const Columns& columns, const To& to) {
+static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
   if (m.format == BF16) return columns_of<BF16>(m, rows, columns, to);
   m.format == INT8 ? columns_of<INT8>(m, rows, columns, to) : columns_of<INT4>(m, rows, columns, to);
 }
 
-static void begin_tiles(const Matrix& m, const Rows& rows) {
+static void begin_tiles(const Matrix& m, const QuantisedRows& rows) {
   set_tiles(m.format == BF16 && rows.rows < TILE_ROWS ? rows.rows : TILE_ROWS, m.group ? m.group : 64);
 }
 
@@ -402,7 +402,7 @@ static int64_t together(int64_t format, int64_t rows) {
   return avx512_kernels()->together(format, rows);
 }
 
-static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+static void linear(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   if (rows.together != TILE_ROWS) return avx512_kernels()->linear(m, rows, first, last, out);
   if (!rows.rows) return;  // there are no tiles without rows
   begin_tiles(m, rows);
@@ -411,12 +411,12 @@ static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t las
   release();
 }
 
-static bool fuses(const Matrix&, const Rows& rows, const Between& between) {
+static bool fuses(const Matrix&, const QuantisedRows& rows, const Between& between) {
   return rows.together == TILE_ROWS && between.to.together == TILE_ROWS && rows.rows > 0 &&
          between.width % ACTIVATED == 0;
 }
 
-static void up_rows(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Between& between) {
+static void up_rows(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Between& between) {
   constexpr int64_t unit = ACTIVATED / LANES;  // blocks
   const int64_t units = between.gated ? 1 : SUPER_BLOCKS / unit;
   begin_tiles(m, rows);
@@ -430,8 +430,8 @@ static void up_rows(const Matrix& m, const Rows& rows, int64_t first, int64_t la
   release();
 }
 
-static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& rows) {
-  if (rows.together != TILE_ROWS) return avx512_kernels()->prepare(m, x, row, rows);
+static void quantise_row(const Matrix& m, const float* x, int64_t row, const QuantisedRows& rows) {
+  if (rows.together != TILE_ROWS) return avx512_kernels()->quantise_row(m, x, row, rows);
   const int64_t step = rows.kind == ROWS_BF16 ? LANES : m.group;
   for (int64_t input = 0; input < rows.depth; input += step) {
     const int64_t left = m.in - input, n = left < 0 ? 0 : left < step ? left : step;
@@ -460,7 +460,7 @@ static Kernels made() {
   k.name = "amx";
   k.row_kind = row_kind;
   k.together = together;
-  k.prepare = prepare;
+  k.quantise_row = quantise_row;
   k.linear = linear;
   k.fuses = fuses;
   k.up_rows = up_rows;

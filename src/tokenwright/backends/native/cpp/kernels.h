@@ -11,12 +11,12 @@ namespace tw {
 // How a linear wants its rows: as fp32, as int8 with a scale for each group, or as bf16.
 enum RowKind : int64_t { ROWS_F32 = 0, ROWS_INT8 = 1, ROWS_BF16 = 2 };
 
-// Rows made ready for a matrix, `depth` inputs each: `in` rounded up to whole slabs, zeros behind `in`.
+// Rows quantised for a matrix, `depth` inputs each: `in` rounded up to whole slabs, zeros behind `in`.
 //
 // `together` rows lie side by side, unit by unit, so that a kernel walks through them with one pointer: a unit is a float,
 // four int8 or two bfloat16, and one scale or sum. For AMX sixteen rows make a tile, line by line; isa_amx.cpp says how.
 // There is room for whole tiles: rows up to the next multiple of 32.
-struct Rows {
+struct QuantisedRows {
   int64_t kind, rows, depth;
   int64_t groups;    // of a row, where it is int8
   int64_t together;  // 1, 4, or 16 where rows lie in tiles
@@ -32,13 +32,13 @@ struct Out {
   int64_t stride;  // floats from one row to the next, of both
 };
 
-// What lies between an MLP's first linear and its last one, whose rows are made ready meanwhile.
+// What lies between an MLP's first linear and its last one, whose rows are quantised meanwhile.
 struct Between {
   int64_t activation;
   int64_t gated;  // act(gates) * values: the first half of the outputs are the gates
   int64_t width;  // inputs of the last linear
   const Matrix& down;
-  const Rows& to;
+  const QuantisedRows& to;
 };
 constexpr int64_t ACTIVATED = 64;  // of these inputs, at a time
 
@@ -60,13 +60,14 @@ struct Kernels {
   int64_t (*row_kind)(int64_t format);
   int64_t (*together)(int64_t format, int64_t rows);
   // One row of fp32 inputs into place `row` of `rows`.
-  void (*prepare)(const Matrix&, const float* x, int64_t row, const Rows&);
+  void (*quantise_row)(const Matrix&, const float* x, int64_t row, const QuantisedRows&);
   // The blocks [first, last) of a linear, for all rows.
-  void (*linear)(const Matrix&, const Rows&, int64_t first, int64_t last, const Out&);
+  void (*linear)(const Matrix&, const QuantisedRows&, int64_t first, int64_t last, const Out&);
   // Whether `up_rows` can take these, and that for units [first, last) of ACTIVATED inputs of the last linear: linear,
-  // activation and the last linear's prepare in one, so that what lies between never goes to memory. Bit by bit the same.
-  bool (*fuses)(const Matrix& up, const Rows&, const Between&);
-  void (*up_rows)(const Matrix& up, const Rows&, int64_t first, int64_t last, const Between&);
+  // activation and the quantising of the last linear's rows in one, so that what lies between never goes to memory. Bit
+  // by bit the same.
+  bool (*fuses)(const Matrix& up, const QuantisedRows&, const Between&);
+  void (*up_rows)(const Matrix& up, const QuantisedRows&, int64_t first, int64_t last, const Between&);
   // Row `index` of a matrix, decoded: [in].
   void (*embed)(const Matrix&, int64_t index, float* x);
 
@@ -74,11 +75,11 @@ struct Kernels {
   void (*activate)(int64_t activation, int64_t size, const float* x, float* y);
   // act(gates) * values, of [2 size].
   void (*gated)(int64_t activation, int64_t size, const float* x, float* y);
-  // A head of `size` numbers, its pairs (i, i + size / 2) turned. turn: cosines [size / 2], then sines. x may be y.
-  void (*rotate)(int64_t size, const float* turn, const float* x, float* y);
+  // A head of `size` numbers, its pairs (i, i + size / 2) rotated. rotation: cosines [size / 2], then sines. x may be y.
+  void (*rotate)(int64_t size, const float* rotation, const float* x, float* y);
 
   // Write K and V [G, D] of one position into the layer's memory, if a part keeps it.
-  void (*keep)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, int64_t position, const float* k,
+  void (*store_kv)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, int64_t position, const float* k,
                const float* v);
   // Some rows and query heads of one chunk over what they read. scratch: `attention_scratch` floats.
   void (*attend)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* scratch);

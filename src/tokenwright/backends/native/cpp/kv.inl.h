@@ -27,11 +27,11 @@ constexpr int64_t row_bytes(int64_t format, int64_t size) {
   }
 }
 
-static void rotate(int64_t size, const float* turn, const float* x, float* y) {
+static void rotate(int64_t size, const float* rotation, const float* x, float* y) {
   const int64_t half = size / 2;
   for (int64_t i = 0; i < half; i += 16) {
     const int64_t n = least(16, half - i);
-    const F cosine = load(turn + i, n), sine = load(turn + half + i, n);
+    const F cosine = load(rotation + i, n), sine = load(rotation + half + i, n);
     const F first = load(x + i, n), second = load(x + half + i, n);
     store(y + i, first * cosine - second * sine, n);
     store(y + half + i, second * cosine + first * sine, n);
@@ -128,12 +128,12 @@ TW_INLINE uint8_t to_fp8(float x) {
   return (uint8_t)(sign | ((rest + 0x7ffff + (rest >> 20 & 1) - 0x3c000000) >> 20));
 }
 
-// One row in the format of a side, at one slot and head.
-static void encode(const Side& side, int64_t size, int64_t place, const float* x) {
-  uint8_t* bytes = (uint8_t*)side.codes + place * row_bytes(side.format, size);
+// One row in the format of a tensor, at one slot and head.
+static void encode(const KVTensor& tensor, int64_t size, int64_t place, const float* x) {
+  uint8_t* bytes = (uint8_t*)tensor.codes + place * row_bytes(tensor.format, size);
   uint16_t* halves = (uint16_t*)bytes;
-  uint16_t* scales = scaled(side.format) ? side.scales + place * row_scales(size) : nullptr;
-  switch (side.format) {
+  uint16_t* scales = scaled(tensor.format) ? tensor.scales + place * row_scales(size) : nullptr;
+  switch (tensor.format) {
     case F32: memcpy(bytes, x, 4 * size); return;
     case BF16: {
       int64_t i = 0;
@@ -168,7 +168,7 @@ TW_INLINE const Part& part_of(const KVLayer& layer, int64_t position) {
   return layer.part[i];
 }
 
-static void keep(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size, int64_t position,
+static void store_kv(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size, int64_t position,
                  const float* k, const float* v) {
   const Part& part = part_of(layer, position);
   const int64_t slot = slot_of(part, chunk, page_size, position);
@@ -181,7 +181,7 @@ static void keep(const KVLayer& layer, const Heads& heads, const ChunkRows& chun
 
 // ---- Reading ----
 
-// Walks through the rows that a block has for some heads on one side, to have them brought near line by line, while as
+// Walks through the rows that a block has for some heads in one tensor, to have them brought near line by line, while as
 // much of another block is read. Rows that share lines count as lines of their own: of what is small (scales) the first
 // rows are asked for, and the processor sees where that leads. It calls nothing: sums in registers would have to be saved.
 struct Fetch {
@@ -218,7 +218,7 @@ struct Block {
   const Part* part;
   int64_t start, stop;
   bool sinks;  // whether these are sinks
-  Side k, v;   // of the KV head that is read: what lies in its places
+  KVTensor k, v;   // of the KV head that is read: what lies in its places
   int64_t low, high;
   int64_t places[BLOCK];
   bool even[BLOCK / 16];  // whether sixteen lanes lie as far apart as neighbours do: `apart` places
@@ -228,9 +228,9 @@ struct Block {
   int64_t last() const { return whole(high, 16); }
 };
 
-TW_INLINE Side of_head(const Side& side, int64_t size, int64_t head) {
-  const int64_t scales = scaled(side.format) ? head * row_scales(size) : 0;
-  return {side.format, (uint8_t*)side.codes + head * row_bytes(side.format, size), side.scales + scales};
+TW_INLINE KVTensor of_head(const KVTensor& tensor, int64_t size, int64_t head) {
+  const int64_t scales = scaled(tensor.format) ? head * row_scales(size) : 0;
+  return {tensor.format, (uint8_t*)tensor.codes + head * row_bytes(tensor.format, size), tensor.scales + scales};
 }
 
 TW_INLINE Fetch fetch_of(const Block& block, const void* first, int64_t row, int64_t head, int64_t heads) {
@@ -246,7 +246,7 @@ TW_INLINE Fetch fetch_of(const Block& block, const void* first, int64_t row, int
 
 // To fetch a block for some heads.
 static void begin_fetch(const Block& block, int64_t size, int64_t head, int64_t heads, Ahead& ahead) {
-  const Side &k = block.part->k, &v = block.part->v;
+  const KVTensor &k = block.part->k, &v = block.part->v;
   const int64_t scales = 2 * row_scales(size);
   ahead.k = fetch_of(block, k.codes, row_bytes(k.format, size), head, heads);
   ahead.v = fetch_of(block, v.codes, row_bytes(v.format, size), head, heads);
@@ -310,8 +310,8 @@ TW_INLINE void take_apart(F& first, F& second) {
 #endif
 }
 
-// Sixteen bytes of sixteen rows, turned: the four bytes from 4 i on of every row in lanes of x[i].
-TW_INLINE void turn(Run rows, I (&x)[4]) {
+// Sixteen bytes of sixteen rows, transposed: the four bytes from 4 i on of every row in lanes of x[i].
+TW_INLINE void transpose(Run rows, I (&x)[4]) {
 #if defined(__AVX512F__)
   __m512i row[4];  // of the rows i, i + 4, i + 8 and i + 12
   const uint8_t* at[4] = {rows.at, rows.at + 4 * rows.step, rows.at + 8 * rows.step, rows.at + 12 * rows.step};
@@ -373,20 +373,20 @@ TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane,
 #endif
 }
 
-// The scales of a side: scales[group * 64 + lane].
-static void load_scales(const Block& block, const Side& side, int64_t size, Fetch& ahead, float* scales) {
+// The scales of a tensor: scales[group * 64 + lane].
+static void load_scales(const Block& block, const KVTensor& tensor, int64_t size, Fetch& ahead, float* scales) {
   const int64_t groups = row_scales(size);
   for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
     float* to = scales + lane;
     ahead.after(16 * 2 * groups);
     for (int64_t g = 0; g + 1 < groups; g += 2) {
-      const I both = two_scales(side.scales + g, block, lane, groups);
+      const I both = two_scales(tensor.scales + g, block, lane, groups);
       store(to + g * BLOCK, from_f16(both & all(0xffff)));
       store(to + (g + 1) * BLOCK, from_f16((both >> 16) & all(0xffff)));
     }
     if (groups % 2 == 0) continue;
     uint16_t last[16];
-    for (int i = 0; i < 16; i++) last[i] = side.scales[(block.places[lane + i] + 1) * groups - 1];
+    for (int i = 0; i < 16; i++) last[i] = tensor.scales[(block.places[lane + i] + 1) * groups - 1];
     store(to + (groups - 1) * BLOCK, load_f16(last));
   }
 }
@@ -453,7 +453,7 @@ static void decode_keys_of(const Block& block, int64_t size, float* keys, void* 
     Run rows = even_keys(block, bytes, lane, room);
     for (int64_t offset = 0; offset < bytes; offset += 16, rows.at += 16) {
       I x[4];
-      turn(rows, x);
+      transpose(rows, x);
       block.ahead->k.after(16 * 16);
 #pragma GCC unroll 4
       for (int64_t i = 0; i < 4; i++) {

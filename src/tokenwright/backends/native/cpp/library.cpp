@@ -61,9 +61,9 @@ int64_t without_throwing(Run run) {
 
 // The sizes of the structs that Python mirrors, to refuse a library that was built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {sizeof(Matrix),    sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer),
-                          sizeof(ChunkRows), sizeof(Heads), sizeof(Layer), sizeof(Model), sizeof(Batch),
-                          sizeof(Queries)};
+  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
+                          sizeof(ChunkRows),   sizeof(Heads), sizeof(EmbedOp), sizeof(AttentionOp), sizeof(MLPOp),
+                          sizeof(HeadOp), sizeof(Op),    sizeof(Model),   sizeof(Batch),       sizeof(Queries)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -108,13 +108,13 @@ TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLaye
 }
 
 // k and v: [rows of all chunks][G][D].
-TW_EXPORT void tw_keep(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t chunks, const ChunkRows* chunk,
-                       int64_t page_size, const float* key, const float* value) {
+TW_EXPORT void tw_store_kv(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t chunks, const ChunkRows* chunk,
+                           int64_t page_size, const float* key, const float* value) {
   const int64_t each = h->kv_heads * h->size;
   for (int64_t i = 0; i < chunks; i++)
     for (int64_t row = 0; row < chunk[i].rows; row++) {
       const int64_t at = (chunk[i].row + row) * each;
-      k->keep(*kv, *h, chunk[i], page_size, chunk[i].start + row, key + at, value + at);
+      k->store_kv(*kv, *h, chunk[i], page_size, chunk[i].start + row, key + at, value + at);
     }
 }
 
@@ -130,10 +130,10 @@ TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int6
   for (int64_t i = 0; i < rows; i++) k->gated(activation, size, x + i * 2 * size, y + i * size);
 }
 
-// x and y: [rows][heads][size]; turns: [rows][size], cosines before sines.
-TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* turns, const float* x,
+// x and y: [rows][heads][size]; rotations: [rows][size], cosines before sines.
+TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations, const float* x,
                float* y) {
-  for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, turns + i / heads * size, x + i * size, y + i * size);
+  for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, rotations + i / heads * size, x + i * size, y + i * size);
 }
 
 TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n, int64_t vocab, const float* logits,

@@ -37,7 +37,7 @@ TW_INLINE int64_t slabs_of(const Matrix& m) {
 
 struct Work {  // of a kernel: some rows of a chunk of inputs, for one block or two side by side
   const Matrix& matrix;
-  const Rows& rows;
+  const QuantisedRows& rows;
   int64_t row, live;      // the first row; how many of the kernel's rows there are
   int64_t block, slab, slabs, all_slabs;
   float* sums;            // [row][16 for each block]: what the chunks before have come to
@@ -264,7 +264,7 @@ static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE 
 
 // Few rows: the weights come from memory, and all rows are taken through them at once.
 template <int64_t FORMAT, int64_t GROUP, int R, int B>
-static void in_one_go(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1;
   const int64_t slabs = slabs_of(m);
   for (int64_t block = first; block < last;) {
@@ -295,7 +295,7 @@ static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
 }
 
 template <int64_t FORMAT, int64_t GROUP>
-static void in_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   static thread_local float sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
   constexpr int64_t number = FORMAT == INT8 || FORMAT == INT4 ? 1 : 4;  // bytes of one in a row
   constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (FORMAT == INT8 || FORMAT == INT4 ? 2 : 1);
@@ -321,7 +321,7 @@ static void in_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t 
 
 // Nine to sixteen rows: so many stay near for a chunk of inputs only. The next block's weights are fetched meanwhile.
 template <int64_t FORMAT, int64_t GROUP>
-static void in_short_chunks(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+static void in_short_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   float sums[SUPER_BLOCKS][16 * LANES] __attribute__((aligned(64)));
   constexpr int64_t chunk = SHORT_CHUNK / Slab<FORMAT>::inputs;
   const int64_t slabs = slabs_of(m), run = slabs * Slab<FORMAT>::bytes;
@@ -339,7 +339,7 @@ static void in_short_chunks(const Matrix& m, const Rows& rows, int64_t first, in
 }
 
 template <int64_t FORMAT, int64_t GROUP>
-static void blocks_of(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+static void blocks_of(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   const int64_t count = rows.rows;
   if (count == 1) return in_one_go<FORMAT, GROUP, 1, BLOCKS>(m, rows, first, last, out);
   if (count == 2) return in_one_go<FORMAT, GROUP, 2, BLOCKS>(m, rows, first, last, out);
@@ -351,7 +351,7 @@ static void blocks_of(const Matrix& m, const Rows& rows, int64_t first, int64_t 
   in_chunks<FORMAT, GROUP>(m, rows, first, last, out);
 }
 
-static void linear(const Matrix& m, const Rows& rows, int64_t first, int64_t last, const Out& out) {
+static void linear(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   switch (m.format) {
     case F32: return blocks_of<F32, 0>(m, rows, first, last, out);
     case BF16: return blocks_of<BF16, 0>(m, rows, first, last, out);
@@ -372,7 +372,7 @@ TW_INLINE int64_t place(int64_t row, int64_t units, int64_t together) {
   return row / together * together * units + row % together;
 }
 
-static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& rows) {
+static void quantise_row(const Matrix& m, const float* x, int64_t row, const QuantisedRows& rows) {
   if (rows.kind == ROWS_F32) {
     float* to = (float*)rows.numbers + place(row, rows.depth, rows.together);
     for (int64_t i = 0; i < m.in; i++) to[i * rows.together] = x[i];
@@ -390,8 +390,8 @@ static void prepare(const Matrix& m, const float* x, int64_t row, const Rows& ro
   }
 }
 
-static bool fuses(const Matrix&, const Rows&, const Between&) { return false; }
-static void up_rows(const Matrix&, const Rows&, int64_t, int64_t, const Between&) {}
+static bool fuses(const Matrix&, const QuantisedRows&, const Between&) { return false; }
+static void up_rows(const Matrix&, const QuantisedRows&, int64_t, int64_t, const Between&) {}
 
 // Row `index` of a matrix, decoded: four bytes of a line after the other, which are its own.
 static void embed(const Matrix& m, int64_t index, float* x) {

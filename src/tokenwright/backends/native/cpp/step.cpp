@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <initializer_list>
 #include <memory>
 #include <new>
 
@@ -51,28 +50,28 @@ int64_t depth_of(const Matrix& m) {
 }
 int64_t blocks_of(const Matrix& m) { return (m.out + LANES - 1) / LANES; }
 
-// Room for the rows of one linear. The same room serves every linear of a step, one after another.
-class Ready {
+// Memory for the quantised rows of one linear. It serves every linear of a step, one after another.
+class RowStorage {
  public:
-  // Makes room for `count` rows of a linear; before the threads begin.
+  // Takes memory for `count` rows of a linear; before the threads begin.
   void reserve(const Matrix& m, int64_t count) {
     const int64_t depth = depth_of(m);
-    const int64_t room = (count + 31) / 32 * 32;
-    numbers_.of<float>(room * depth);
-    scales_.of<float>(room * depth / 32);
-    sums_.of<int32_t>(room * depth / 32);
+    const int64_t whole = (count + 31) / 32 * 32;  // tiles
+    numbers_.of<float>(whole * depth);
+    scales_.of<float>(whole * depth / 32);
+    sums_.of<int32_t>(whole * depth / 32);
   }
 
-  Rows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
+  QuantisedRows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
     const int64_t groups = m.group ? depth_of(m) / m.group : 0;
-    return Rows{kernels.row_kind(m.format),
-                count,
-                depth_of(m),
-                groups,
-                kernels.together(m.format, count),
-                numbers_.of<char>(0),
-                scales_.of<float>(0),
-                sums_.of<int32_t>(0)};
+    return QuantisedRows{kernels.row_kind(m.format),
+                         count,
+                         depth_of(m),
+                         groups,
+                         kernels.together(m.format, count),
+                         numbers_.of<char>(0),
+                         scales_.of<float>(0),
+                         sums_.of<int32_t>(0)};
   }
 
  private:
@@ -86,7 +85,7 @@ std::atomic<int64_t> workspaces{0};
 // Everything that one step at a time computes in.
 struct Workspace {
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
-  Ready ready, next;
+  RowStorage rows, next_rows;
 
   Workspace() { workspaces++; }
   ~Workspace() { workspaces--; }
@@ -116,6 +115,13 @@ struct Partial {
 
 int64_t summary_pieces(int64_t vocab) { return (vocab + SUMMARY - 1) / SUMMARY; }
 
+// How many numbers the ops of a model need at most, for each row of the step or for each thread.
+struct Needs {
+  int64_t qkv = 0, sink = 0, mixed = 0, up = 0;  // of each row
+  int64_t act = 0, scratch = 0;                  // of each thread
+  int64_t partial = 0;                           // in all
+};
+
 // What the threads of one forward pass share.
 struct Pass {
   const Kernels& k;
@@ -127,7 +133,18 @@ struct Pass {
   Partial* partial;
 };
 
-void linear(const Kernels& k, Team& team, const Matrix& m, const Rows& rows, const Out& out) {
+// Calls f with an op's own struct.
+template <typename F>
+void visit(const Op& op, F f) {
+  switch (op.kind) {
+    case EMBED: return f(*(const EmbedOp*)op.op);
+    case ATTENTION: return f(*(const AttentionOp*)op.op);
+    case MLP: return f(*(const MLPOp*)op.op);
+    case HEAD: return f(*(const HeadOp*)op.op);
+  }
+}
+
+void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& rows, const Out& out) {
   const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2, pieces = pieces_of(m, rows.rows, team.size());
   team.each(pieces, [&](int64_t i) {
     k.linear(m, rows, pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks), out);
@@ -142,7 +159,8 @@ void each_row(Team& team, int64_t rows, Body body) {
   });
 }
 
-void linears_of(Pass& p, Team& team, const Matrix& m, const Rows& rows, float* y, const float* add, int64_t stride) {
+void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, float* y, const float* add,
+                int64_t stride) {
   linear(p.k, team, m, rows, Out{y, add, stride});
 }
 
@@ -159,28 +177,28 @@ int64_t chunk_of(const Batch& batch, int64_t row) {
 }
 
 // The heads of one row between the projection and the attention: norms, rotation, and K and V into the cache.
-void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
-  const Heads& h = p.model.heads;
+void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
+  const Heads& h = op.heads;
   const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
   const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
-  const Norm q_norm{layer.q_norm, nullptr, p.model.norm_eps}, k_norm{layer.k_norm, nullptr, p.model.norm_eps};
-  for (int64_t i = 0; layer.q_norm && i < h.heads; i++) p.k.norm(q_norm, size, q + i * size, q + i * size);
-  for (int64_t i = 0; layer.k_norm && i < h.kv_heads; i++) p.k.norm(k_norm, size, key + i * size, key + i * size);
-  if (layer.rotates) {
+  for (int64_t i = 0; op.q_norm.weight && i < h.heads; i++) p.k.norm(op.q_norm, size, q + i * size, q + i * size);
+  for (int64_t i = 0; op.k_norm.weight && i < h.kv_heads; i++)
+    p.k.norm(op.k_norm, size, key + i * size, key + i * size);
+  if (op.rotates) {
     if (kv.sinks) {
       const int64_t edge = kv.sinks + kv.window - 1, at = position < edge ? position : edge;
       float* sink = p.sink + row * h.heads * size;
       for (int64_t i = 0; i < h.heads; i++)
         p.k.rotate(size, chunk.sink_rotation + at * size, q + i * size, sink + i * size);
     }
-    const float* turn = chunk.rotation + (row - chunk.row) * size;
-    for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, turn, q + i * size, q + i * size);
-    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, turn, key + i * size, key + i * size);
+    const float* rotation = chunk.rotation + (row - chunk.row) * size;
+    for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
+    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
   }
-  p.k.keep(kv, h, chunk, p.batch.page_size, position, key, value);
+  p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
 }
 
 // Shares attention out. A chunk goes by rows and KV heads, and by query heads too where there are fewer pieces than
@@ -221,69 +239,89 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   });
 }
 
-void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
-  const Model& model = p.model;
-  const Layer& layer = model.layer[index];
-  const KVLayer& kv = p.batch.kv[index];
-  const Heads& h = model.heads;
-  const int64_t rows = p.batch.rows, width = model.width, q_width = h.heads * h.size;
-  const int64_t qkv_width = q_width + 2 * h.kv_heads * h.size, up_width = (model.gated ? 2 : 1) * model.mlp_width;
-  const bool sinks = layer.rotates && kv.sinks;
-
-  Rows ready = p.r.ready.rows(p.k, layer.qkv, rows);
+// Rows of norm(x) quantised for a linear.
+QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
+  const int64_t rows = p.batch.rows, width = p.model.width;
+  const QuantisedRows quantised = p.r.rows.rows(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
-    p.k.norm(layer.attention_norm, width, p.x + row * width, normed);
-    p.k.prepare(layer.qkv, normed, row, ready);
+    p.k.norm(norm, width, p.x + row * width, normed);
+    p.k.quantise_row(m, normed, row, quantised);
   });
-  linears_of(p, team, layer.qkv, ready, p.qkv, nullptr, qkv_width);
-  each_row(team, rows, [&](int64_t row) { heads_of(p, layer, kv, row); });
-  const Queries all{0,         0,     0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
-                    qkv_width, q_width, q_width};
-  attend_all(p.k, team, kv, h, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
-             thread);
-
-  ready = p.r.ready.rows(p.k, layer.o, rows);
-  each_row(team, rows, [&](int64_t row) { p.k.prepare(layer.o, p.mixed + row * q_width, row, ready); });
-  linears_of(p, team, layer.o, ready, p.x, p.x, width);
-
-  ready = p.r.ready.rows(p.k, layer.up, rows);
-  each_row(team, rows, [&](int64_t row) {
-    float* normed = p.normed + thread * width;
-    p.k.norm(layer.mlp_norm, width, p.x + row * width, normed);
-    p.k.prepare(layer.up, normed, row, ready);
-  });
-  const Rows last = p.r.next.rows(p.k, layer.down, rows);
-  const Between between{model.activation, model.gated, model.mlp_width, layer.down, last};
-  if (p.k.fuses(layer.up, ready, between)) {
-    team.share(model.mlp_width / ACTIVATED, 2, [&](int64_t first, int64_t end) {
-      p.k.up_rows(layer.up, ready, first, end, between);
-    });
-  } else {
-    linears_of(p, team, layer.up, ready, p.up, nullptr, up_width);
-    each_row(team, rows, [&](int64_t row) {
-      float* act = p.act + thread * model.mlp_width;
-      if (model.gated)
-        p.k.gated(model.activation, model.mlp_width, p.up + row * up_width, act);
-      else
-        p.k.activate(model.activation, model.mlp_width, p.up + row * up_width, act);
-      p.k.prepare(layer.down, act, row, last);
-    });
-  }
-  linears_of(p, team, layer.down, last, p.x, p.x, width);
+  return quantised;
 }
 
-void embed_rows(Pass& p, Team& team) {
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const EmbedOp&) {}
+
+void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
   const int64_t width = p.model.width;
   each_row(team, p.batch.rows, [&](int64_t row) {
     float* x = p.x + row * width;
-    p.k.embed(p.model.embedding, p.batch.tokens[row], x);
-    if (p.model.positions) {
+    p.k.embed(op.table, p.batch.tokens[row], x);
+    if (op.positions) {
       const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
-      const float* learned = p.model.positions + (chunk.start + row - chunk.row) * width;
+      const float* learned = op.positions + (chunk.start + row - chunk.row) * width;
       for (int64_t i = 0; i < width; i++) x[i] += learned[i];
     }
   });
+}
+
+void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const AttentionOp& op) {
+  const int64_t q_width = op.heads.heads * op.heads.size;
+  r.rows.reserve(op.qkv, batch.rows);
+  r.rows.reserve(op.out, batch.rows);
+  needs.qkv = std::max(needs.qkv, op.qkv.out);
+  needs.mixed = std::max(needs.mixed, q_width);
+  if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
+  needs.scratch = std::max(needs.scratch, k.attention_scratch(op.heads));
+}
+
+void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
+  const KVLayer& kv = p.batch.kv[op.layer];
+  const int64_t rows = p.batch.rows, width = p.model.width, q_width = op.heads.heads * op.heads.size;
+  const bool sinks = op.rotates && kv.sinks;
+
+  QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.qkv);
+  linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
+  each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
+  const Queries all{0,          0,       0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
+                    op.qkv.out, q_width, q_width};
+  attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
+             thread);
+
+  quantised = p.r.rows.rows(p.k, op.out, rows);
+  each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, p.mixed + row * q_width, row, quantised); });
+  linears_of(p, team, op.out, quantised, p.x, p.x, width);
+}
+
+void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const MLPOp& op) {
+  r.rows.reserve(op.up, batch.rows);
+  r.next_rows.reserve(op.down, batch.rows);
+  needs.up = std::max(needs.up, op.up.out);
+  needs.act = std::max(needs.act, op.down.in);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
+  const int64_t rows = p.batch.rows, inner = op.down.in;
+  const QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.up);
+  const QuantisedRows last = p.r.next_rows.rows(p.k, op.down, rows);
+  const Between between{op.activation, op.gated, inner, op.down, last};
+  if (p.k.fuses(op.up, quantised, between)) {
+    team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
+      p.k.up_rows(op.up, quantised, first, end, between);
+    });
+  } else {
+    linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
+    each_row(team, rows, [&](int64_t row) {
+      float* act = p.act + thread * inner;
+      if (op.gated)
+        p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
+      else
+        p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
+      p.k.quantise_row(op.down, act, row, last);
+    });
+  }
+  linears_of(p, team, op.down, last, p.x, p.x, p.model.width);
 }
 
 // log(sum(exp)) of a row from the totals of its pieces, and its largest number.
@@ -325,25 +363,29 @@ struct Summary {
   }
 };
 
-void head_rows(Pass& p, Team& team, int64_t thread) {
-  const Model& model = p.model;
-  const int64_t width = model.width, vocab = model.vocab, wanted = p.batch.wanted;
+void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const HeadOp& op) {
+  r.rows.reserve(op.matrix, batch.wanted);
+  needs.partial = std::max(needs.partial, batch.wanted * summary_pieces(op.matrix.out));
+}
+
+void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
+  const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
   if (!wanted) return;
-  Rows ready = p.r.ready.rows(p.k, model.head, wanted);
+  QuantisedRows quantised = p.r.rows.rows(p.k, op.matrix, wanted);
   team.each(wanted, [&](int64_t i) {
     float* normed = p.normed + thread * width;
-    p.k.norm(model.norm, width, p.x + p.batch.row[i] * width, normed);
-    p.k.prepare(model.head, normed, i, ready);
+    p.k.norm(op.norm, width, p.x + p.batch.row[i] * width, normed);
+    p.k.quantise_row(op.matrix, normed, i, quantised);
   });
   const Summary summary{p.k, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total};
   if (summary.pieces() < MANY_PIECES * team.size()) {
-    linears_of(p, team, model.head, ready, p.batch.logits, nullptr, vocab);
+    linears_of(p, team, op.matrix, quantised, p.batch.logits, nullptr, vocab);
     return summary.run(team);
   }
   team.each(summary.pieces(), [&](int64_t piece) {  // while they are near
     constexpr int64_t blocks = SUMMARY / LANES;
-    const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(model.head));
-    p.k.linear(model.head, ready, first, last, Out{p.batch.logits, nullptr, vocab});
+    const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(op.matrix));
+    p.k.linear(op.matrix, quantised, first, last, Out{p.batch.logits, nullptr, vocab});
     for (int64_t row = 0; row < wanted; row++) summary.sum_up(row, piece);
   });
   summary.merge_all(team);
@@ -351,9 +393,8 @@ void head_rows(Pass& p, Team& team, int64_t thread) {
 
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;
-  embed_rows(p, team);
-  for (int64_t i = 0; i < p.model.layers; i++) run_layer(p, team, thread, i);
-  head_rows(p, team, thread);
+  for (int64_t i = 0; i < p.model.ops; i++)
+    visit(p.model.op[i], [&](const auto& op) { run(p, team, thread, op); });
 }
 
 }  // namespace
@@ -365,50 +406,45 @@ void free_workspace(Workspace* workspace) { delete workspace; }
 int64_t count_workspaces() { return workspaces; }
 
 void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& batch, int64_t threads) {
-  const Heads& h = model.heads;
-  const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
-  const int64_t each = k.attention_scratch(h);
-  for (int64_t i = 0; i < model.layers; i++) {
-    for (const Matrix* m : {&model.layer[i].qkv, &model.layer[i].o, &model.layer[i].up}) r.ready.reserve(*m, rows);
-    r.next.reserve(model.layer[i].down, rows);
-  }
-  r.ready.reserve(model.head, batch.wanted);
-  bool sinks = false;
-  for (int64_t i = 0; i < model.layers; i++) sinks |= batch.kv[i].sinks > 0;
+  const int64_t rows = batch.rows;
+  Needs needs;
+  for (int64_t i = 0; i < model.ops; i++)
+    visit(model.op[i], [&](const auto& op) { reserve(needs, r, k, batch, op); });
   Pass pass{k,
             model,
             batch,
             r,
             r.x.of<float>(rows * model.width),
             r.normed.of<float>(threads * model.width),
-            r.qkv.of<float>(rows * (q_width + kv_width)),
-            r.sink.of<float>(sinks ? rows * q_width : 1),
-            r.mixed.of<float>(rows * q_width),
-            r.up.of<float>(rows * (model.gated ? 2 : 1) * model.mlp_width),
-            r.act.of<float>(threads * model.mlp_width),
-            r.scratch.of<float>(threads * each),
-            each,
-            r.partial.of<Partial>(batch.wanted * summary_pieces(model.vocab))};
+            r.qkv.of<float>(rows * needs.qkv),
+            r.sink.of<float>(rows * needs.sink),
+            r.mixed.of<float>(rows * needs.mixed),
+            r.up.of<float>(rows * needs.up),
+            r.act.of<float>(threads * needs.act),
+            r.scratch.of<float>(threads * needs.scratch),
+            needs.scratch,
+            r.partial.of<Partial>(needs.partial)};
   run_on_threads(threads, run_pass, &pass);
 }
 
 void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,
                  int64_t threads) {
-  r.ready.reserve(m, rows);
-  const Rows ready = r.ready.rows(k, m, rows);
+  r.rows.reserve(m, rows);
+  const QuantisedRows quantised = r.rows.rows(k, m, rows);
   struct Job {
     const Kernels& k;
     const Matrix& m;
-    const Rows& ready;
+    const QuantisedRows& quantised;
     const float* x;
     float* y;
-  } job{k, m, ready, x, y};
+  } job{k, m, quantised, x, y};
   run_on_threads(
       threads,
       [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
-        each_row(team, j.ready.rows, [&](int64_t row) { j.k.prepare(j.m, j.x + row * j.m.in, row, j.ready); });
-        linear(j.k, team, j.m, j.ready, Out{j.y, nullptr, j.m.out});
+        each_row(team, j.quantised.rows,
+                 [&](int64_t row) { j.k.quantise_row(j.m, j.x + row * j.m.in, row, j.quantised); });
+        linear(j.k, team, j.m, j.quantised, Out{j.y, nullptr, j.m.out});
       },
       &job);
 }

@@ -8,29 +8,50 @@ namespace tw {
 
 constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights that a thread takes at a time
 
-struct Layer {
-  Norm attention_norm;
-  Matrix qkv;           // the heads of q, then those of k, then those of v
-  const float* q_norm;  // RMSNorm over each head, or null
-  const float* k_norm;
-  Matrix o;
-  Norm mlp_norm;
+// A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
+// functions in step.cpp: what it needs of the workspace, and what it computes. `native/compile.py` fills the structs.
+enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3 };
+
+// x = the table's row of each token, and that of its position where positions are learned.
+struct EmbedOp {
+  Matrix table;
+  const float* positions;  // [context][width], or null
+};
+
+// x += out(attention(q, k, v)) of norm(x); K and V go through the cache of that layer.
+struct AttentionOp {
+  int64_t layer;
+  Heads heads;
+  int64_t rotates;
+  Norm norm;
+  Matrix qkv;   // the heads of q, then those of k, then those of v
+  Norm q_norm;  // over each head, before the rotation; without a weight there is none
+  Norm k_norm;
+  Matrix out;
+};
+
+// x += down(activation(up(norm(x)))).
+struct MLPOp {
+  int64_t activation, gated;
+  Norm norm;
   Matrix up;  // where it is gated: the gates, then the values
   Matrix down;
-  int64_t rotates;
+};
+
+// The logits of the rows that are asked for: matrix(norm(x)).
+struct HeadOp {
+  Norm norm;
+  Matrix matrix;
+};
+
+struct Op {
+  int64_t kind;
+  const void* op;  // one of these structs
 };
 
 struct Model {
-  int64_t width, mlp_width, vocab;
-  Heads heads;
-  int64_t activation, gated;
-  double norm_eps;
-  Matrix embedding;
-  const float* positions;  // [context][width], learned; null for rotary models
-  int64_t layers;
-  const Layer* layer;
-  Norm norm;
-  Matrix head;
+  int64_t width, ops;
+  const Op* op;
 };
 
 struct Batch {

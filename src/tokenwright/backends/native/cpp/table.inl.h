@@ -15,8 +15,9 @@ namespace TW_ISA {
 #define TW_STRING(x) #x
 #define TW_NAME(x) TW_STRING(x)
 
-static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, prepare, linear, fuses, up_rows, embed, norm, activate,
-                              gated, rotate, keep, attend, attention_scratch, pack, summary, read, multiply};
+static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row, linear, fuses, up_rows, embed,
+                              norm, activate, gated, rotate, store_kv, attend, attention_scratch, pack, summary, read,
+                              multiply};
 
 }  // namespace TW_ISA
 }  // namespace tw

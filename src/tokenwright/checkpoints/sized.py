@@ -1,16 +1,17 @@
-"""Models that can be planned and not yet run: Gemma 3 and DeepSeek-V3, as far as their sizes go.
+"""Models that can be planned and not yet run: Gemma 3 and DeepSeek-V3, as graphs of which only the sizes are known.
 
-Only what fixes shapes and reach is read. Absent keys take transformers' defaults (configuration_gemma3.py); a key that
-is neither read nor known to leave the sizes alone is refused by name.
+Only what fixes shapes and windows is read. Absent keys take transformers' defaults (configuration_gemma3.py); a key
+that is neither read nor known to leave the sizes alone is refused by name.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast, get_args
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, cast, get_args
 
-from tokenwright.cache.spec import Heads, Latent
 from tokenwright.checkpoints.strict import Keys
-from tokenwright.config import DType
-from tokenwright.planner.blueprint import Blueprint, Layer, Shape
+from tokenwright.config import DType, Heads, Latent, LayerKV
+from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm, Op, Shape
 
 _MOST = 1 << 24
 _SIZELESS = frozenset(
@@ -25,12 +26,70 @@ _SIZELESS = frozenset(
         "scoring_func", "num_key_value_heads", "qk_head_dim", "head_dim", "output_router_logits",
     )
 )  # fmt: skip
-_REACHES = {"full_attention", "sliding_attention"}
+_TYPES = {"full_attention", "sliding_attention"}
 _ADVICE = "the planner cannot tell whether that changes the sizes. If it does not, remove it from config.json"
 
 
-def planned_only(config: Mapping[str, Any], where: str) -> Blueprint | None:
-    """The blueprint of a config.json of one of these models; None for any other. Raises CheckpointError."""
+@dataclass(frozen=True)
+class Sized(Op):
+    """A block's op of which the tensors are known and the arithmetic is not described: no backend has it.
+
+    tensors: vectors [n], matrices [out, in], and the experts of a layer in one [E, out, in]; each row meets `chosen`
+    of them. layer: what it keeps, where it is attention, and `pair`, the FLOP for a row and a token that it attends to.
+    """
+
+    tensors: Mapping[str, Shape]
+    layer: LayerKV | None = None
+    pair: int = 0
+    chosen: int = 0
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return dict(self.tensors)
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        flat = ((name, shape) for name, shape in self.tensors.items() if len(shape) == 2)
+        return tuple(Matrix.single(name.removesuffix(".weight"), *shape) for name, shape in flat)
+
+    @property
+    def multiplied(self) -> int:
+        shapes = (shape for shape in self.tensors.values() if len(shape) > 1)
+        return sum(prod(shape) if len(shape) == 2 else self.chosen * prod(shape[1:]) for shape in shapes)
+
+    def read(self, rows: int) -> dict[str, Shape]:
+        met = self.experts_met(rows)
+        return {name: (met, *shape[1:]) if len(shape) == 3 else shape for name, shape in self.tensors.items()}
+
+    @property
+    def kv(self) -> LayerKV | None:
+        return self.layer
+
+    @property
+    def pair_flops(self) -> int:
+        return self.pair
+
+    @property
+    def experts(self) -> int:
+        """E; 0 where there are none."""
+        return max((shape[0] for shape in self.tensors.values() if len(shape) == 3), default=0)
+
+    def experts_met(self, rows: int) -> int:
+        """Experts that `rows` tokens meet between them, if each meets any with the same chance."""
+        missed = (1 - self.chosen / self.experts) ** rows if self.experts else 1.0
+        return round(self.experts * (1 - missed))
+
+
+class Planned(NamedTuple):
+    """A graph that can be planned, the dtype of its weights, and what a reader of the plan should know of it."""
+
+    graph: Graph
+    dtype: DType
+    remarks: tuple[str, ...]
+
+
+def planned_only(config: Mapping[str, Any], where: str) -> Planned | None:
+    """What a config.json of one of these models says; None for any other. Raises CheckpointError."""
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
     reader = _READERS.get(name) if isinstance(name, str) else None
@@ -56,7 +115,13 @@ def _gated(at: str, width: int, inner: int, *experts: int) -> dict[str, Shape]:
     return _linears(at, gate=wide, up=wide, down=narrow)
 
 
-def _gemma3(keys: Keys, architecture: str) -> Blueprint:
+def _ends(keys: Keys, vocab: int, width: int, tied: bool) -> tuple[Embed, Head]:
+    table = Matrix.single("embed", vocab, width)
+    norm = Norm("norm", "rms", width, keys.number("rms_norm_eps", 1e-6))
+    return Embed(table), Head(norm, table if tied else Matrix.single("head", vocab, width))
+
+
+def _gemma3(keys: Keys, architecture: str) -> Planned:
     """Gemma 3: two norms more in each block than Llama has, and a window in five of six layers."""
     dtype = _dtype(keys)
     text, remarks = keys, tuple[str, ...]()
@@ -70,36 +135,35 @@ def _gemma3(keys: Keys, architecture: str) -> Blueprint:
     heads, kv_heads = text.whole("num_attention_heads", 8, most=_MOST), text.whole("num_key_value_heads", 4, most=_MOST)
     size = text.whole("head_dim", 256, most=_MOST)
     text.only("attention_bias", False, why="biases of attention")
-    tensors: dict[str, Shape] = {"embed.weight": (text.whole("vocab_size", 262208, most=_MOST), d)}
-    for i in range(layers):
+    embed, head = _ends(text, text.whole("vocab_size", 262208, most=_MOST), d, tied=True)
+    blocks: list[Op] = []
+    for i, window in enumerate(_gemma3_windows(text, layers)):
         at = f"layers.{i}"
         q, kv = (heads * size, d), (kv_heads * size, d)
-        tensors |= _linears(f"{at}.attention", q=q, k=kv, v=kv, o=(d, heads * size), q_norm=(size,), k_norm=(size,))
-        tensors |= _linears(at, attention_norm=(d,), after_attention_norm=(d,), mlp_norm=(d,), after_mlp_norm=(d,))
-        tensors |= _gated(f"{at}.mlp", d, m)
-    tensors["norm.weight"] = (d,)
+        attention = _linears(f"{at}.attention", q=q, k=kv, v=kv, o=(d, heads * size), q_norm=(size,), k_norm=(size,))
+        norms = _linears(at, attention_norm=(d,), after_attention_norm=(d,))
+        blocks.append(Sized(attention | norms, LayerKV(Heads(kv_heads, size), window), 4 * heads * size))
+        blocks.append(Sized(_gated(f"{at}.mlp", d, m) | _linears(at, mlp_norm=(d,), after_mlp_norm=(d,))))
     for place in (text, keys):
         place.only("tie_word_embeddings", True, why="a head of its own")
-    kept = Heads(kv_heads, size)
-    drawn = tuple(Layer(kept, window, 4 * heads * size) for window in _gemma3_windows(text, layers))
     context = text.whole("max_position_embeddings", 131072)
     text.finish(_SIZELESS, _ADVICE)
     keys.finish(_SIZELESS, _ADVICE)
-    return Blueprint(architecture, context, dtype, tensors, drawn, remarks=remarks)
+    return Planned(Graph(architecture, context, embed, tuple(blocks), head), dtype, remarks)
 
 
 def _gemma3_windows(keys: Keys, layers: int) -> list[int | None]:
-    """The reach of each layer: every sixth is full, where the file does not say otherwise."""
+    """The window of each layer: every sixth is full, where the file does not say otherwise."""
     window, pattern = keys.whole("sliding_window", 4096), keys.whole("sliding_window_pattern", 6)
     types = keys.raw("layer_types") or [
         "sliding_attention" if i % pattern else "full_attention" for i in range(1, layers + 1)
     ]
-    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= _REACHES:
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= _TYPES:
         raise keys.error(f"layer_types must list {layers} times full_attention or sliding_attention")
     return [None if kind == "full_attention" else window for kind in types]
 
 
-def _deepseek3(keys: Keys, architecture: str) -> Blueprint:
+def _deepseek3(keys: Keys, architecture: str) -> Planned:
     """DeepSeek-V3 (arXiv 2412.19437): a latent in place of K and V (MLA), and experts in all but the first layers.
 
     Attention is counted absorbed: the latent itself is scored and summed, and the matrix that would unfold it is
@@ -118,18 +182,20 @@ def _deepseek3(keys: Keys, architecture: str) -> Blueprint:
     q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=_MOST)
     q = _low_rank("q", d, q_rank, rope=0, out=heads * (nope + rope))
     kv = _low_rank("kv", d, rank, rope, out=heads * (nope + value))
-    tensors: dict[str, Shape] = {"embed.weight": (vocab, d), "norm.weight": (d,), "head.weight": (vocab, d)}
+    embed, head = _ends(keys, vocab, d, tied=False)
     mlp, moe = _gated("", d, keys.whole("intermediate_size", most=_MOST)), _experts(keys, d)
+    kept, pair = LayerKV(Latent(rank, rope)), 2 * heads * (2 * rank + rope)
+    blocks: list[Op] = []
     for i in range(layers):
         at = f"layers.{i}"
-        tensors |= _linears(f"{at}.attention", **q, **kv, o=(d, heads * value))
-        tensors |= _linears(at, attention_norm=(d,), mlp_norm=(d,))
-        tensors |= {f"{at}.mlp{name}": shape for name, shape in (mlp if i < dense else moe).items()}
-    drawn = (Layer(Latent(rank, rope), None, 2 * heads * (2 * rank + rope)),) * layers
+        attention = _linears(f"{at}.attention", **q, **kv, o=(d, heads * value)) | _linears(at, attention_norm=(d,))
+        blocks.append(Sized(attention, kept, pair))
+        inner = {f"{at}.mlp{name}": shape for name, shape in (mlp if i < dense else moe).items()}
+        blocks.append(Sized(inner | _linears(at, mlp_norm=(d,)), chosen=chosen))
     context, remarks = keys.whole("max_position_embeddings"), _deepseek3_remarks(keys)
     dtype = _dtype(keys)
     keys.finish(_SIZELESS, _ADVICE)
-    return Blueprint(architecture, context, dtype, tensors, drawn, chosen, remarks=remarks)
+    return Planned(Graph(architecture, context, embed, tuple(blocks), head), dtype, remarks)
 
 
 def _low_rank(name: str, width: int, rank: int, rope: int, out: int) -> dict[str, Shape]:
@@ -161,7 +227,7 @@ def _deepseek3_remarks(keys: Keys) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-_READERS: Mapping[str, Callable[[Keys, str], Blueprint]] = {
+_READERS: Mapping[str, Callable[[Keys, str], Planned]] = {
     "Gemma3ForConditionalGeneration": _gemma3,
     "Gemma3ForCausalLM": _gemma3,
     "DeepseekV3ForCausalLM": _deepseek3,

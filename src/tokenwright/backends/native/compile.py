@@ -1,0 +1,84 @@
+"""A graph as the native kernels read it: each op compiled into a struct that points into the weights.
+
+`COMPILERS` says how. An op that is missing there is no fault: its model runs op by op (`backends/torch`), with the
+native kernels for all that they have.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native import library as lib
+from tokenwright.backends.native.kernels import NativeKernels, matrix
+from tokenwright.backends.packed import Packed
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
+
+
+class NativeModel:
+    """A graph and its weights as structs. It keeps the tensors alive that these point into."""
+
+    def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights) -> None:
+        self.graph = graph
+        self.kernels = kernels
+        self._weights = dict(weights)
+        self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
+        pairs = [lib.Op(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
+        self._list = (lib.Op * len(pairs))(*pairs)
+        self.struct = lib.Model(graph.width, len(pairs), self._list)
+
+    def matrix(self, of: Matrix) -> lib.Matrix:
+        packed = self._weights[of.name]
+        assert isinstance(packed, Packed), "matrices are packed"
+        return matrix(packed)
+
+    def norm(self, of: Norm | None) -> lib.Norm:
+        """None: a norm without weights, which is none."""
+        if of is None:
+            return lib.Norm()
+        return lib.Norm(self.address(f"{of.name}.weight"), self.address(f"{of.name}.bias"), of.eps)
+
+    def address(self, name: str) -> int | None:
+        """Where a dense tensor lies; None for one that the model does not have."""
+        tensor = self._weights.get(name)
+        assert not isinstance(tensor, Packed), "norms and positions are not packed"
+        return lib.address(tensor)
+
+
+def compiles(graph: Graph) -> bool:
+    """Whether the native backend has every op of a graph."""
+    return all(type(op) in COMPILERS for op in graph.ops)
+
+
+def _embed(op: Embed, model: NativeModel) -> lib.EmbedOp:
+    return lib.EmbedOp(model.matrix(op.table), model.address("positions.weight"))
+
+
+def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
+    return lib.AttentionOp(
+        op.layer,
+        lib.Heads(op.heads, op.kv_heads, op.head_size, op.scale),
+        op.rotary is not None,
+        model.norm(op.norm),
+        model.matrix(op.qkv),
+        model.norm(op.q_norm),
+        model.norm(op.k_norm),
+        model.matrix(op.out),
+    )
+
+
+def _mlp(op: MLP, model: NativeModel) -> lib.MLPOp:
+    activation = lib.ACTIVATIONS[op.activation]
+    return lib.MLPOp(activation, op.gated, model.norm(op.norm), model.matrix(op.up), model.matrix(op.down))
+
+
+def _head(op: Head, model: NativeModel) -> lib.HeadOp:
+    return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix))
+
+
+COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
+    Embed: _embed,
+    Attention: _attention,
+    MLP: _mlp,
+    Head: _head,
+}

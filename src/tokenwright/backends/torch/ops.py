@@ -1,0 +1,177 @@
+"""The graph's ops in torch: each with its weights and the kernels that it computes with, called one after the other.
+
+`OPS` says which class runs which op. What differs between models is chosen when an op is built; calling it has no
+branches. What moves (the batch, the cache) is passed in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tokenwright.backends import Dense, Kernels, Linear
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.torch.batch import TorchBatch
+from tokenwright.cache import KVStore, KVView
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
+from tokenwright.models.rotary import Rotation
+from tokenwright.models.taps import Site, Tap
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What moves: the step's tokens, the memory for K and V, and who looks."""
+
+    batch: TorchBatch
+    store: KVStore
+    tap: Tap
+
+
+class RunningOp(Protocol):
+    """A block's op over the residual stream."""
+
+    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        """[T, width] -> [T, width]; the tap is called at the op's sites."""
+
+
+class TorchEmbed:
+    """The residual stream before the first layer."""
+
+    def __init__(self, op: Embed, weights: Weights) -> None:
+        self.table = linear(weights, op.table)
+        self.positions = None if op.positions is None else dense(weights, "positions.weight")
+
+    def __call__(self, state: RunState) -> torch.Tensor:
+        x = self.table.rows(state.batch.tokens)  # [T, width]
+        if self.positions is not None:
+            x = x + self.positions[state.batch.positions]
+        state.tap(Site.EMBEDDING, 0, x)
+        return x
+
+
+class TorchAttention:
+    """One layer's attention: project, norm, rotate, store, attend, project back. Its K and V go to the store."""
+
+    def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.head_size = op.head_size
+        self.heads = [op.heads, op.kv_heads, op.kv_heads]
+        self.scale = op.scale
+        self.norm = norm(op.norm, kernels, weights)
+        self.qkv = linear(weights, op.qkv)
+        self.out = linear(weights, op.out)
+        self.q_norm = _same if op.q_norm is None else norm(op.q_norm, kernels, weights)
+        self.k_norm = _same if op.k_norm is None else norm(op.k_norm, kernels, weights)
+        self.rotates = op.rotary is not None
+        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = kernels.rotate if self.rotates else _same
+
+    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
+        projected = self.kernels.linear(self.norm(x), self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
+        plain = self.q_norm(q)
+        q = self.rotate(plain, batch.rotation)
+        k = self.rotate(self.k_norm(k), batch.rotation)
+        tap(Site.QUERY, self.layer, q)
+        sink_q = self._sink_query(plain, view, state)
+        tap(Site.KEY, self.layer, k)
+        tap(Site.VALUE, self.layer, v)
+        self.kernels.store(view, batch.slots, k, v)
+        mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
+        x = x + self.kernels.linear(mixed.flatten(1), self.out)  # [T, width]
+        tap(Site.ATTENTION, self.layer, x)
+        return x
+
+    def _sink_query(self, q: torch.Tensor, view: KVView, state: RunState) -> torch.Tensor | None:
+        """The queries [T, H, D] that meet the keys of sinks, where they are turned by another angle."""
+        if not (self.rotates and view.spec.window.sinks):
+            return None
+        turned = self.rotate(q, state.batch.sink_rotations[view.spec.window])
+        state.tap(Site.SINK_QUERY, self.layer, turned)
+        return turned
+
+
+class TorchMLP:
+    """One layer's MLP, gated (SwiGLU) or plain."""
+
+    def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.activation = op.activation
+        self.norm = norm(op.norm, kernels, weights)
+        self.up = linear(weights, op.up)
+        self.down = linear(weights, op.down)
+        self.activate = kernels.gated if op.gated else kernels.activate
+
+    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        hidden = self.activate(self.kernels.linear(self.norm(x), self.up), self.activation)
+        x = x + self.kernels.linear(hidden, self.down)  # [T, width]
+        state.tap(Site.MLP, self.layer, x)
+        return x
+
+
+class TorchHead:
+    """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
+
+    def __init__(self, op: Head, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.norm = norm(op.norm, kernels, weights)
+        self.matrix = linear(weights, op.matrix)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.linear(self.norm(x), self.matrix).float()
+
+
+OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {Attention: TorchAttention, MLP: TorchMLP}
+
+
+def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
+    """A block's op, ready to run."""
+    return OPS[type(op)](op, kernels, weights)
+
+
+def lacking(graph: Graph) -> list[str]:
+    """The ops of a graph that nothing here runs, by name."""
+    return sorted({type(op).__name__ for op in graph.blocks if type(op) not in OPS})
+
+
+def linear(weights: Weights, matrix: Matrix) -> Linear:
+    """A matrix of the graph: packed under its own name, or dense, joined from its parts.
+
+    Parts that are joined are taken out of `weights`, so that memory holds one matrix's originals at a time.
+    """
+    packed = weights.get(matrix.name)
+    if packed is not None and not isinstance(packed, torch.Tensor):
+        return packed
+    names = [name for name, _ in matrix.parts]
+    parts = [dense(weights, f"{name}.weight") for name in names]
+    biases = [dense(weights, f"{name}.bias") for name in names] if matrix.bias else []
+    if len(names) == 1:
+        return Dense(parts[0], biases[0] if biases else None)
+    for name in matrix.shapes:
+        del weights[name]
+    return Dense(torch.cat(parts), torch.cat(biases) if biases else None)
+
+
+def dense(weights: Weights, name: str) -> torch.Tensor:
+    """A tensor that is not packed."""
+    tensor = weights[name]
+    assert isinstance(tensor, torch.Tensor), f"{name} is not packed"
+    return tensor
+
+
+def norm(of: Norm, kernels: Kernels, weights: Weights) -> Function:
+    """A normalisation over the last dimension."""
+    weight, eps = dense(weights, f"{of.name}.weight"), of.eps
+    if of.kind == "rms":
+        return lambda x: kernels.rms_norm(x, weight, eps)
+    bias = dense(weights, f"{of.name}.bias")
+    return lambda x: kernels.layer_norm(x, weight, bias, eps)
+
+
+def _same(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return x

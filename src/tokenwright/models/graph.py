@@ -1,0 +1,311 @@
+"""What a model computes, described once: a short list of coarse ops over named weights. No tensors here.
+
+    embed -> attention, MLP, attention, MLP, ... -> head
+
+A family builds the list (`checkpoints/families.py`, `blocks.py`). The torch backend runs it op by op
+(`backends/torch/ops.py`), the native one compiles it into the structs of its one call (`backends/native/compile.py`);
+how weights lie in memory (`backends/layout.py`), what a step costs (`cost.py`) and what a layer keeps in the cache are
+read from it.
+
+Every block op reads the residual stream through its norm and adds its result to it. Linear weights are [out, in].
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from tokenwright.config import Heads, LayerKV, Learned, Rope
+
+Shape = tuple[int, ...]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight [out, inner] that rows are multiplied with.
+
+    parts: the linear layers that it is made of, each with its outputs. Layers that read the same input are one matrix,
+    their outputs one after the other: one product instead of several.
+    """
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    inner: int
+    bias: bool = False
+
+    @classmethod
+    def single(cls, name: str, out: int, inner: int, bias: bool = False) -> "Matrix":
+        """One linear layer, or a table."""
+        return cls(name, ((name, out),), inner, bias)
+
+    @property
+    def out(self) -> int:
+        return sum(out for _, out in self.parts)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The tensors of its parts by name: `name.weight` [out, inner], and `name.bias` [out] if there are biases."""
+        found: dict[str, Shape] = {}
+        for name, out in self.parts:
+            found[f"{name}.weight"] = (out, self.inner)
+            if self.bias:
+                found[f"{name}.bias"] = (out,)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm or LayerNorm over the last `size` numbers."""
+
+    name: str
+    kind: Literal["rms", "layer"]
+    size: int
+    eps: float
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)}
+        return weight if self.kind == "rms" else weight | {f"{self.name}.bias": (self.size,)}
+
+
+class Op(ABC):
+    """One coarse operation: which weights it has, what they cost, and what it keeps in the cache.
+
+    A new op is a frozen dataclass that extends this one, an entry in the torch backend's `OPS`, and one in the native
+    backend's `COMPILERS` (without it the model runs op by op).
+    """
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, Shape]:
+        """Every tensor that it uses, by name."""
+
+    @property
+    @abstractmethod
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those of its tensors that rows are multiplied with, or looked up in; all others stay dense."""
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that each row is multiplied with."""
+        return sum(matrix.out * matrix.inner for matrix in self.matrices)
+
+    def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
+        """The tensors, or as much of them, that a step of so many rows reads from memory."""
+        return self.shapes
+
+    @property
+    def kv(self) -> LayerKV | None:
+        """What it keeps of each token, if it is a layer's attention."""
+        return None
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOP for one row and one token that it attends to, over all query heads."""
+        return 0
+
+    @property
+    def rope(self) -> Rope | None:
+        """The rotary positions that it applies."""
+        return None
+
+
+@dataclass(frozen=True)
+class Embed(Op):
+    """A row of the table for each token; with learned positions (a table of `positions` rows), plus theirs."""
+
+    table: Matrix  # [vocabulary, width]
+    positions: int | None = None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        learned: dict[str, Shape] = {}
+        if self.positions is not None:
+            learned["positions.weight"] = (self.positions, self.table.inner)
+        return self.table.shapes | learned
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.table,)
+
+    @property
+    def multiplied(self) -> int:
+        return 0  # looking up a row is no arithmetic
+
+    def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002
+        return {}  # a few rows of a large table
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """x + out(softmax(scale q k) v), with q, k and v from norm(x); K and V go through the cache of layer `layer`.
+
+    qkv: the heads of q, then those of k, then those of v. q_norm, k_norm: over each head, before the rotation.
+    rotary: None for a layer without positions of its own. window: tokens that a row attends to, itself included.
+    """
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    norm: Norm
+    qkv: Matrix
+    out: Matrix
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rotary: Rope | None = None
+    window: int | None = None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        found = self.norm.shapes | self.qkv.shapes | self.out.shapes
+        for norm in (self.q_norm, self.k_norm):
+            found |= {} if norm is None else norm.shapes
+        return found
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.out
+
+    @property
+    def kv(self) -> LayerKV:
+        return LayerKV(Heads(self.kv_heads, self.head_size), self.window)
+
+    @property
+    def pair_flops(self) -> int:
+        return 4 * self.heads * self.head_size  # a score and a weighted value, a multiply-add each
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.rotary
+
+
+@dataclass(frozen=True)
+class MLP(Op):
+    """x + down(act(up(norm(x)))); gated, `up` holds the gates before the values: x + down(act(gates) * values)."""
+
+    layer: int
+    norm: Norm
+    up: Matrix
+    down: Matrix
+    activation: Activation
+    gated: bool
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.norm.shapes | self.up.shapes | self.down.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.up, self.down
+
+
+@dataclass(frozen=True)
+class Head(Op):
+    """Logits [vocabulary] of norm(x). A tied head's matrix is the embedding's table."""
+
+    norm: Norm
+    matrix: Matrix
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.norm.shapes | self.matrix.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.matrix,)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole model: its ops in the order in which they run. `context`: the most tokens it was made for."""
+
+    architecture: str
+    context: int
+    embed: Embed
+    blocks: tuple[Op, ...]
+    head: Head
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.embed, *self.blocks, self.head
+
+    @property
+    def width(self) -> int:
+        """Numbers of the residual stream, for each token."""
+        return self.embed.table.inner
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return self.head.matrix.out
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the head is the embedding's table."""
+        return self.head.matrix == self.embed.table
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Every tensor of the model under our names; one that several ops use is there once."""
+        return _union(op.shapes for op in self.ops)
+
+    @cached_property
+    def matrices(self) -> dict[str, Matrix]:
+        """The matrices by name; a tied head's is the embedding's."""
+        return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
+
+    @cached_property
+    def dense(self) -> tuple[str, ...]:
+        """The tensors of `shapes` that belong to no matrix: norms, and a table of positions."""
+        inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
+        return tuple(name for name in self.shapes if name not in inside)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters, a tied head counted once."""
+        return sum(map(prod, self.shapes.values()))
+
+    @cached_property
+    def attention(self) -> tuple[Op, ...]:
+        """The ops that keep K and V, one for each layer, in order."""
+        return tuple(op for op in self.blocks if op.kv is not None)
+
+    @cached_property
+    def kv(self) -> tuple[LayerKV, ...]:
+        """What each layer keeps."""
+        return tuple(op.kv for op in self.blocks if op.kv is not None)
+
+    @property
+    def layers(self) -> int:
+        return len(self.kv)
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a head of K, all of which its rotation turns."""
+        sizes = {layer.layout.head_size for layer in self.kv if isinstance(layer.layout, Heads)}
+        assert len(sizes) == 1, "all layers have heads of one size"
+        return sizes.pop()
+
+    @property
+    def positions(self) -> Learned | Rope | None:
+        """How the model tells positions: a learned table, or the one rotation of its layers; None where it does not."""
+        if self.embed.positions is not None:
+            return Learned()
+        ropes = {op.rope for op in self.blocks if op.rope is not None}
+        assert len(ropes) <= 1, "one rotation serves all layers"
+        return next(iter(ropes), None)
+
+    def read(self, rows: int) -> dict[str, Shape]:
+        """The tensors, or as much of them, that a step of so many rows reads: no tables in which a row is looked up."""
+        return _union(op.read(rows) for op in self.ops)
+
+
+def _union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
+    found: dict[str, Shape] = {}
+    for shapes in each:
+        found |= shapes
+    return found
