@@ -166,10 +166,10 @@ def table(points: list[Point], fits: list[Fit], exponents: dict[str, dict[str, f
     lines = [f"{'':>8}{'T':>6}{'median s':>11}{'range':>20}{'forward tokens':>16}  formula{'GFLOP':>10}{'GFLOP/s':>9}"]
     for point in points:
         middle, flops = median(point.seconds), point.flops / 1e9
-        reach = f"{min(point.seconds):.4g} to {max(point.seconds):.4g}"
+        window = f"{min(point.seconds):.4g} to {max(point.seconds):.4g}"
         sign = "=" if point.forward_tokens == point.formula else f"NOT {point.formula:,}"
         lines.append(
-            f"{point.lane:>8}{point.tokens:>6}{middle:>11.4g}{reach:>20}{point.forward_tokens:>16,}  {sign:<7}"
+            f"{point.lane:>8}{point.tokens:>6}{middle:>11.4g}{window:>20}{point.forward_tokens:>16,}  {sign:<7}"
             f"{flops:>10.4g}{flops / middle:>9.3g}"
         )
     low, high = min(point.tokens for point in points), max(point.tokens for point in points)

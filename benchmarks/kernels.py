@@ -31,14 +31,14 @@ from typing import Any
 import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
+from tokenwright.backends.native import library as lib
+from tokenwright.backends.native.kernels import NativeKernels, Places, find_kernels, kv_layer, matrix
+from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.limits import CPU, TURN, Bound, Work, processor, threads
 from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import WeightFormat
-from tokenwright.engine.reach import Reach
-from tokenwright.kernels import native_library as lib
-from tokenwright.kernels.native import NativeKernels, Places, find_kernels, kv_layer, matrix
-from tokenwright.kernels.weights import LANES, Packed, packed_sizes
+from tokenwright.engine.window import AttentionWindow
 from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4", "int4:64")
@@ -162,7 +162,9 @@ class Texts:
 
     def __init__(self, kernels: NativeKernels, form: str, nbytes: int) -> None:
         self.kernels, self.form = kernels, form
-        spec = LayerSpec(Heads(KV_HEADS, SIZE), Reach(), CODECS[form], CODECS[form], native=CODECS["bfloat16"])
+        spec = LayerSpec(
+            Heads(KV_HEADS, SIZE), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["bfloat16"]
+        )
         self.bytes_per_token = spec.bytes_per_token
         self.pages = nbytes // (PAGE * self.bytes_per_token)
         self.store = KVStore([spec], self.pages, PAGE, CPU)

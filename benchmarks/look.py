@@ -43,8 +43,8 @@ def per_token(times: tuple[float, ...]) -> float:
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """The median and its 95 % interval: the ranks n/2 -+ 0.98 sqrt(n), whatever the distribution."""
-    ordered, reach = sorted(ratios), 0.98 * len(ratios) ** 0.5
-    low, high = round(len(ordered) / 2 - reach) - 1, round(len(ordered) / 2 + reach)
+    ordered, window = sorted(ratios), 0.98 * len(ratios) ** 0.5
+    low, high = round(len(ordered) / 2 - window) - 1, round(len(ordered) / 2 + window)
     return median(ordered), ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 

@@ -21,8 +21,8 @@ from statistics import median
 import torch
 
 from tokenwright import SamplingParams
-from tokenwright.decode.processors import tempered, top_p, typical_p
-from tokenwright.decode.sample import choose, probabilities
+from tokenwright.decode.logits_processors import tempered, top_p, typical_p
+from tokenwright.decode.sampler import choose, probabilities
 
 P = 0.95
 CALLS = 5  # of which a round takes the quickest
@@ -83,8 +83,8 @@ def seconds(way: Way, row: torch.Tensor) -> float:
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """The median and its 95 % interval: the ranks n/2 -+ 0.98 sqrt(n), whatever the distribution."""
-    ordered, reach = sorted(ratios), 0.98 * len(ratios) ** 0.5
-    low, high = round(len(ordered) / 2 - reach) - 1, round(len(ordered) / 2 + reach)
+    ordered, window = sorted(ratios), 0.98 * len(ratios) ** 0.5
+    low, high = round(len(ordered) / 2 - window) - 1, round(len(ordered) / 2 + window)
     return median(ordered), ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 

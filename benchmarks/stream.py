@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from benchmarks.quality import COLOURS, GREY, Numbers, canvas, documents, in_turn, save, table
 from tokenwright import LLM, SamplingParams
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.window import AttentionWindow
 
 PAGE = 16  # tokens
 BLOCK = 64  # tokens, whose means are taken as independent
@@ -74,11 +74,11 @@ def last_loss(llm: LLM, text: list[int], token: int) -> float:
     return -float(llm.model(text)[0][-1].double().log_softmax(-1)[token])
 
 
-def anew(llm: LLM, ids: list[int], reach: int, every: int, bos: int | None = None) -> Numbers:
+def anew(llm: LLM, ids: list[int], window: int, every: int, bos: int | None = None) -> Numbers:
     """The loss of every `every`th token after the `reach` before it, read at positions 0 on; NaN for the others."""
     losses = np.full(len(ids), np.nan)
     for at in range(every, len(ids), every):
-        text = ids[max(0, at - reach) : at]
+        text = ids[max(0, at - window) : at]
         if bos is not None:
             text[0] = bos
         losses[at] = last_loss(llm, text, ids[at])
@@ -106,8 +106,8 @@ def read(llm: LLM, ids: list[int], window: int, sinks: int, every: int) -> dict[
     """The losses of every way."""
     bos = ids[0]
     ways: dict[str, Callable[[], Numbers]] = {
-        SINKS: lambda: scored(llm.beside(window=window, sinks=sinks, page_size=PAGE), ids),
-        WINDOW: lambda: scored(llm.beside(window=window, page_size=PAGE), ids),
+        SINKS: lambda: scored(LLM(llm.loaded, window=window, sinks=sinks, page_size=PAGE), ids),
+        WINDOW: lambda: scored(LLM(llm.loaded, window=window, page_size=PAGE), ids),
         CONTEXT: lambda: in_context(llm, ids, bos),
         ANEW: lambda: anew(llm, ids, window + sinks, every),
         AFTER_BOS: lambda: anew(llm, ids, window + sinks, every, bos),
@@ -124,7 +124,7 @@ def by_window(llm: LLM, ids: list[int], sinks: int) -> list[dict[str, Any]]:
     found = []
     for window in WINDOWS:
         with_sinks, without = (
-            scored(llm.beside(window=window, sinks=most, page_size=PAGE), ids) for most in (sinks, 0)
+            scored(LLM(llm.loaded, window=window, sinks=most, page_size=PAGE), ids) for most in (sinks, 0)
         )
         each = (with_sinks, without, without - with_sinks)
         found.append({"window": window, "losses": [mean_error(values) for values in each]})
@@ -142,8 +142,10 @@ def anonymous() -> int | None:
 
 def writer(llm: LLM, window: int, sinks: int, tokens: int) -> LLM:
     """An engine whose pool has as many pages as one text can come to hold."""
-    pages = Reach(window, sinks).most_pages(tokens, llm.options.token_budget, PAGE)
-    return llm.beside(window=window, sinks=sinks, page_size=PAGE, pages=pages, token_budget=llm.options.token_budget)
+    pages = AttentionWindow(window, sinks).most_pages(tokens, llm.options.token_budget, PAGE)
+    return LLM(
+        llm.loaded, window=window, sinks=sinks, page_size=PAGE, pages=pages, token_budget=llm.options.token_budget
+    )
 
 
 def write(llm: LLM, tokens: int) -> dict[str, Any]:

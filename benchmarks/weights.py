@@ -42,15 +42,15 @@ from benchmarks.quality import (
     upto,
 )
 from tokenwright import LLM
+from tokenwright.backends import ReferenceKernels
+from tokenwright.backends.layout import format_of, matrices, shape_of
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.packed import Packed, packed_sizes
+from tokenwright.backends.runner import Model
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
+from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import ModelConfig, WeightFormat
-from tokenwright.kernels import ReferenceKernels
-from tokenwright.kernels.native import find_kernels
-from tokenwright.kernels.weights import Packed, packed_sizes
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.layout import format_of, matrices, shape_of
-from tokenwright.models.runner import Model
 
 FORMATS = ("bfloat16", "float16", "int8:32", "int8", "int4", "int4:64")
 INT8, INT4, COARSE = (WeightFormat.parse(text) for text in ("int8", "int4:32", "int4:64"))

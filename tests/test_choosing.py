@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
-from tokenwright.decode import BeamSearch, guards
-from tokenwright.engine import NoGuard
+from tokenwright.decode import BeamSearch, stopping
+from tokenwright.engine import NoStopChecker
 
 PROMPT = "Once upon a time"
 
@@ -182,7 +182,7 @@ def test_the_first_tokens_end_nothing(llm):
 def test_a_deadline_ends_a_text_and_what_was_held_back_is_shown(llm, monkeypatch):
     whole = one(llm, temperature=0, max_tokens=20)
     now = itertools.count()
-    monkeypatch.setattr(guards.TextGuard, "finished", deadline_after(8, now))
+    monkeypatch.setattr(stopping.TextStopChecker, "finished", deadline_after(8, now))
     stop = whole.text[10:] + "never"  # it holds all back from there on
     with llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=20, stop=[stop])) as stream:
         pieces = list(stream)
@@ -195,7 +195,7 @@ def test_a_deadline_ends_a_text_and_what_was_held_back_is_shown(llm, monkeypatch
 
 def deadline_after(steps, now):
     def finished(self):
-        return guards.FinishReason.TIME if next(now) >= steps else None
+        return stopping.FinishReason.TIME if next(now) >= steps else None
 
     return finished
 
@@ -267,30 +267,6 @@ def test_a_word_that_is_nothing_to_the_tokenizer_is_refused(llm, monkeypatch):
         llm.generate([5, 6], SamplingParams(bad_words=["  "]))
 
 
-@pytest.mark.parametrize("step", range(5))
-def test_a_search_whose_step_was_interrupted_after_it_had_picked_takes_it_again(llm, monkeypatch, step):
-    params = SamplingParams(beams=4, n=4, max_tokens=8, stop=[" was", " in"], length_penalty=0.0)
-    expected = llm.generate(PROMPT, params)[0]
-    assert expected.finish_reason == "stop"
-    sampler, steps = llm.engine.sampler, itertools.count()
-    pick = sampler.pick
-
-    def interrupted(*args):
-        results = pick(*args)
-        if next(steps) == step:
-            raise KeyboardInterrupt
-        return results
-
-    monkeypatch.setattr(sampler, "pick", interrupted)
-    job = llm._submit(PROMPT, params, True)
-    with pytest.raises(KeyboardInterrupt):
-        llm._driver.finish(job)
-    llm._driver.finish(job)
-    found = llm._driver.completion(job)
-    assert [(text.text, text.score) for text in found.choices] == [(text.text, text.score) for text in expected.choices]
-    assert found.tree == expected.tree
-
-
 def test_a_group_that_goes_on_alone_keeps_to_its_own_beams_grammar(llm):
     """One group is done after a token; the beams of the others then have the numbers that its own had."""
     params = SamplingParams(
@@ -320,15 +296,15 @@ def test_a_search_that_only_scores_its_prompt_has_a_reason(llm):
 
 def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
     clock = itertools.count(10.0, 100.0)  # each look at it is 100 seconds after the one before
-    monkeypatch.setattr("tokenwright.llm.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    compiled = llm._vocabulary.grammars(llm.eos_ids)
+    monkeypatch.setattr("tokenwright.requests.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    compiled = llm.loaded.vocabulary.grammars(llm.eos_ids)
     monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
-    guard = llm._guard(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
-    assert guard.deadline == 15.0
+    stop_checker = llm._requests._stop_checker(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
+    assert stop_checker.deadline == 15.0
 
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
-    monkeypatch.setattr(llm, "generation", replace(llm.generation, min_tokens=9))
+    monkeypatch.setattr(llm.loaded, "generation", replace(llm.generation, min_tokens=9))
     assert llm.sampling().min_tokens == 9
     assert llm.sampling(max_tokens=4).min_tokens == 4
     for wrong in ("many", -1, math.inf):
@@ -383,7 +359,7 @@ def test_a_length_penalty_at_its_border_can_be_reckoned_at_any_length(penalty):
     for beyond in (penalty * 1.01, penalty * 3):
         with pytest.raises(RequestError, match="length_penalty must be a number from -30 to 30"):
             SamplingParams(beams=2, length_penalty=beyond)
-    search = BeamSearch(SamplingParams(beams=2, length_penalty=penalty), NoGuard())
+    search = BeamSearch(SamplingParams(beams=2, length_penalty=penalty), NoStopChecker())
     assert search._normalised(-1.0, 2**31) < 0
 
 

@@ -12,25 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig
 
+from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
-from tests.models.test_hub import hub, sharded, single  # noqa: F401
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.cache.spec import Heads, Latent
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import pack_checkpoint
+from tokenwright.checkpoints.quantize import write_folder
 from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.packing import pack_checkpoint
-from tokenwright.models.quantize import write_folder
+from tokenwright.models.cost import CostModel
 from tokenwright.planner import Blueprint, Layer, Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.resident import Resident, specs_of
 from tokenwright.planner.units import read_bytes, read_rate, read_tokens
-from tokenwright.trace.cost import CostModel
 
 KIB, GIB = 2**10, 2**30
 
@@ -534,17 +534,17 @@ class TestProperties:
     def test_a_window_keeps_that_many(self, model: str, context: int, window: int | None) -> None:
         found = plan(model, context=context, window=window)
         layers = found.blueprint.layers
-        reaches = [min(context, layer.window or context, window or context) for layer in layers]
+        attention_windows = [min(context, layer.window or context, window or context) for layer in layers]
         kept = [layer.layout.bytes_per_token(found.k, found.v) for layer in layers]
-        assert found.kv_bytes_total == sum(map(int.__mul__, reaches, kept))
+        assert found.kv_bytes_total == sum(map(int.__mul__, attention_windows, kept))
 
     @given(st.sampled_from(["mistral-7b", "gemma-3-4b"]), st.integers(1, 6000), windows)
     def test_prefill_is_the_sum_of_its_rows(self, model: str, context: int, window: int | None) -> None:
         found = plan(model, context=context, window=window)
         shape = found.blueprint
         rows = 0
-        for reach, layer in zip(found.windows, shape.layers, strict=True):
-            whole = min(context, reach or context)
+        for window, layer in zip(found.windows, shape.layers, strict=True):
+            whole = min(context, window or context)
             rows += layer.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
         assert found.prefill_flops == 2 * shape.block_weights * context + 2 * shape.head_weights + rows
 

@@ -9,7 +9,7 @@ import torch
 
 import tokenwright
 from tokenwright import LLM, SamplingParams
-from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.checkpoints.folder import Checkpoint
 
 HOME = Path(tokenwright.__file__).parent / "stories"
 GOLDEN = Path(__file__).parent / "golden" / "stories.json"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion, Piece
-    from tokenwright.engine.params import Grammar, SamplingParams
     from tokenwright.errors import (
         CapacityError,
         CheckpointError,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     )
     from tokenwright.llm import LLM
     from tokenwright.planner import plan
+    from tokenwright.sampling_params import Grammar, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -48,8 +48,8 @@ _HOMES = {
     "LLM": "tokenwright.llm",
     "Completion": "tokenwright.completion",
     "Piece": "tokenwright.completion",
-    "SamplingParams": "tokenwright.engine.params",
-    "Grammar": "tokenwright.engine.params",
+    "SamplingParams": "tokenwright.sampling_params",
+    "Grammar": "tokenwright.sampling_params",
     "plan": "tokenwright.planner",
 }
 

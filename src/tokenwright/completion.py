@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tokenwright.engine import FinishReason, Likely
+from tokenwright.engine import FinishReason, TopLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     token_id: int | None
     logprob: float
     sampler_logprob: float = 0.0
-    top: tuple[Likely, ...] = ()
+    top: tuple[TopLogprob, ...] = ()
     choice: int = 0
 
 
@@ -102,11 +102,11 @@ class Completion:
     finish_reason: FinishReason | None  # None while it is being written
     usage: Usage
     sampler_logprobs: tuple[float, ...] = ()
-    top_logprobs: tuple[tuple[Likely, ...], ...] = ()
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     stopped: str | int | None = None
     score: float | None = None
     prompt_logprobs: tuple[float, ...] = ()
-    prompt_top_logprobs: tuple[tuple[Likely, ...], ...] = ()
+    prompt_top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     others: "tuple[Completion, ...]" = ()
     tree: tuple[TreeToken, ...] = ()
     ends: tuple[int, ...] = ()

@@ -5,9 +5,9 @@ from functools import lru_cache
 from threading import Lock
 
 from tokenwright.decode.grammar import Grammars
-from tokenwright.engine import SamplingParams, Words
-from tokenwright.engine.params import shown
+from tokenwright.engine import SamplingParams, TokenConstraints
 from tokenwright.errors import RequestError
+from tokenwright.sampling_params import shown
 from tokenwright.text import Tokenizer
 
 
@@ -35,9 +35,9 @@ class Vocabulary:
         if len(params.banned_ids) == self.size:
             raise RequestError("no id is left to choose: banned_ids has all of the model's")
 
-    def words(self, params: SamplingParams, eos_ids: Collection[int]) -> Words:
+    def constraints(self, params: SamplingParams, eos_ids: Collection[int]) -> TokenConstraints:
         """The ids that the sampler needs beside the params."""
-        return Words(
+        return TokenConstraints(
             end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
             bad=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word))),
             breakers=self._breakers(params.dry_breakers) if params.dry_multiplier else frozenset(),

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.native import needs_native
+from tests.backends.native import needs_native
+from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.bench import limits
 from tokenwright.bench.limits import FORMATS, Bound, Least, Multiplier, Work, cache_bytes, measure_limits
-from tokenwright.kernels.native import find_kernels
 from tokenwright.planner.bandwidth import Reader
 
 KINDS = ("torch", pytest.param("native", marks=needs_native))

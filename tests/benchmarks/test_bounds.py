@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from benchmarks import kernels, limits, models
+from tests.backends.native import needs_native
 from tests.bench.fixtures import quicken
-from tests.kernels.native import needs_native
+from tokenwright.backends import Dense, ReferenceKernels
+from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.bench import model, shapes
 from tokenwright.bench.limits import Bound, Least, Limits, Rate, Work
 from tokenwright.bench.measures import Measure
 from tokenwright.config import WeightFormat
-from tokenwright.kernels import Dense, ReferenceKernels
-from tokenwright.kernels.native import NativeKernels, find_kernels
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 

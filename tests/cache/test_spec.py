@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.cache import Heads, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.codec import CODECS
+from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import KVFormat, ModelConfig
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
-from tokenwright.models.families import parse_config
 
 F32, INT8, INT4, FP8 = (CODECS[name] for name in ("float32", "int8", "int4", "fp8"))
 
@@ -22,8 +22,8 @@ def config_of(kind: str) -> ModelConfig:
     return parse_config(make_config(kind))[1]
 
 
-def specs_of(kind: str, kv: str = "native", **reach: Any) -> tuple[LayerSpec, ...]:
-    return layer_specs(config_of(kind), "float32", KVFormat.parse(kv), **reach)
+def specs_of(kind: str, kv: str = "native", **window: Any) -> tuple[LayerSpec, ...]:
+    return layer_specs(config_of(kind), "float32", KVFormat.parse(kv), **window)
 
 
 class TestFormat:
@@ -85,16 +85,16 @@ class TestSpecs:
     def test_by_default_a_model_is_kept_as_it_is(self, kind: str) -> None:
         config = config_of(kind)
         for spec, window in zip(specs_of(kind), config.windows, strict=True):
-            assert spec.parts == (Part(Heads(config.kv_heads, config.head_size), Reach(window), F32, F32),)
+            assert spec.parts == (Part(Heads(config.kv_heads, config.head_size), AttentionWindow(window), F32, F32),)
             assert spec.bytes_per_token == 2 * config.kv_heads * config.head_size * 4
 
     def test_formats_compose_with_layers_and_first_tokens(self) -> None:
         specs = specs_of("qwen2", "k=int8,v=fp8,first=7,native=0+-1")
         assert [len(spec.parts) for spec in specs] == [1, 2, 2, 1]
-        assert specs[0].parts[0] == specs[3].parts[0] == Part(Heads(2, 16), Reach(), F32, F32)
+        assert specs[0].parts[0] == specs[3].parts[0] == Part(Heads(2, 16), AttentionWindow(), F32, F32)
         head, tail = specs[1].parts
-        assert head == Part(Heads(2, 16), Reach(stop=7), F32, F32)
-        assert tail == Part(Heads(2, 16), Reach(start=7), INT8, FP8)
+        assert head == Part(Heads(2, 16), AttentionWindow(stop=7), F32, F32)
+        assert tail == Part(Heads(2, 16), AttentionWindow(start=7), INT8, FP8)
         assert specs[1].bytes_per_token == 2 * (16 + 2 + 16)
 
     def test_the_dtype_of_the_model_named_is_native(self) -> None:
@@ -102,17 +102,17 @@ class TestSpecs:
         assert len(specs_of("llama2", "v=float16,first=4")[0].parts) == 2
 
     def test_a_window_is_the_shorter_one_and_sinks_go_with_windows(self) -> None:
-        assert [spec.reach for spec in specs_of("qwen2-window", window=40, sinks=3)] == [
-            *[Reach(40, 3)] * 2,
-            *[Reach(32, 3)] * 2,
+        assert [spec.window for spec in specs_of("qwen2-window", window=40, sinks=3)] == [
+            *[AttentionWindow(40, 3)] * 2,
+            *[AttentionWindow(32, 3)] * 2,
         ]
-        own = [spec.reach for spec in specs_of("qwen2-window", sinks=3)]
-        assert own == [Reach()] * 2 + [Reach(32, 3)] * 2
-        assert {spec.reach for spec in specs_of("gpt2", window=9)} == {Reach(9)}
+        own = [spec.window for spec in specs_of("qwen2-window", sinks=3)]
+        assert own == [AttentionWindow()] * 2 + [AttentionWindow(32, 3)] * 2
+        assert {spec.window for spec in specs_of("gpt2", window=9)} == {AttentionWindow(9)}
 
     def test_parts_keep_window_and_sinks(self) -> None:
         [spec, *_] = specs_of("llama2", "int8,first=3", window=5, sinks=4)
-        assert [part.reach for part in spec.parts] == [Reach(5, 4, 0, 3), Reach(5, 4, 3, None)]
+        assert [part.window for part in spec.parts] == [AttentionWindow(5, 4, 0, 3), AttentionWindow(5, 4, 3, None)]
 
     @pytest.mark.parametrize(
         ("kind", "options", "told"),
@@ -139,7 +139,9 @@ class TestSpecs:
 SPECS = st.builds(
     LayerSpec,
     st.sampled_from([Heads(2, 16), Heads(1, 5)]),
-    st.sampled_from([Reach(), Reach(1), Reach(6), Reach(6, 2), Reach(40, 5)]),
+    st.sampled_from(
+        [AttentionWindow(), AttentionWindow(1), AttentionWindow(6), AttentionWindow(6, 2), AttentionWindow(40, 5)]
+    ),
     st.sampled_from([F32, INT8, INT4]),
     st.sampled_from([F32, INT8, FP8]),
     st.sampled_from([0, 1, 4, 33]),
@@ -153,14 +155,14 @@ def test_bytes_are_those_of_the_positions_the_next_row_reads(spec: LayerSpec, to
         k, v = (F32, F32) if position < spec.first else (spec.k, spec.v)
         return spec.layout.kv_heads * (k.nbytes(spec.layout.head_size) + v.nbytes(spec.layout.head_size))
 
-    window, sinks = spec.reach.window, spec.reach.sinks
+    window, sinks = spec.window.size, spec.window.sinks
     read = [p for p in range(tokens) if window is None or p < sinks or p > tokens - window]
     assert spec.nbytes(tokens) == sum(map(token_bytes, read))
     for start in (0, tokens // 2):
         positions = range(start, tokens)
         assert spec.stored_bytes(positions) == sum(map(token_bytes, positions))
         for part in spec.parts:
-            inside = [p for p in positions if part.reach.start <= p and (part.reach.stop or tokens) > p]
+            inside = [p for p in positions if part.window.start <= p and (part.window.stop or tokens) > p]
             assert list(part.stored(positions)) == inside
     assert spec.bytes_per_token == token_bytes(spec.first)
 
@@ -168,15 +170,15 @@ def test_bytes_are_those_of_the_positions_the_next_row_reads(spec: LayerSpec, to
 class TestGroups:
     def test_layers_that_keep_alike_are_a_group(self) -> None:
         groups = group_layers(specs_of("qwen2-window", "int4,first=7,native=3"))
-        assert [(group.part.reach, group.part.k.name, group.layers) for group in groups] == [
-            (Reach(stop=7), "float32", (0, 1)),
-            (Reach(start=7), "int4", (0, 1)),
-            (Reach(32, stop=7), "float32", (2,)),
-            (Reach(32, start=7), "int4", (2,)),
-            (Reach(32), "float32", (3,)),
+        assert [(group.part.window, group.part.k.name, group.layers) for group in groups] == [
+            (AttentionWindow(stop=7), "float32", (0, 1)),
+            (AttentionWindow(start=7), "int4", (0, 1)),
+            (AttentionWindow(32, stop=7), "float32", (2,)),
+            (AttentionWindow(32, start=7), "int4", (2,)),
+            (AttentionWindow(32), "float32", (3,)),
         ]
         assert groups[1].page_bytes(16) == 16 * 2 * 2 * 2 * (8 + 2)
-        assert groups[0].reach == Reach(stop=7)
+        assert groups[0].window == AttentionWindow(stop=7)
 
     def test_one_that_keeps_all_of_a_text_comes_first(self) -> None:
         specs = specs_of("qwen2-window")
@@ -192,8 +194,8 @@ class TestSizes:
     def test_a_bounded_reach_gets_no_more_than_it_can_use(self) -> None:
         """A window of 32, chunks of 20, pages of 16: 51 tokens side by side lie in 5 pages at most."""
         full, windowed = groups_for(specs_of("qwen2-window"), 16, pages=1000, chunk=20, sequences=3)
-        assert full == Group(1000, Reach(), 2 * 16 * 256)
-        assert windowed == Group(15, Reach(32), 2 * 16 * 256)
+        assert full == Group(1000, AttentionWindow(), 2 * 16 * 256)
+        assert windowed == Group(15, AttentionWindow(32), 2 * 16 * 256)
         assert [group.pages for group in groups_for(specs_of("qwen2-window"), 16, 7, 20, 3)] == [7, 7]
 
     def test_first_tokens_take_their_pages_and_spare_the_others_theirs(self) -> None:
@@ -202,13 +204,13 @@ class TestSizes:
         assert (head.pages, tail.pages) == (4 * 3, 1000 - 2)
 
     @pytest.mark.parametrize("kv", ["native", "int8,first=33"])
-    @pytest.mark.parametrize("reach", [{}, {"window": 100}, {"window": 100, "sinks": 4}])
+    @pytest.mark.parametrize("window", [{}, {"window": 100}, {"window": 100, "sinks": 4}])
     @pytest.mark.parametrize("kind", ["llama2", "qwen2-window"])
     @pytest.mark.parametrize("memory", [0, 10_000, 300_000, 1_000_000, 10**12])
     def test_all_groups_fit_the_memory_and_one_page_more_does_not(
-        self, kind: str, kv: str, reach: dict[str, int], memory: int
+        self, kind: str, kv: str, window: dict[str, int], memory: int
     ) -> None:
-        specs = specs_of(kind, kv, **reach)
+        specs = specs_of(kind, kv, **window)
 
         def total(pages: int) -> int:
             groups = groups_for(specs, 16, pages, 64, 5)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import CHAT, make_checkpoint
-from tokenwright.models.checkpoint import Checkpoint
+from tokenwright.checkpoints.folder import Checkpoint
 
 
 def test_page(run: Run, model: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.cli.conftest import Run
 from tokenwright import LLM
+from tokenwright.backends.layout import weight_bytes
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.config import WeightFormat
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.layout import weight_bytes
-from tokenwright.models.weight_cache import WeightCache
 
 
 @pytest.fixture(autouse=True)

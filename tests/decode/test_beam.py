@@ -15,9 +15,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenwright.decode import BeamSearch, TextGuard
-from tokenwright.engine import Chunk, Fault, Finish, FinishReason, Pick, Request, SamplingParams, Wants, Words
-from tokenwright.engine.params import MOST_TOKENS
+from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.engine import (
+    Chunk,
+    Fault,
+    Finish,
+    FinishReason,
+    LogitsNeeded,
+    Pick,
+    Request,
+    SamplingParams,
+    TokenConstraints,
+)
+from tokenwright.sampling_params import MOST_TOKENS
 
 V = 7
 PROMPT = (1, 2)
@@ -98,12 +108,12 @@ class Case:
         return min(len(PROMPT) + self.params.max_tokens, self.context) - len(PROMPT)
 
     @property
-    def words(self):
-        return Words(end_ids=frozenset(self.ends) | frozenset(self.params.stop_ids))
+    def constraints(self):
+        return TokenConstraints(end_ids=frozenset(self.ends) | frozenset(self.params.stop_ids))
 
-    def guard(self, clock=lambda: 0.0):
+    def stop_checker(self, clock=lambda: 0.0):
         params = self.params
-        return TextGuard(
+        return TextStopChecker(
             Sink(self.stop),
             self.ends,
             params.stop_ids,
@@ -122,7 +132,7 @@ class Case:
         row = self.model(text)
         for token, bias in self.params.logit_bias:
             row[token] += bias
-        early = self.words.end_ids if len(text) < self.params.min_tokens else ()
+        early = self.constraints.end_ids if len(text) < self.params.min_tokens else ()
         ids = Grammar(self.grammar, text).ids
         return [-math.inf if token in early or not ids >> token & 1 else row[token] for token in range(V)]
 
@@ -163,7 +173,7 @@ def naive(case):
                         ways.append((-(logprob - cost + steered), place, token, score + logprob))
             going = []
             for rank, (cost, place, token, score) in enumerate(
-                sorted(ways)[: max(2, 1 + len(case.words.end_ids)) * width]
+                sorted(ways)[: max(2, 1 + len(case.constraints.end_ids)) * width]
             ):
                 text = (*beams[place][0], token)
                 reason = case.reason(text)
@@ -205,12 +215,12 @@ class Player:
     ids: int = 0
 
     def __post_init__(self):
-        self.search = BeamSearch(self.case.params, self.case.guard(self.clock))
+        self.search = BeamSearch(self.case.params, self.case.stop_checker(self.clock))
         self.request = Request(
             PROMPT,
             self.case.params,
             self.search,
-            words=self.case.words,
+            constraints=self.case.constraints,
             width=self.case.params.beams,
             search=self.search,
         )
@@ -224,10 +234,10 @@ class Player:
             (text[-1],),
             ({},),
             len(PROMPT) + self.case.limit,
-            Wants.LAST,
+            LogitsNeeded.LAST,
             choices=(self.choices[identity],),
             text=text,
-            guard=self.search,
+            stop_checker=self.search,
         )
 
     def step(self):
@@ -368,7 +378,7 @@ def test_a_group_that_is_done_has_no_say_in_the_others_rows():
     case = Case(params, lambda text: (rows.get(text, [0.0, 5.0]) + [-9.0] * V)[:V], ends=(6,))
     player = Player(case)
     for group in player.search.groups:
-        group.beams[0].guard.constraint = Narrow()
+        group.beams[0].stop_checker.constraint = Narrow()
     player.play()
     assert {text for text, _, _ in player.found()} == {(0, 6), (1,) * 6}
 
@@ -377,7 +387,7 @@ def test_where_beams_have_nowhere_to_go_what_has_ended_is_told():
     """After two tokens the grammar is closed; one text has ended before, and there are three beams."""
     case = Case(SamplingParams(beams=3, max_tokens=9), lambda text: [0.0] * 6 + [-9.0 if text else 5.0], ends=(6,))
     player = Player(case)
-    player.search.groups[0].beams[0].guard.constraint = Short()
+    player.search.groups[0].beams[0].stop_checker.constraint = Short()
     player.play()
     assert [(text, reason) for text, _, reason in player.found()] == [((6,), FinishReason.EOS)]
     assert [end.reason for end in player.ends] == [FinishReason.EOS] * 3

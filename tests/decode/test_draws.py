@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenwright.decode.processors import filtered
-from tokenwright.decode.sample import TorchSampler, choose, probabilities, uniform
-from tokenwright.engine import Chunk, Output, Pick, Request, SamplingParams, Step, Wants
+from tokenwright.decode.logits_processors import filtered
+from tokenwright.decode.sampler import TorchSampler, choose, probabilities, uniform
+from tokenwright.engine import Chunk, LogitsNeeded, Output, Pick, Request, SamplingParams, Step
 
 DRAWS = 200_000
 CHANCE = 1e-6  # of a right sampler failing one test; the draws are fixed by their seeds, so it is decided once
@@ -126,7 +126,17 @@ def batches(draw):
         text = tuple(draw(st.lists(st.integers(0, 39), min_size=2, max_size=12)))
         start = draw(st.integers(0, len(text) - 1))
         chunks.append(
-            Chunk(number, Request(text[:2], params), start, text[start:], (), 99, Wants.LAST, text=text, choices=(0,))
+            Chunk(
+                number,
+                Request(text[:2], params),
+                start,
+                text[start:],
+                (),
+                99,
+                LogitsNeeded.LAST,
+                text=text,
+                choices=(0,),
+            )
         )
     return chunks, draw(st.permutations(range(count)))
 
@@ -152,7 +162,7 @@ def test_choices_of_one_chunk_are_those_of_each_alone():
     params = SamplingParams(seed=9, n=3)
 
     def chunk(choices):
-        return Chunk(4, Request((1, 2), params), 0, (1, 2), (), 99, Wants.LAST, text=(1, 2), choices=choices)
+        return Chunk(4, Request((1, 2), params), 0, (1, 2), (), 99, LogitsNeeded.LAST, text=(1, 2), choices=choices)
 
     def picks(choices):
         return TorchSampler().pick(Output((range(1),), LOGITS[None]), Step((chunk(choices),)))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.decode import schemas
 from tests.text import kinds
-from tokenwright.decode import grammar, trial
+from tokenwright.decode import grammar, grammar_worker
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
@@ -378,7 +378,7 @@ def test_a_grammar_that_ends_its_trial_harms_no_other() -> None:
 def test_a_worker_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "trial.py"
     broken.write_text("raise SystemExit(3)")
-    monkeypatch.setattr(trial, "__file__", str(broken))
+    monkeypatch.setattr(grammar_worker, "__file__", str(broken))
     _, grammars, _ = made("metaspace")
     with pytest.raises(EngineError, match="does not start"):
         grammars.compile(Grammar.regex("a"))

@@ -3,7 +3,18 @@
 Nothing here is taken from the engine but its plain data: what a row reads is found by asking every position.
 """
 
-from tokenwright.engine import Engine, Failed, Fault, Group, PagePool, Pick, Reach, Request, SamplingParams, Scheduler
+from tokenwright.engine import (
+    AttentionWindow,
+    Engine,
+    Failed,
+    Fault,
+    Group,
+    PagePool,
+    Pick,
+    Request,
+    SamplingParams,
+    Scheduler,
+)
 from tokenwright.engine.scripted import ScriptedModel
 
 
@@ -11,31 +22,31 @@ class Planted(Exception):
     """A fault that a test has put there."""
 
 
-FULL = Reach()
+FULL = AttentionWindow()
 RUBBISH = -1  # what a step that fails leaves where it has written
 
 
-def is_read(reach, position, row):
+def is_read(window, position, row):
     """The definition: whether the row reads the position."""
-    if not reach.start <= position <= row or (reach.stop is not None and position >= reach.stop):
+    if not window.start <= position <= row or (window.stop is not None and position >= window.stop):
         return False
-    return reach.window is None or row - position < reach.window or position < reach.sinks
+    return window.size is None or row - position < window.size or position < window.sinks
 
 
-def is_read_from(reach, position, row):
+def is_read_from(window, position, row):
     """Whether some row from `row` on reads the position: the nearest one that is not before it does, or none."""
-    return is_read(reach, position, max(row, position))
+    return is_read(window, position, max(row, position))
 
 
-def kept_pages(reach, computed, page_size, end=None):
+def kept_pages(window, computed, page_size, end=None):
     """The pages of a text that rows behind `computed` tokens read: of these tokens, or of the first `end`."""
     end = computed if end is None else end
-    return {position // page_size for position in range(end) if is_read_from(reach, position, computed)}
+    return {position // page_size for position in range(end) if is_read_from(window, position, computed)}
 
 
-def seen(reach, text):
+def seen(window, text):
     """The tokens that the last row of a text reads."""
-    return [token for position, token in enumerate(text) if is_read(reach, position, len(text) - 1)]
+    return [token for position, token in enumerate(text) if is_read(window, position, len(text) - 1)]
 
 
 def mixed(text):
@@ -43,11 +54,11 @@ def mixed(text):
     return sum((place + 1) * token for place, token in enumerate(text)) % 97
 
 
-def naive(request, reach=FULL, context=1000):
+def naive(request, window=FULL, context=1000):
     """The text that a request must come to, by the definition alone."""
     text = list(request.prompt)
     while len(text) < min(context, len(request.prompt) + request.params.max_tokens):
-        text.append(mixed(seen(reach, text)))
+        text.append(mixed(seen(window, text)))
     return text
 
 
@@ -111,7 +122,7 @@ class Watched(ScriptedModel):
         assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
         for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
             for position in range(chunk.stop):
-                if is_read_from(group.reach, position, chunk.start):
+                if is_read_from(group.window, position, chunk.start):
                     there = slots[self._slot(table, position)]
                     assert there == text[position], f"{there} stands where {text[position]} was computed"
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import Planted, seen
 from tokenwright.engine import (
+    AttentionWindow,
     Dropped,
     Engine,
     Failed,
@@ -23,19 +24,18 @@ from tokenwright.engine import (
     FinishReason,
     Forked,
     Group,
-    NoGuard,
+    LogitsNeeded,
+    NoStopChecker,
     PagePool,
     Pick,
-    Reach,
+    PromptLogprobs,
+    PromptLogprobsAdded,
     Request,
     SamplingParams,
     Scheduler,
-    Score,
-    Scored,
     State,
     Step,
     Token,
-    Wants,
 )
 from tokenwright.engine.scripted import ScriptedModel
 from tokenwright.errors import CapacityError
@@ -97,11 +97,11 @@ class Branching(ScriptedModel):
         assert step.size <= self.budget, "a step computes more than it may"
         results, searches = [], {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            if chunk.wants is Wants.ALL:
-                results.append(Score(chunk.sequence, chunk.start + 1, (0.0,) * len(chunk.following)))
+            if chunk.logits_needed is LogitsNeeded.ALL:
+                results.append(PromptLogprobs(chunk.sequence, chunk.start + 1, (0.0,) * len(chunk.following)))
             if chunk.picks:
                 read = output.logits[rows[-1]]
-                assert read == seen(self.groups[0].reach, list(chunk.text)), "the pages hold the text"
+                assert read == seen(self.groups[0].window, list(chunk.text)), "the pages hold the text"
                 search = chunk.request.search
                 if search is not None:
                     searches.setdefault(id(search), (search, []))[1].append((chunk, read))
@@ -116,8 +116,8 @@ class Branching(ScriptedModel):
         return results
 
 
-def build(reaches, pages, page_size, budget, sequences, swap=0) -> Engine[Any]:
-    groups = [Group(pages, reach, page_bytes=1) for reach in reaches]
+def build(attention_windows, pages, page_size, budget, sequences, swap=0) -> Engine[Any]:
+    groups = [Group(pages, window, page_bytes=1) for window in attention_windows]
     model = Branching(lambda text: 0, groups, page_size)
     model.budget = budget
     pool = PagePool(groups, page_size, model, swap=swap)
@@ -197,11 +197,11 @@ requests = st.lists(
     requests,
     st.sampled_from(
         [
-            (Reach(),),
-            (Reach(window=4),),
-            (Reach(window=5, sinks=2), Reach()),
-            (Reach(), Reach(window=3)),
-            (Reach(stop=4), Reach(start=4)),
+            (AttentionWindow(),),
+            (AttentionWindow(size=4),),
+            (AttentionWindow(size=5, sinks=2), AttentionWindow()),
+            (AttentionWindow(), AttentionWindow(size=3)),
+            (AttentionWindow(stop=4), AttentionWindow(start=4)),
         ]
     ),
     st.sampled_from([1, 2, 3, 4]),
@@ -212,7 +212,7 @@ requests = st.lists(
     st.lists(st.tuples(st.sampled_from(["peek", "put off", "put off", "forget", ""]), st.integers(0, 5)), max_size=20),
 )
 def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
-    asked, reaches, page_size, budget, sequences, spare, swap, mischief
+    asked, attention_windows, page_size, budget, sequences, spare, swap, mischief
 ):
     asked = [
         (kind, prompt, min(width, sequences) if kind == "beams" else width, *rest)
@@ -220,7 +220,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
     ]
 
     def pages_for(kind, prompt, width, most, share):
-        engine = build(reaches, 1000, page_size, budget, sequences)
+        engine = build(attention_windows, 1000, page_size, budget, sequences)
         request = Request(tuple(prompt), SamplingParams(max_tokens=most + 1), width=width, share=share)
         return max(engine.scheduler.most_pages(engine.scheduler.new(request, request.limit(60))))
 
@@ -228,7 +228,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
         pages_for(kind, prompt, width if kind == "beams" else 1, most, share and cache)
         for kind, prompt, width, most, cache, share in asked
     ]
-    engine = build(reaches, max(needs) + spare, page_size, budget, sequences, swap)
+    engine = build(attention_windows, max(needs) + spare, page_size, budget, sequences, swap)
     searches, prompts, expected = {}, {}, {}
     for kind, prompt, width, most, cache, share in asked:
         if kind == "beams":
@@ -277,7 +277,7 @@ def beams(width=3, most=5, prompt=(1, 2, 3), **options):
 
 
 def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
-    engine = build([Reach()], 64, 4, 64, 16)
+    engine = build([AttentionWindow()], 64, 4, 64, 16)
     sequence = engine.submit(Request(tuple(range(20)), SamplingParams(max_tokens=4, n=6, seed=1)))
     events = engine.step()
     forks = [event.branch for event in events if isinstance(event, Forked)]
@@ -292,7 +292,7 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
 @pytest.mark.parametrize("sequences", [1, 2, 3])
 def test_texts_that_find_no_seat_wait_for_one(sequences):
     """Who waits finds what its parent has left, and its own text's pages are its own."""
-    engine = build([Reach()], 64, 2, 64, sequences)
+    engine = build([AttentionWindow()], 64, 2, 64, sequences)
     prompt = [1, 2, 3, 4, 5]
     sequence = engine.submit(Request(tuple(prompt), SamplingParams(max_tokens=12, n=5, seed=1)))
     first = engine.step()
@@ -311,8 +311,8 @@ def family(engine, sequence):
 def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
     """Its hold, its cache, and that its scores were told."""
     for sequences in 2, 8:
-        engine = build([Reach()], 64, 4, 64, sequences)
-        request = Request(tuple(range(9)), SamplingParams(max_tokens=6, n=4, seed=1), score_from=1)
+        engine = build([AttentionWindow()], 64, 4, 64, sequences)
+        request = Request(tuple(range(9)), SamplingParams(max_tokens=6, n=4, seed=1), prompt_logprobs_from=1)
         sequence = engine.submit(request)
         engine.hold(sequence.id, 12)
         engine.use_cache(sequence.id, False)
@@ -326,13 +326,15 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         for one in branches:
             engine.hold(one.id, None)
         events += drain(engine)
-        assert [event.start for event in events if isinstance(event, Scored)] == [1]
-        texts, _ = written([event for event in events if not isinstance(event, Scored)], {sequence.id: range(9)})
+        assert [event.start for event in events if isinstance(event, PromptLogprobsAdded)] == [1]
+        texts, _ = written(
+            [event for event in events if not isinstance(event, PromptLogprobsAdded)], {sequence.id: range(9)}
+        )
         assert sorted(texts.values()) == sorted(texts_of(range(9), 4, 6))
 
 
 def test_every_text_has_a_guard_of_its_own():
-    class Listening(NoGuard):
+    class Listening(NoStopChecker):
         def __init__(self, heard=()):
             self.heard = list(heard)
 
@@ -342,18 +344,18 @@ def test_every_text_has_a_guard_of_its_own():
         def fork(self):
             return Listening(self.heard)
 
-    engine = build([Reach()], 64, 4, 64, 3)
-    sequence = engine.submit(Request((1, 2), SamplingParams(max_tokens=5, n=4, seed=1), guard=Listening()))
+    engine = build([AttentionWindow()], 64, 4, 64, 3)
+    sequence = engine.submit(Request((1, 2), SamplingParams(max_tokens=5, n=4, seed=1), stop_checker=Listening()))
     _, branches = family(engine, sequence)
     drain(engine)
-    assert [one.guard.heard for one in branches] == [one.tokens[2:] for one in branches]
+    assert [one.stop_checker.heard for one in branches] == [one.tokens[2:] for one in branches]
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5])
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, forgotten):
     """`forgotten`: their pages were used up by another text meanwhile."""
-    engine = build([Reach()], 12, 4, 64, 3)
+    engine = build([AttentionWindow()], 12, 4, 64, 3)
     sequence = engine.submit(beams(prompt=range(20), most=8))
     for _ in range(steps):
         engine.step()
@@ -383,7 +385,7 @@ def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, fo
 
 def test_beams_that_share_nothing_catch_up_side_by_side():
     """The naive loop takes a step for each token, with beams as without."""
-    engine = build([Reach()], 64, 4, 64, 8)
+    engine = build([AttentionWindow()], 64, 4, 64, 8)
     engine.submit(beams(most=5, cache=False, share=False))
     steps = 0
     while engine.busy:
@@ -394,7 +396,7 @@ def test_beams_that_share_nothing_catch_up_side_by_side():
 
 @pytest.mark.parametrize("steps", range(7))
 def test_an_abort_of_one_beam_ends_the_team_in_every_state(steps):
-    engine = build([Reach()], 64, 4, 5, 8)
+    engine = build([AttentionWindow()], 64, 4, 5, 8)
     sequence = engine.submit(beams(prompt=range(12)))
     other = engine.submit(Request((7,), SamplingParams(max_tokens=2)))
     events = [event for _ in range(steps) for event in engine.step()]
@@ -408,7 +410,7 @@ def test_an_abort_of_one_beam_ends_the_team_in_every_state(steps):
 
 
 def test_a_fault_in_one_beam_fails_the_team_alone():
-    engine = build([Reach()], 64, 4, 64, 8)
+    engine = build([AttentionWindow()], 64, 4, 64, 8)
     pick = engine.sampler.pick
 
     def with_fault(output, step):
@@ -429,14 +431,14 @@ def test_a_fault_in_one_beam_fails_the_team_alone():
 def test_beams_that_could_never_advance_in_one_step_are_refused():
     for budget, sequences in (4, 16), (16, 4):
         with pytest.raises(CapacityError, match="5 beams advance in one step, and this engine computes 4"):
-            build([Reach()], 64, 4, budget, sequences).submit(beams(width=5))
+            build([AttentionWindow()], 64, 4, budget, sequences).submit(beams(width=5))
 
 
 def test_a_team_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_not():
     prompt = range(16)
     with pytest.raises(CapacityError, match="pages"):
-        build([Reach()], 10, 4, 64, 8).submit(beams(width=4, prompt=prompt, share=False))
-    engine = build([Reach()], 4 + 4 * 2, 4, 64, 8)
+        build([AttentionWindow()], 10, 4, 64, 8).submit(beams(width=4, prompt=prompt, share=False))
+    engine = build([AttentionWindow()], 4 + 4 * 2, 4, 64, 8)
     engine.submit(beams(width=4, prompt=prompt))
     drain(engine)
 
@@ -444,7 +446,7 @@ def test_a_team_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_
 @pytest.mark.parametrize("told", ["once", "always"])
 @pytest.mark.parametrize("how", ["told", "raised"])
 def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
-    class Common(NoGuard):
+    class Common(NoStopChecker):
         over = False
 
         def finished(self):
@@ -455,11 +457,11 @@ def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
                 raise Planted
             return FinishReason.TIME
 
-    engine, guard = build([Reach()], 64, 4, 64, 8), Common()
-    sequence = engine.submit(beams(guard=guard))
+    engine, stop_checker = build([AttentionWindow()], 64, 4, 64, 8), Common()
+    sequence = engine.submit(beams(stop_checker=stop_checker))
     engine.step()
     team = list(sequence.team)
-    guard.over = True
+    stop_checker.over = True
     events = engine.scheduler.expire()
     kinds = {"told": Finished, "raised": Failed}
     assert [(event.sequence, type(event)) for event in events] == [(one.id, kinds[how]) for one in team]
@@ -468,7 +470,7 @@ def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
 
 
 def test_a_step_that_fails_with_one_beam_ends_the_team():
-    engine = build([Reach()], 64, 4, 64, 8)
+    engine = build([AttentionWindow()], 64, 4, 64, 8)
     sequence = engine.submit(beams())
     engine.step()
     team, step = list(sequence.team), engine.scheduler.schedule()
@@ -478,7 +480,7 @@ def test_a_step_that_fails_with_one_beam_ends_the_team():
 
 
 def test_a_search_is_parked_before_it_has_beams_and_not_with_them():
-    engine = build([Reach()], 64, 4, 5, 8, swap=64)
+    engine = build([AttentionWindow()], 64, 4, 5, 8, swap=64)
     sequence = engine.submit(beams(prompt=range(12)))
     parked = []
     for _ in range(5):
@@ -493,7 +495,7 @@ def test_a_search_is_parked_before_it_has_beams_and_not_with_them():
 @pytest.mark.parametrize(("share", "pages"), [(True, 9), (False, 17)])
 def test_beams_that_were_put_off_wait_until_there_is_room_for_all_of_them(share, pages):
     """`pages` are free: more than one of them takes, and less than they all do."""
-    engine = build([Reach()], 32, 4, 64, 8)
+    engine = build([AttentionWindow()], 32, 4, 64, 8)
     sequence = engine.submit(beams(width=4, prompt=range(16), most=6, share=share))
     for _ in range(3):
         engine.step()
@@ -511,15 +513,18 @@ def test_beams_that_were_put_off_wait_until_there_is_room_for_all_of_them(share,
 
 def test_what_beams_have_in_common_is_counted_in_the_part_of_the_text_that_a_group_keeps():
     """The second group keeps nothing of the prompt, so nothing in it is common."""
-    reaches, request = [Reach(stop=4), Reach(start=4)], beams(width=4, prompt=range(4), most=8)
+    attention_windows, request = (
+        [AttentionWindow(stop=4), AttentionWindow(start=4)],
+        beams(width=4, prompt=range(4), most=8),
+    )
     with pytest.raises(CapacityError, match="pages"):
-        build(reaches, 7, 4, 64, 8).submit(request)
-    engine = build(reaches, 8, 4, 64, 8)
+        build(attention_windows, 7, 4, 64, 8).submit(request)
+    engine = build(attention_windows, 8, 4, 64, 8)
     engine.submit(request)
     drain(engine)
 
 
-class Timed(NoGuard):
+class Timed(NoStopChecker):
     def __init__(self):
         self.reason = None
 
@@ -529,27 +534,31 @@ class Timed(NoGuard):
 
 @pytest.mark.parametrize("state", ["waiting", "held", "running"])
 def test_a_guard_may_end_a_sequence_without_a_token(state):
-    engine = build([Reach()], 64, 4, 64, 1)
-    guard = Timed()
-    first = engine.submit(Request((1,), SamplingParams(max_tokens=3), guard=NoGuard() if state == "waiting" else guard))
+    engine = build([AttentionWindow()], 64, 4, 64, 1)
+    stop_checker = Timed()
+    first = engine.submit(
+        Request(
+            (1,), SamplingParams(max_tokens=3), stop_checker=NoStopChecker() if state == "waiting" else stop_checker
+        )
+    )
     late = first
     if state == "waiting":
-        late = engine.submit(Request((2,), SamplingParams(max_tokens=3), guard=guard))
+        late = engine.submit(Request((2,), SamplingParams(max_tokens=3), stop_checker=stop_checker))
     if state == "held":
         engine.hold(first.id, 0)
-    guard.reason = FinishReason.TIME
+    stop_checker.reason = FinishReason.TIME
     events = engine.step()
     assert Finished(late.id, FinishReason.TIME) in events
     assert late.state is State.FINISHED
 
 
 def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
-    class Broken(NoGuard):
+    class Broken(NoStopChecker):
         def finished(self):
             raise Planted
 
-    engine = build([Reach()], 64, 4, 64, 4)
-    bad = engine.submit(Request((1,), SamplingParams(max_tokens=3), guard=Broken()))
+    engine = build([AttentionWindow()], 64, 4, 64, 4)
+    bad = engine.submit(Request((1,), SamplingParams(max_tokens=3), stop_checker=Broken()))
     good = engine.submit(Request((2,), SamplingParams(max_tokens=3)))
     events = drain(engine)
     assert [type(event) for event in events if event.sequence == bad.id] == [Token, Failed]
@@ -557,7 +566,7 @@ def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
 
 
 def test_a_team_is_held_and_loses_its_cache_as_a_whole():
-    engine = build([Reach()], 64, 4, 64, 8)
+    engine = build([AttentionWindow()], 64, 4, 64, 8)
     sequence = engine.submit(beams())
     engine.step()
     team = list(sequence.team)

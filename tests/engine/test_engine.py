@@ -6,18 +6,18 @@ import pytest
 
 from tests.engine.hand import Planted, build, drain, request
 from tokenwright.engine import (
+    AttentionWindow,
     Chunk,
     Failed,
     Fault,
     Finished,
     FinishReason,
     Group,
-    NoGuard,
-    Reach,
+    LogitsNeeded,
+    NoStopChecker,
     SamplingParams,
     State,
     Token,
-    Wants,
 )
 from tokenwright.engine.scheduler import MOST_PREEMPTIONS
 from tokenwright.engine.scripted import ScriptedModel, main, scripted_engine
@@ -112,12 +112,12 @@ def test_what_cannot_be_served_is_refused_with_the_reason():
 
 
 def test_a_window_takes_as_many_pages_as_it_reads_back_and_each_group_must_have_its_own():
-    engine, _ = build(8, Group(3, Reach(window=5)), token_budget=4)
+    engine, _ = build(8, Group(3, AttentionWindow(size=5)), token_budget=4)
     assert engine.submit(request(1, most=32)).slots == 32
     with pytest.raises(CapacityError, match=r"33 tokens in the KV cache, which need 9 \+ 3 pages, and it has 8 \+ 3;"):
         engine.submit(request(1, most=33))
     drain(engine)
-    tight, _ = build(8, Group(2, Reach(window=5)), token_budget=4)
+    tight, _ = build(8, Group(2, AttentionWindow(size=5)), token_budget=4)
     with pytest.raises(CapacityError, match=r"need 8 \+ 3 pages, and it has 8 \+ 2;"):
         tight.submit(request(1, most=32))
 
@@ -140,7 +140,7 @@ def test_a_prompt_that_fills_the_context_ends_for_that_reason():
     ]
 
 
-class StopAt(NoGuard):
+class StopAt(NoStopChecker):
     def __init__(self, token):
         self.token = token
 
@@ -154,13 +154,16 @@ class StopAt(NoGuard):
 
 def test_the_guard_sees_the_very_first_token():
     engine, _ = scripted_engine(up)
-    sequence = engine.submit(request(1, 2, most=9, guard=StopAt(3)))
+    sequence = engine.submit(request(1, 2, most=9, stop_checker=StopAt(3)))
     assert drain(engine) == [Token(sequence.id, 3, 0.0), Finished(sequence.id, FinishReason.EOS)]
 
 
 def test_a_guard_that_fails_fails_its_own_request_alone():
     engine, _ = scripted_engine(lambda text: -1 if text[0] == 1 else text[-1] + 1)
-    bad, good = engine.submit(request(1, guard=StopAt(99))), engine.submit(request(7, most=2, guard=StopAt(99)))
+    bad, good = (
+        engine.submit(request(1, stop_checker=StopAt(99))),
+        engine.submit(request(7, most=2, stop_checker=StopAt(99))),
+    )
     events = drain(engine)
     assert [type(event) for event in events if event.sequence == bad.id] == [Token, Failed]
     assert events[-1] == Finished(good.id, FinishReason.LENGTH)
@@ -208,18 +211,6 @@ def test_an_interrupted_step_tells_later_what_it_had_to_tell_and_computes_anew()
     events = drain(engine)
     assert events[0] == Finished(nothing.id, FinishReason.LENGTH)
     assert list(something.written) == [8, 9]
-
-
-def test_a_reset_forgets_all_and_has_all_pages():
-    engine, _ = scripted_engine(up)
-    engine.submit(request(1, most=0))
-    engine.submit(request(1, 2, 3))
-    engine.step()
-    engine.reset()
-    assert not engine.busy
-    assert engine.pool.free == engine.pool.pages
-    again = engine.submit(request(7, most=1))
-    assert drain(engine)[-1] == Finished(again.id, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -328,7 +319,7 @@ def test_the_cache_is_switched_between_steps():
 
 def test_prompt_logprobs_cover_every_token_once():
     engine, _ = scripted_engine(up, token_budget=2)
-    sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, score_from=1))
+    sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, prompt_logprobs_from=1))
     events = drain(engine)
     assert [(event.start, event.logprobs) for event in events[:-1]] == [(1, (0.0, -1.0)), (3, (0.0, -1.0))]
     assert events[-1] == Finished(sequence.id, FinishReason.LENGTH)
@@ -336,15 +327,15 @@ def test_prompt_logprobs_cover_every_token_once():
 
 def test_a_prompt_of_one_token_has_nothing_to_score():
     engine, _ = scripted_engine(up)
-    sequence = engine.submit(request(1, most=0, score_from=1))
+    sequence = engine.submit(request(1, most=0, prompt_logprobs_from=1))
     assert drain(engine) == [Finished(sequence.id, FinishReason.LENGTH)]
 
 
 def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
-    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), ({0: 0},), 7, Wants.NONE, (2, 3))
+    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), ({0: 0},), 7, LogitsNeeded.NONE, (2, 3))
     assert not plain.picks
-    assert Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 7, Wants.LAST).picks
-    assert not Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 3, Wants.ALL).picks
+    assert Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 7, LogitsNeeded.LAST).picks
+    assert not Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 3, LogitsNeeded.ALL).picks
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, seen
 from tokenwright.engine import (
+    AttentionWindow,
     Engine,
     Event,
     Failed,
@@ -19,11 +20,10 @@ from tokenwright.engine import (
     FinishReason,
     Group,
     PagePool,
-    Reach,
+    PromptLogprobsAdded,
     Request,
     SamplingParams,
     Scheduler,
-    Scored,
     Sequence,
     State,
     Step,
@@ -36,19 +36,19 @@ CONTEXT = 40
 SALTS = (b"", b"salt")
 COMMON = [[(step * place) % 5 for place in range(CONTEXT + 2)] for step in (1, 2)]  # texts that others begin like
 
-windows = st.builds(Reach, window=st.integers(1, 9))
-with_sinks = st.builds(Reach, window=st.integers(1, 9), sinks=st.integers(1, 6))
-one_reach = st.one_of(st.just(Reach()), windows, with_sinks)
+windows = st.builds(AttentionWindow, size=st.integers(1, 9))
+with_sinks = st.builds(AttentionWindow, size=st.integers(1, 9), sinks=st.integers(1, 6))
+one_reach = st.one_of(st.just(AttentionWindow()), windows, with_sinks)
 
 
-def two_parts(first, reach):
+def two_parts(first, window):
     """One text whose beginning is kept in one way and the rest in another."""
-    return [Reach(stop=first), Reach(reach.window, reach.sinks, start=first)]
+    return [AttentionWindow(stop=first), AttentionWindow(window.size, window.sinks, start=first)]
 
 
-reaches = st.one_of(
+attention_windows = st.one_of(
     st.tuples(one_reach),
-    st.tuples(st.just(Reach()), st.one_of(windows, with_sinks)),
+    st.tuples(st.just(AttentionWindow()), st.one_of(windows, with_sinks)),
     st.builds(two_parts, st.integers(1, 20), one_reach),
     st.tuples(one_reach, one_reach, one_reach),
 ).flatmap(st.permutations)
@@ -76,7 +76,7 @@ def requests(prompts, salts):
         prompts,
         st.integers(0, 12),
         cache=rarely(False, 12),
-        score_from=st.sampled_from([None, None, None, None, None, 1, 2, 5]),
+        prompt_logprobs_from=st.sampled_from([None, None, None, None, None, 1, 2, 5]),
         share=rarely(False),
         salt=st.sampled_from(salts),
     )
@@ -112,19 +112,19 @@ class RecordedPool(PagePool):
             for name, page in shelf.index.items():
                 _, text = self.texts[name]
                 for position in range((len(text) - 1) // self.page_size * self.page_size, len(text)):
-                    if self.is_kept(group.reach, position):
+                    if self.is_kept(group.window, position):
                         assert memory[page * self.page_size + position % self.page_size] == text[position]
 
     @staticmethod
-    def is_kept(reach, position):
+    def is_kept(window, position):
         """A window of one token reads back nothing: its pages may be given up half-way, and nobody misses them."""
-        near = reach.window is None or reach.window > 1 or position < reach.sinks
-        return near and position >= reach.start and (reach.stop is None or position < reach.stop)
+        near = window.size is None or window.size > 1 or position < window.sinks
+        return near and position >= window.start and (window.stop is None or position < window.stop)
 
 
 class Machine(RuleBasedStateMachine):
     @initialize(
-        reaches=reaches,
+        attention_windows=attention_windows,
         room=st.integers(20, CONTEXT - 1),
         more=st.lists(st.integers(0, 3), min_size=3, max_size=3),
         texts=st.sampled_from([2, 1, 3, 5]),
@@ -134,12 +134,12 @@ class Machine(RuleBasedStateMachine):
         swap=st.sampled_from([0, 0, 3, 10, 40]),
         calm=st.booleans(),
     )
-    def build(self, reaches, room, more, texts, page_size, budget, sequences, swap, calm):
+    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm):
         """Every group has the pages for so many texts of `room` tokens, and a few more."""
-        least = [max(1, reach.most_pages(room, budget, page_size)) for reach in reaches]
+        least = [max(1, window.most_pages(room, budget, page_size)) for window in attention_windows]
         groups = [
-            Group(texts * pages + extra, reach, page_bytes=1)
-            for pages, extra, reach in zip(least, more, reaches, strict=False)
+            Group(texts * pages + extra, window, page_bytes=1)
+            for pages, extra, window in zip(least, more, attention_windows, strict=False)
         ]
         self.model = Watched(mixed, groups, page_size)
         self.pool = RecordedPool(groups, page_size, self.model, swap=swap)
@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
 
     def needed(self, cut):
         """Pages that rows from `cut` on read of what is before it: none, if all windows are of one token."""
-        return set().union(*(kept_pages(group.reach, cut, self.pool.page_size) for group in self.pool.groups))
+        return set().union(*(kept_pages(group.window, cut, self.pool.page_size) for group in self.pool.groups))
 
     def remember(self, steps):
         """What this step has computed, and left for others."""
@@ -324,9 +324,9 @@ class Machine(RuleBasedStateMachine):
                     hold = self.live[identity].hold_at
                     assert hold is None or len(self.texts[identity]) < hold, "what is held writes nothing"
                     text = self.texts[identity]
-                    assert token == mixed(seen(self.reach, text)), "the text is the naive loop's"
+                    assert token == mixed(seen(self.window, text)), "the text is the naive loop's"
                     text.append(token)
-                case Scored(start=start, logprobs=values):
+                case PromptLogprobsAdded(start=start, logprobs=values):
                     for place, value in enumerate(values, start):
                         assert place not in self.scores[identity], "each token is scored once"
                         self.scores[identity][place] = value
@@ -338,9 +338,9 @@ class Machine(RuleBasedStateMachine):
                     self.end(identity)
 
     @property
-    def reach(self):
+    def window(self):
         """Of the group that the script reads."""
-        return self.pool.groups[0].reach
+        return self.pool.groups[0].window
 
     def end(self, identity: int) -> None:
         event, request = self.terminal[identity], self.requests[identity]
@@ -348,14 +348,14 @@ class Machine(RuleBasedStateMachine):
         assert sequence.pages == 0 and sequence.parked is None
         if isinstance(event, Finished) and event.reason is not FinishReason.ABORTED:
             text = self.texts[identity]
-            assert text == naive(request, self.reach, CONTEXT)
+            assert text == naive(request, self.window, CONTEXT)
             written = len(text) - len(request.prompt)
             assert event.reason is (
                 FinishReason.LENGTH if written == request.params.max_tokens else FinishReason.CONTEXT
             )
-            if request.score_from is not None:
+            if request.prompt_logprobs_from is not None:
                 right = self.right_scores(request.prompt).items()
-                assert self.scores[identity] == {at: score for at, score in right if at >= request.score_from}
+                assert self.scores[identity] == {at: score for at, score in right if at >= request.prompt_logprobs_from}
             if not sequence.preemptions and identity not in self.toyed and written:
                 self.check_counts(sequence)
 
@@ -367,7 +367,7 @@ class Machine(RuleBasedStateMachine):
             assert (sequence.forwarded, sequence.reused) == (sum(range(n, t)), 0)
 
     def right_scores(self, prompt):
-        guesses = [mixed(seen(self.reach, prompt[:end])) for end in range(1, len(prompt))]
+        guesses = [mixed(seen(self.window, prompt[:end])) for end in range(1, len(prompt))]
         return {end: 0.0 if guess == prompt[end] else -1.0 for end, guess in enumerate(guesses, 1)}
 
     @invariant()
@@ -390,7 +390,7 @@ class Machine(RuleBasedStateMachine):
             root = self.pool.chain(sequence.request.salt).root
             for number, (group, shelf) in enumerate(zip(self.pool.groups, self.pool._shelves, strict=True)):
                 table = sequence.tables[number]
-                self.check_table(sequence, group.reach, table)
+                self.check_table(sequence, group.window, table)
                 for place, page in table.items():
                     holders.setdefault((number, page), set()).add(sequence.id)
                     if page in shelf.names:
@@ -404,16 +404,16 @@ class Machine(RuleBasedStateMachine):
         held = len(holders)
         assert self.pool.free == self.pool.pages - held
 
-    def check_table(self, sequence, reach, table):
+    def check_table(self, sequence, window, table):
         size = self.pool.page_size
-        assert len(table) <= reach.most_pages(sequence.slots, self.scheduler.token_budget, size)
+        assert len(table) <= window.most_pages(sequence.slots, self.scheduler.token_budget, size)
         if sequence.state is State.WAITING:
             assert not table
             return
-        kept = kept_pages(reach, sequence.computed, size)
+        kept = kept_pages(window, sequence.computed, size)
         assert kept <= table.keys(), "all that is read"
-        if reach.window is None or self.reserved:
-            kept = kept_pages(reach, sequence.computed, size, len(sequence.tokens))
+        if window.size is None or self.reserved:
+            kept = kept_pages(window, sequence.computed, size, len(sequence.tokens))
         assert table.keys() <= kept, "and no more"
 
     def check_order(self):

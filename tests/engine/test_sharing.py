@@ -9,16 +9,16 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, heard, naive, request, run
-from tokenwright.engine import Failed, FinishReason, Group, PagePool, Reach, State, Token
+from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, PagePool, State, Token
 from tokenwright.engine.scheduler import MOST_PREEMPTIONS
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
-WINDOW = Reach(window=6)
-WITH_SINKS = Reach(window=6, sinks=3)
+WINDOW = AttentionWindow(size=6)
+WITH_SINKS = AttentionWindow(size=6, sinks=3)
 
 
-def group(pages, reach=Reach()):  # noqa: B008  (it is frozen)
-    return Group(pages, reach, page_bytes=1)
+def group(pages, window=AttentionWindow()):  # noqa: B008  (it is frozen)
+    return Group(pages, window, page_bytes=1)
 
 
 def used(engine):
@@ -52,14 +52,14 @@ def test_a_common_beginning_is_computed_and_kept_once(budget):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 7])
-@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_a_prompt_that_was_there_before_costs_a_page_at_most_and_a_token_at_least(page_size, reach):
+@pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_a_prompt_that_was_there_before_costs_a_page_at_most_and_a_token_at_least(page_size, window):
     for n in range(1, 4 * page_size + 2):
-        engine, _ = build(group(30, reach), page_size=page_size)
+        engine, _ = build(group(30, window), page_size=page_size)
         _, again = run(engine, request(*text(n), most=3))[0], run(engine, request(*text(n), most=3))[0]
         assert 1 <= n - again.reused <= page_size
         assert again.forwarded + again.reused == len(again.tokens) - 1
-        assert again.tokens == naive(again.request, reach)
+        assert again.tokens == naive(again.request, window)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 7])
@@ -82,23 +82,23 @@ def test_the_written_text_is_found_like_the_prompt():
 
 
 @pytest.mark.parametrize(
-    ("reach", "found"),
+    ("window", "found"),
     [
-        (Reach(), [28, 28, 24, 20, 16, 12, 8, 4, 0]),  # the end of a text is forgotten first
+        (AttentionWindow(), [28, 28, 24, 20, 16, 12, 8, 4, 0]),  # the end of a text is forgotten first
         (WINDOW, [28, 28, 28, 28, 28, 28, 0, 0, 0]),  # the last six tokens are enough
         (WITH_SINKS, [28, 28, 28, 28, 28, 4, 4, 4, 0]),  # and the sinks, which are let go last
     ],
     ids=["full", "window", "sinks"],
 )
-def test_a_hit_needs_what_a_row_reads_and_no_more(reach, found):
+def test_a_hit_needs_what_a_row_reads_and_no_more(window, found):
     for pages, reused in enumerate(found):
-        engine, _ = build(group(8, reach), token_budget=40)
+        engine, _ = build(group(8, window), token_budget=40)
         run(engine, request(*text(32), most=1))
         assert engine.pool.kept == 8
         if pages:
             run(engine, request(*text(4 * pages, 50), most=1, share=False))  # uses up so many of them
         (again,) = run(engine, request(*text(32), most=1))
-        assert (again.reused, again.tokens) == (reused, naive(again.request, reach))
+        assert (again.reused, again.tokens) == (reused, naive(again.request, window))
 
 
 def test_a_hit_needs_the_sinks_too():
@@ -131,9 +131,9 @@ def test_what_was_let_go_longest_ago_is_forgotten_first():
     assert run(engine, request(*text(12, 2), most=1))[0].reused == 0
 
 
-@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_one_that_was_put_off_finds_its_pages_again(reach):
-    engine, model = build(group(20, reach))
+@pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_one_that_was_put_off_finds_its_pages_again(window):
+    engine, model = build(group(20, window))
     sequence = engine.submit(request(*text(9), most=12))
     for _ in range(6):
         heard(engine.step())
@@ -143,14 +143,14 @@ def test_one_that_was_put_off_finds_its_pages_again(reach):
     assert (sequence.computed, sequence.pages, sequence.parked) == (0, 0, None)
     drain(engine)
     assert (sequence.reused, sequence.forwarded) == (12, 20 + 2), "all but the page that was not full"
-    assert sequence.tokens == naive(sequence.request, reach)
+    assert sequence.tokens == naive(sequence.request, window)
     assert model.moved == 0
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_one_that_was_parked_computes_nothing_twice(reach, share):
-    engine, model = build(group(20, reach), swap=20)
+@pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_one_that_was_parked_computes_nothing_twice(window, share):
+    engine, model = build(group(20, window), swap=20)
     sequence = engine.submit(request(*text(9), most=12, share=share))
     for _ in range(6):
         heard(engine.step())
@@ -160,7 +160,7 @@ def test_one_that_was_parked_computes_nothing_twice(reach, share):
     assert (sequence.computed, sequence.pages, engine.pool.parked) == (14, 0, held)
     run(engine, request(*text(30, 50), most=1))  # stands behind it
     assert (sequence.reused, sequence.forwarded) == (14, 20)
-    assert sequence.tokens == naive(sequence.request, reach)
+    assert sequence.tokens == naive(sequence.request, window)
     assert (model.moved, engine.pool.parked) == (2 * held, 0)
 
 
@@ -243,10 +243,10 @@ def test_the_cache_switched_off_leaves_what_others_hold():
 def test_a_prompt_to_be_scored_is_computed_whole_and_left_to_others():
     engine, _ = build(40)
     run(engine, request(*text(12), 5, most=1))
-    (scored,) = run(engine, request(*text(16), 5, most=1, score_from=1))
+    (scored,) = run(engine, request(*text(16), 5, most=1, prompt_logprobs_from=1))
     assert (scored.reused, scored.forwarded) == (0, 17)
     assert run(engine, request(*text(16), 6, most=1))[0].reused == 16
-    engine.submit(request(*text(17), most=3, score_from=1))
+    engine.submit(request(*text(17), most=3, prompt_logprobs_from=1))
     assert len([event for event in drain(engine) if isinstance(event, Token)]) == 3
 
 
@@ -335,10 +335,10 @@ class Diverging:
         return self.random.randrange(89)
 
 
-@pytest.mark.parametrize("reach", [Reach(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_parent_and_children_part_and_each_reads_its_own_text(reach):
+@pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
+def test_parent_and_children_part_and_each_reads_its_own_text(window):
     """The watched model compares every row; here the texts are all different."""
-    engine, _, parent = fork_after(3, group(60, reach), group(60), script=Diverging())
+    engine, _, parent = fork_after(3, group(60, window), group(60), script=Diverging())
     children = [child_of(engine, parent, most=12) for _ in range(3)]
     heard(engine.step())
     children.append(child_of(engine, children[0], most=9))
@@ -378,7 +378,7 @@ def test_a_fork_of_one_that_waits_is_queued(swap):
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": False}, {"score_from": 1}, {"salt": b"another"}],
+    [{"cache": False}, {"prompt_logprobs_from": 1}, {"salt": b"another"}],
     ids=["naive", "scored", "salted"],
 )
 def test_a_fork_that_may_not_have_the_pages_is_queued(options):
@@ -471,19 +471,6 @@ def test_a_held_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
     assert (running.state, late.reused) == (State.FINISHED, 12)
 
 
-def test_an_engine_that_is_reset_finds_nothing_and_keeps_its_ways():
-    engine, model = build(20, seed=b"seed", swap=20)
-    one, _ = [engine.submit(request(*text(9), most=4)) for _ in range(2)]
-    heard(engine.step())
-    engine.scheduler.preempt(one)
-    engine.reset()
-    pool = engine.pool
-    assert (pool.parked, pool.kept, pool.free, pool.seed, pool.swap) == (0, 0, 20, b"seed", 20)
-    assert pool.memory is model
-    (again,) = run(engine, request(*text(9), most=4))
-    assert again.reused == 0
-
-
 def test_a_pool_without_swap_parks_nothing():
     pool = PagePool([group(3)], 2)
     tables = pool.tables()
@@ -493,11 +480,11 @@ def test_a_pool_without_swap_parks_nothing():
 
 
 SHAPES = {
-    "full": [Reach()],
-    "window": [Reach(window=20)],
-    "sinks": [Reach(window=20, sinks=5)],
-    "hybrid": [Reach(), Reach(window=20)],
-    "parts": [Reach(stop=24), Reach(window=20, sinks=30, start=24)],
+    "full": [AttentionWindow()],
+    "window": [AttentionWindow(size=20)],
+    "sinks": [AttentionWindow(size=20, sinks=5)],
+    "hybrid": [AttentionWindow(), AttentionWindow(size=20)],
+    "parts": [AttentionWindow(stop=24), AttentionWindow(size=20, sinks=30, start=24)],
 }
 
 
@@ -507,9 +494,9 @@ SHAPES = {
 def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, swap):
     rng = random.Random(11)
     budget, size, longest = 48, 8, 80
-    reaches = SHAPES[shape]
-    pages = [int(1.2 * reach.most_pages(longest, budget, size)) for reach in reaches]
-    groups = [group(count, reach) for count, reach in zip(pages, reaches, strict=True)]
+    attention_windows = SHAPES[shape]
+    pages = [int(1.2 * window.most_pages(longest, budget, size)) for window in attention_windows]
+    groups = [group(count, window) for count, window in zip(pages, attention_windows, strict=True)]
     engine, _ = build(*groups, page_size=size, token_budget=budget, max_sequences=16, swap=swap)
     beginnings = [text(30, 1), text(30, 2)]
     requests = []
@@ -523,7 +510,7 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
         for event in heard(engine.step()):
             firsts.setdefault(event.sequence, event)
     engine.scheduler.check()
-    assert [one.tokens for one in sequences] == [naive(one, reaches[0]) for one in requests]
+    assert [one.tokens for one in sequences] == [naive(one, attention_windows[0]) for one in requests]
     assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
     assert max(one.preemptions for one in sequences) <= MOST_PREEMPTIONS
     assert (engine.pool.free, engine.pool.parked) == (engine.pool.pages, 0)

@@ -21,20 +21,20 @@ import torch
 
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import make_checkpoint
-from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
+from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import ModelRunner
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DType, KVFormat, WeightFormat
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.reach import Reach
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.kernels.native import find_kernels
-from tokenwright.models.checkpoint import Checkpoint
-from tokenwright.models.decoder import Decoder
-from tokenwright.models.packing import load_packed
-from tokenwright.models.program import NativeDecoder
-from tokenwright.models.runner import TorchRunner
+from tokenwright.engine.window import AttentionWindow
 
 TOLERANCE = 1e-5
 PROMPT, NEW = 40, 12
@@ -145,20 +145,20 @@ class Case:
         sequences: int = 64,
         swap: int = 0,
         kernels: Kernels | None = None,
-        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
         scheduler: type[Scheduler] = Scheduler,
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
-        memory = store(self.specs, pages, page_size, CPU)
+        memory = store(self.specs, pages, page_size, DEVICE if self.weights == "reference" else CPU)
         memory.poison()
         groups = [
-            Group(count, group.reach, group.page_bytes(page_size))
+            Group(count, group.window, group.page_bytes(page_size))
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
-        runner = TorchRunner(self.subject.config, self.decoder(kernels), memory)
+        runner = ModelRunner(self.subject.config, self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory, swap=swap)
         engine = Engine(around(runner), sampler, scheduler(pool, budget, sequences), CONTEXT)
         return Bench(engine, memory, sampler)
@@ -235,9 +235,9 @@ class Matrix(Ledger[Compared]):
             yield f"{kernels:<11}{way:<42}{one.texts:>7}{one.rows:>9}{equal:>18}{one.worst:>10.1e}"
         texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
         yield (
-            f"{texts} texts and {rows} rows of logits, over {len(KINDS)} kinds x {len(FORMATS) + 1} formats x "
-            f"{len(SAMPLINGS)} samplings x {len({way for _, way in self})} ways; with native kernels {len(WEIGHTS)} "
-            "formats of weights by turns"
+            f"{texts} texts and {rows} rows of logits; every two meet of {len({way for _, way in self})} ways, "
+            f"{len(KINDS)} kinds, {len(FORMATS) + 1} cache formats, {len(SAMPLINGS)} samplings and, with native "
+            f"kernels, {len(WEIGHTS)} weight formats"
         )
 
 
@@ -295,4 +295,4 @@ def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> i
 
 
 def full(case: Case) -> bool:
-    return all(spec.reach == Reach() for spec in case.specs)
+    return all(spec.window == AttentionWindow() for spec in case.specs)

@@ -156,7 +156,7 @@ def forked(case: Case, folder: Path) -> None:
 def held(case: Case, folder: Path) -> None:
     """Held at every token; in the middle another text takes its pages."""
     most = max(
-        sum(group.reach.most_pages(PROMPT + NEW, CONTEXT, 8) for group in [one]) for one in case.bench().store.groups
+        sum(group.window.most_pages(PROMPT + NEW, CONTEXT, 8) for group in [one]) for one in case.bench().store.groups
     )
     bench = case.bench(page_size=8, pages=most)
     text = bench.engine.submit(case.request())

@@ -59,7 +59,7 @@ def _attention(subject, weights, name, x, spec):
     q, k, v = (_linear(x, weights, f"{name}.{one}").view(len(x), -1, config.head_size) for one in "qkv")
     if config.qk_norm:
         q, k = _norm(q, weights, f"{name}.q_norm", config), _norm(k, weights, f"{name}.k_norm", config)
-    window, sinks = spec.reach.window or len(x), spec.reach.sinks
+    window, sinks = spec.window.size or len(x), spec.window.sinks
     other = q
     if config.rotary[int(name.split(".")[1])]:
         other = _turned(q, config.positions, places.clamp(max=sinks + window - 1))

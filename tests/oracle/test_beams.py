@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.oracle.harness import TALLIES, Subject, Tally, make_subject, prompt_of
-from tokenwright.decode import BeamSearch, TextGuard, TorchSampler
+from tokenwright.backends import ReferenceKernels
+from tokenwright.checkpoints.folder import STORIES, Checkpoint
+from tokenwright.decode import BeamSearch, TextStopChecker, TorchSampler
 from tokenwright.decode.beam import Hypothesis
-from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, Words
-from tokenwright.kernels import ReferenceKernels
-from tokenwright.models.checkpoint import STORIES, Checkpoint
+from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, TokenConstraints
 
 MARGIN = 2e-5
 NEW = 14
@@ -52,10 +52,10 @@ class Watched(BeamSearch):
 
 def search(engine: Engine, prompt, ends, *, cache: bool = True, salt: bytes = b"", **options) -> Watched:
     params = SamplingParams(**{"max_tokens": NEW, "n": options["beams"]} | options)
-    found = Watched(params, TextGuard(Silent(), ends))
-    words = Words(end_ids=frozenset(ends))
+    found = Watched(params, TextStopChecker(Silent(), ends))
+    constraints = TokenConstraints(end_ids=frozenset(ends))
     request = Request(
-        tuple(prompt), params, found, cache=cache, salt=salt, words=words, width=params.beams, search=found
+        tuple(prompt), params, found, cache=cache, salt=salt, constraints=constraints, width=params.beams, search=found
     )
     engine.submit(request)
     while engine.busy:

@@ -28,8 +28,8 @@ from tests.oracle.harness import (
     prompt_of,
     write,
 )
-from tokenwright.kernels import Kernels, ReferenceKernels
-from tokenwright.kernels.native import find_kernels
+from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.native.kernels import find_kernels
 
 STEPS = 64
 PROMPTS = (1, 17, 300)
@@ -97,7 +97,7 @@ def test_logits_and_greedy_tokens_are_the_oracles(kind: str, length: int, page_s
     compare(make_subject(kind), length, page_size, budget)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_prompt_page_size_and_chunk(kind: str) -> None:
     for length, page_size, budget in product(MANY_PROMPTS, PAGES, BUDGETS):

@@ -38,8 +38,14 @@ def test_the_model_tells_what_the_formulas_need(server):
     assert (card["layers"], card["heads"], card["kv_heads"]) == (config.layers, config.heads, config.kv_heads)
     assert card["head_weights"] == config.width * config.vocab_size
     assert card["kv_bytes_per_token"] == 2 * config.layers * config.kv_heads * config.head_size * 4
-    assert card["weight_bytes"] == 4 * config.parameters
+    assert card["weight_bytes"] == explorer.llm.weight_bytes
     assert (card["page_size"], card["pages"]) == (16, 64)
+
+
+def test_the_card_has_the_bytes_of_packed_weights(tiny):
+    with served(tiny, weights="int8") as (client, explorer):
+        llm = explorer.llm
+        assert client.get("/model").json()["weight_bytes"] == llm.weight_bytes < 2 * llm.config.parameters
 
 
 def test_a_text_goes_to_tokens_and_back(server):
@@ -392,7 +398,7 @@ def closing(socket):
         return closed.code, closed.reason
 
 
-WISHES = [
+BAD_COMMANDS = [
     "no json",
     "{}",
     '{"op":"fly"}',
@@ -403,12 +409,12 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_a_wish_that_makes_no_sense_closes_the_stream_with_the_reason(server, wish):
+@pytest.mark.parametrize("command", BAD_COMMANDS)
+def test_a_bad_command_closes_the_stream_with_the_reason(server, command):
     client, _ = server
     card = begin(client)
     with client.websocket_connect(f"ws://{HOST}/runs/{card['run']}/stream") as socket:
-        socket.send_text(wish)
+        socket.send_text(command)
         code, reason = closing(socket)
     assert code == 4400
     assert reason

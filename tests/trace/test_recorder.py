@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engines import held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
+from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.schema import decode_weights
-from tokenwright.trace.sites import DIMS, Site
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]
@@ -118,8 +119,8 @@ def test_every_site_is_seen_with_its_dims(traced):
         seen.append((site, layer))
         assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
 
-    looker = llm._looker
-    looker._computed([1, 2, 3], 3, tap)
+    replay = llm._replay
+    replay._computed([1, 2, 3], 3, tap)
     inner = (Site.QUERY, Site.KEY, Site.VALUE, Site.ATTENTION, Site.MLP)
     assert seen == [(Site.EMBEDDING, 0), *((site, layer) for layer in range(config.layers) for site in inner)]
     assert set(DIMS) == set(Site) == {Site.EMBEDDING, *inner, Site.SINK_QUERY}, "the last one where there are sinks"
@@ -170,11 +171,13 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     texts = [PROMPT[:3], PROMPT[:5], PROMPT[:2]]
     alone = [[work(frame) for frame in steps(llm.run(text, GREEDY))] for text in texts]
     runs = [llm.run(text, GREEDY) for text in texts]
-    stream = llm.stream(PROMPT, GREEDY)
-    for run in runs:
-        llm._driver.allow(run._job, None)
+    with held(llm):
+        stream = llm.stream(PROMPT, GREEDY)
+        for run in runs:
+            run._handle.resume()
     assert len(list(stream)) == 6
-    assert llm.engine.pool.free == llm.engine.pool.pages, "all went on together"
+    engine = settled(llm)
+    assert engine.pool.free == engine.pool.pages, "all went on together"
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from tokenwright.kernels.native import NativeKernels, find_kernels
+from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.planner.bandwidth import Reader, best_seconds, beyond_caches, cache_sizes
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from tokenwright.config import WeightFormat
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm import LLM
+from tokenwright.models.cost import CostModel
 from tokenwright.planner.blueprint import of_config
-from tokenwright.trace.cost import CostModel
 
 SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens of a context in which all can be measured
 

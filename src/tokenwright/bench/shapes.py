@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.folder import STORIES, Report
 from tokenwright.config import Environment
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.models.checkpoint import STORIES, Report
-from tokenwright.models.families import parse_config
 from tokenwright.planner.known import KNOWN
 
 SPREAD = 4.0  # standard deviation of the logits

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import DType, DynamicScaling, KVFormat, Learned, ModelConfig, Rope
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
 
 ENDLESS = 1 << 62  # tokens: more than any text
@@ -46,10 +46,10 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of every text, [reach.start, reach.stop), in one format."""
+    """A stretch of every text, [window.start, window.stop), in one format."""
 
     layout: Heads
-    reach: Reach
+    window: AttentionWindow
     k: Codec
     v: Codec
 
@@ -60,13 +60,13 @@ class Part:
 
     def stored(self, positions: range) -> range:
         """Those of the positions (side by side) that stand in this stretch."""
-        return stored(self.reach, positions)
+        return stored(self.window, positions)
 
 
-def stored(reach: Reach, positions: range) -> range:
-    """Those of the positions (side by side) that lie in [reach.start, reach.stop)."""
-    first = max(positions.start, reach.start)
-    stop = positions.stop if reach.stop is None else min(positions.stop, reach.stop)
+def stored(window: AttentionWindow, positions: range) -> range:
+    """Those of the positions (side by side) that lie in [window.start, window.stop)."""
+    first = max(positions.start, window.start)
+    stop = positions.stop if window.stop is None else min(positions.stop, window.stop)
     return range(first, max(first, stop))
 
 
@@ -75,7 +75,7 @@ class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, those before it in `native`."""
 
     layout: Heads
-    reach: Reach
+    window: AttentionWindow
     k: Codec
     v: Codec
     first: int = 0
@@ -84,10 +84,10 @@ class LayerSpec:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What it keeps, in the order of the text."""
-        rest = Part(self.layout, replace(self.reach, start=self.first), self.k, self.v)
+        rest = Part(self.layout, replace(self.window, start=self.first), self.k, self.v)
         if not self.first:
             return (rest,)
-        return Part(self.layout, replace(self.reach, stop=self.first), self.native, self.native), rest
+        return Part(self.layout, replace(self.window, stop=self.first), self.native, self.native), rest
 
     @property
     def bytes_per_token(self) -> int:
@@ -96,7 +96,7 @@ class LayerSpec:
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of K and V that are kept of a text of which `tokens` are computed: what the next row can read."""
-        return sum(part.reach.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
+        return sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
 
     def stored_bytes(self, positions: range) -> int:
         """Bytes of K and V of the positions (side by side), whether they are still read or not."""
@@ -111,8 +111,8 @@ class LayerGroup:
     layers: tuple[int, ...]
 
     @property
-    def reach(self) -> Reach:
-        return self.part.reach
+    def window(self) -> AttentionWindow:
+        return self.part.window
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page of `page_size` tokens in all its layers."""
@@ -133,12 +133,12 @@ def layer_specs(
     layout, plain = Heads(config.kv_heads, config.head_size), CODECS[dtype]
     k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))
     specs = []
-    for layer, reached in enumerate(windows):
-        reach = Reach() if reached is None else Reach(reached, sinks)
+    for layer, size in enumerate(windows):
+        attended = AttentionWindow() if size is None else AttentionWindow(size, sinks)
         if layer in native or k == v == plain:
-            specs.append(LayerSpec(layout, reach, plain, plain, native=plain))
+            specs.append(LayerSpec(layout, attended, plain, plain, native=plain))
         else:
-            specs.append(LayerSpec(layout, reach, k, v, kv.first, native=plain))
+            specs.append(LayerSpec(layout, attended, k, v, kv.first, native=plain))
     return tuple(specs)
 
 
@@ -184,7 +184,7 @@ def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
         for part in spec.parts:
             layers.setdefault(part, []).append(index)
     groups = [LayerGroup(part, tuple(found)) for part, found in layers.items()]
-    return tuple(sorted(groups, key=lambda group: group.reach != Reach()))
+    return tuple(sorted(groups, key=lambda group: group.window != AttentionWindow()))
 
 
 def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: int, sequences: int) -> tuple[Group, ...]:
@@ -194,9 +194,9 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
     """
     found = []
     for group in group_layers(specs):
-        most = sequences * group.reach.most_pages(ENDLESS, chunk, page_size)
-        used = max(1, pages - group.reach.start // page_size)  # a text's first pages are another group's
-        found.append(Group(min(used, most), group.reach, group.page_bytes(page_size)))
+        most = sequences * group.window.most_pages(ENDLESS, chunk, page_size)
+        used = max(1, pages - group.window.start // page_size)  # a text's first pages are another group's
+        found.append(Group(min(used, most), group.window, group.page_bytes(page_size)))
     return tuple(found)
 
 

@@ -20,8 +20,8 @@ from tokenwright.errors import ContextError, EngineError, RequestError, Tokenwri
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
-    from tokenwright.engine.params import SamplingParams
     from tokenwright.llm import LLM
+    from tokenwright.sampling_params import SamplingParams
     from tokenwright.text import Rendered
 
 HELP = """\

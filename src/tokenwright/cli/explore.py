@@ -50,8 +50,8 @@ def explore(
     address = f"127.0.0.1:{listener.getsockname()[1]}"
 
     def load(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.backends.device import leave_a_core
         from tokenwright.llm import LLM
-        from tokenwright.models.device import leave_a_core
 
         leave_a_core()
         try:

@@ -21,9 +21,9 @@ from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
-    from tokenwright.engine.params import SamplingParams
-    from tokenwright.engine.step import Likely
+    from tokenwright.engine.step import TopLogprob
     from tokenwright.llm import LLM
+    from tokenwright.sampling_params import SamplingParams
 
 Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
 CacheFile = Annotated[
@@ -213,7 +213,7 @@ class Run:
         return told
 
 
-def _likely(one: Likely) -> dict[str, Any]:
+def _likely(one: TopLogprob) -> dict[str, Any]:
     return {"token_id": one.token, "logprob": one.logprob, "sampler_logprob": _finite(one.sampler_logprob)}
 
 

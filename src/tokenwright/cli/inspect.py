@@ -21,11 +21,11 @@ def inspect(
     json_: opt.Json = False,
 ) -> None:
     """Show what MODEL is: its shape, its size, what its cache costs, its chat template. Loads no weights."""
+    from tokenwright.backends.layout import weight_bytes
     from tokenwright.cache.spec import layer_specs
-    from tokenwright.models.checkpoint import Checkpoint
-    from tokenwright.models.layout import weight_bytes
-    from tokenwright.models.packing import own_form
-    from tokenwright.models.weight_cache import WeightCache
+    from tokenwright.checkpoints.folder import Checkpoint
+    from tokenwright.checkpoints.packing import own_form
+    from tokenwright.checkpoints.weight_cache import WeightCache
     from tokenwright.text.tokenizer import Tokenizer
 
     asked = WeightFormat.parse(weights)

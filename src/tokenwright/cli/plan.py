@@ -60,7 +60,7 @@ Window = Annotated[
     ),
 ]
 Sinks = Annotated[
-    int, Option(help="First tokens that stay in reach of a window, on top of it.", rich_help_panel=PLANNED)
+    int, Option(help="First tokens that every token still attends to, on top of its window.", rich_help_panel=PLANNED)
 ]
 Memory = Annotated[
     str | None, Option(help="What must hold weights and cache: 24GB (10^9), 24GiB (2^30).", rich_help_panel=MACHINE)
@@ -164,12 +164,18 @@ def _kept(plan: Plan) -> list[str]:
 
 def _resident(plan: Plan) -> str:
     """The tokens that a sequence keeps, and the layers that keep fewer."""
-    reaches = Counter(reach for reach in plan.reaches if reach.kept(plan.context - 1, plan.context) < plan.context)
+    reaches = Counter(
+        window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
+    )
     fewer = []
-    for reach, count in reaches.items():
-        who = "all layers keep" if count == len(plan.reaches) else f"{_layers(count)} keep{'s' if count == 1 else ''}"
-        sinks = f" and {reach.sinks:,} sink{'s' if reach.sinks > 1 else ''}" if reach.sinks else ""
-        fewer.append(f"{who} {reach.window:,}{sinks}")
+    for window, count in reaches.items():
+        who = (
+            "all layers keep"
+            if count == len(plan.attention_windows)
+            else f"{_layers(count)} keep{'s' if count == 1 else ''}"
+        )
+        sinks = f" and {window.sinks:,} sink{'s' if window.sinks > 1 else ''}" if window.sinks else ""
+        fewer.append(f"{who} {window.size:,}{sinks}")
     return ", ".join([f"{plan.context:,} tokens", *fewer])
 
 
@@ -214,7 +220,7 @@ def _words(plan: Plan) -> list[str]:
 def _crossing(plan: Plan) -> str:
     at, batch = plan.cache_exceeds_weights_at, f" each, at batch {plan.batch:,}" if plan.batch > 1 else ""
     if at is None:
-        return "never: every layer's reach is limited"
+        return "never: every layer's window is limited"
     beyond = f", beyond the model's {plan.blueprint.context:,}" if at > plan.blueprint.context else ""
     return f"from {at:,} tokens{batch}{beyond}"
 
@@ -381,7 +387,7 @@ def _subtitle(plan: Plan) -> str:
 def _kinks(frame: Frame, plan: Plan) -> list[str]:
     """A tick on the line of the cache wherever a window is full, with words on the side that the line leaves free."""
     parts = []
-    for full in sorted({reach.sinks + reach.window for reach in plan.reaches if reach.window is not None}):
+    for full in sorted({window.sinks + window.size for window in plan.attention_windows if window.size is not None}):
         if full < frame.end:
             x, y = frame.x(full), frame.y(plan.batch * plan.kv_bytes(full))
             left = full > frame.end / 2

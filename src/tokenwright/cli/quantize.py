@@ -24,10 +24,10 @@ def quantize(
     revision: opt.Revision = None,
 ) -> None:
     """Write MODEL with quantised weights to FOLDER: config, tokenizer, and weights as the kernels read them."""
-    from tokenwright.models.checkpoint import Checkpoint
-    from tokenwright.models.layout import nbytes
-    from tokenwright.models.packing import pack_checkpoint
-    from tokenwright.models.quantize import check_quantising, write_folder
+    from tokenwright.backends.layout import nbytes
+    from tokenwright.checkpoints.folder import Checkpoint
+    from tokenwright.checkpoints.packing import pack_checkpoint
+    from tokenwright.checkpoints.quantize import check_quantising, write_folder
 
     form = WeightFormat.parse(weights)
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())

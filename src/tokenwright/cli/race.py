@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from tokenwright.completion import Completion
-    from tokenwright.engine.params import SamplingParams
     from tokenwright.llm import LLM
+    from tokenwright.sampling_params import SamplingParams
 
 WARM_UP = "warm-up"  # the salt of its texts: they share nothing with those of the race
 
@@ -59,7 +59,7 @@ def race(
     --kv adds a lane that keeps K and V like that, --window (with --sinks) one that reads back less; these may write
     other tokens. End tokens are written like any other, so that all lanes run to -n. A short warm-up comes first.
     """
-    from tokenwright.engine.params import SamplingParams
+    from tokenwright.sampling_params import SamplingParams
 
     text = opt.read_prompt(prompt, file)
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
@@ -152,18 +152,19 @@ def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: E
     entries = [Entry(CACHED, CACHED, llm), Entry(NAIVE, NAIVE, llm)]
     if prompt > other.page_size:  # the last token is computed in any case: the next one is chosen from its row
         entries.append(Entry(PREFIX, PREFIX, llm))
-    beside = partial(
-        llm.beside,
+    second = partial(
+        type(llm),
+        llm.loaded,
         page_size=other.page_size,
         pages=-(-(prompt + written) // other.page_size),
         token_budget=other.token_budget,
     )
     if other.kv != KVFormat():
-        entries.append(Entry(KV, str(other.kv), opened.enter_context(beside(kv=other.kv))))
+        entries.append(Entry(KV, str(other.kv), opened.enter_context(second(kv=other.kv))))
     if other.window is not None or other.sinks:
         name = "window" if other.window is None else f"window {other.window}"
         name += f" + {other.sinks} sinks" if other.sinks else ""
-        engine = beside(window=other.window, sinks=other.sinks)
+        engine = second(window=other.window, sinks=other.sinks)
         entries.append(Entry(WINDOW, name, opened.enter_context(engine)))
     return entries
 

@@ -16,7 +16,7 @@ from tokenwright.cli.facts import binary, seconds
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
-    from tokenwright.trace.cost import Cost
+    from tokenwright.models.cost import Cost
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_type_hints
 from typer import Option
 
 from tokenwright.cli.options import NewTokens, Seed, given
-from tokenwright.engine.params import Grammar, SamplingParams
 from tokenwright.errors import RequestError
+from tokenwright.sampling_params import Grammar, SamplingParams
 
 DRAW, PENALTIES, IDS, STOPPING = "Sampling", "Penalties", "Allowed and forbidden tokens", "Stopping"
 FORMAT, SEVERAL = "Format", "Several texts and beam search"

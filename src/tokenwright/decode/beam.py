@@ -19,22 +19,22 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.decode.processors import adjusted
-from tokenwright.decode.sample import exhausted, likeliest
+from tokenwright.decode.logits_processors import adjusted
+from tokenwright.decode.sampler import exhausted, top_ids
 from tokenwright.engine import (
     Chunk,
     Fault,
     Finish,
     FinishReason,
-    Guard,
-    Likely,
     Pick,
     Result,
     SamplingParams,
+    StopChecker,
+    TopLogprob,
 )
 
 
@@ -48,7 +48,7 @@ class Node:
     score: float
     depth: int  # tokens from the prompt to here
     sampler_logprob: float = 0.0
-    top: tuple[Likely, ...] = ()
+    top: tuple[TopLogprob, ...] = ()
     reason: FinishReason | None = None
     children: "list[Node]" = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class Beam:
     """A text that goes on. `steered` is its score with what diversity has cost it."""
 
     node: Node
-    guard: Guard
+    stop_checker: StopChecker
     steered: float = 0.0
 
 
@@ -105,24 +105,21 @@ class Candidate:
 class BeamSearch:
     """The search of one request. `guard` watches what a beam writes; every beam has a fork of it.
 
-    It is the request's own guard as well, which ends it at the deadline with what was found by then. A step that is
-    interrupted after the search has picked is taken again: until a pick is written, the search can go back before it.
+    It is the request's own guard as well, which ends it at the deadline with what was found by then.
     """
 
-    def __init__(self, params: SamplingParams, guard: Guard) -> None:
+    def __init__(self, params: SamplingParams, stop_checker: StopChecker) -> None:
         self.params = params
         self.root = Node(None, -1, 0.0, 0.0, 0)
-        self.guard = guard
+        self.stop_checker = stop_checker
         width = params.beams // params.beam_groups
-        self.groups = [Group(width, {0: Beam(self.root, guard.fork())}) for _ in range(params.beam_groups)]
+        self.groups = [Group(width, {0: Beam(self.root, stop_checker.fork())}) for _ in range(params.beam_groups)]
         self.over = False
-        self._before: list[Group] | None = None  # the groups before a pick that is not written yet
+        self.stopped = None
 
     @torch.inference_mode()
     def pick(self, rows: ListLike[tuple[Chunk, torch.Tensor]]) -> list[Result]:
         """The picks of a step, from each beam's chunk and its row of logits [V]; at the end a Finish for each."""
-        self._go_back()
-        self._before = [replace(group, best=list(group.best)) for group in self.groups]
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
@@ -134,7 +131,7 @@ class BeamSearch:
                 continue
             chunk = chunks[next(iter(group.beams))][0]
             limit = chunk.limit - len(chunk.request.prompt)
-            candidates = self._candidates(group, table, taken, len(chunk.request.words.end_ids))
+            candidates = self._candidates(group, table, taken, len(chunk.request.constraints.end_ids))
             survivors = self._part(group, candidates, limit, chunk, tops)
             group.beams = {}
             for candidate, beam in survivors:
@@ -170,7 +167,6 @@ class BeamSearch:
 
     def give_up(self, reason: FinishReason) -> None:
         """End here: what the beams have written so far competes with what has ended."""
-        self._go_back()
         for group in self.groups:
             for beam in group.beams.values() if not group.done else ():
                 if beam.node.depth:
@@ -179,14 +175,19 @@ class BeamSearch:
         self.over = True
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (what ends a beam was asked when it was picked)
-        self._before = None
         return None
 
     def finished(self) -> FinishReason | None:
-        reason = None if self.over else self.guard.finished()
+        reason = None if self.over else self.stop_checker.finished()
         if reason is not None:
             self.give_up(reason)
         return reason
+
+    def take_text(self) -> str:
+        return ""  # its texts are known at the end alone
+
+    def finish(self) -> str:
+        return ""
 
     def fork(self) -> "BeamSearch":
         return self
@@ -194,21 +195,14 @@ class BeamSearch:
     def mask(self) -> None:
         return None
 
-    def _go_back(self) -> None:
-        """Forget a pick that was not written."""
-        if self._before is None:
-            return
-        for group in self._before:
-            for beam in group.beams.values():
-                beam.node.children.clear()  # a text that goes on was a leaf
-        self.groups, self.over, self._before = self._before, False, None
-
     def _row(self, choice: int, chunk: Chunk, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A beam's log-probabilities [V], the model's and adjusted, in fp64."""
         logprobs = logits.double().log_softmax(-1)
         beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
         request = chunk.request
-        row = adjusted(logprobs, chunk.text, len(request.prompt), self.params, request.words, beam.guard.mask())
+        row = adjusted(
+            logprobs, chunk.text, len(request.prompt), self.params, request.constraints, beam.stop_checker.mask()
+        )
         return logprobs, row
 
     def _candidates(
@@ -238,7 +232,12 @@ class BeamSearch:
         return candidates
 
     def _part(
-        self, group: Group, candidates: list[Candidate], limit: int, chunk: Chunk, tops: dict[int, tuple[Likely, ...]]
+        self,
+        group: Group,
+        candidates: list[Candidate],
+        limit: int,
+        chunk: Chunk,
+        tops: dict[int, tuple[TopLogprob, ...]],
     ) -> list[tuple[Candidate, Beam]]:
         """Note the hypotheses among candidates; the beams that go on. `tops`: the likeliest ids after each beam."""
         survivors: list[tuple[Candidate, Beam]] = []
@@ -246,7 +245,7 @@ class BeamSearch:
             if rank >= group.width and len(survivors) >= group.width:
                 break
             parent = group.beams[candidate.choice]
-            guard = parent.guard.fork()
+            stop_checker = parent.stop_checker.fork()
             node = Node(
                 parent=parent.node,
                 token=candidate.token,
@@ -256,13 +255,13 @@ class BeamSearch:
                 sampler_logprob=candidate.adjusted,
                 top=tops[candidate.choice],
             )
-            reason = guard.advance(candidate.token)
+            reason = stop_checker.advance(candidate.token)
             if reason is None and node.depth >= limit:
                 full = node.depth >= chunk.request.params.max_tokens
                 reason = FinishReason.LENGTH if full else FinishReason.CONTEXT
             if reason is None and len(survivors) < group.width:
                 parent.node.children.append(node)
-                survivors.append((candidate, Beam(node, guard, candidate.steered)))
+                survivors.append((candidate, Beam(node, stop_checker, candidate.steered)))
             elif reason is not None and rank < group.width:
                 parent.node.children.append(node)
                 self._keep(group, node, reason)
@@ -293,6 +292,6 @@ class BeamSearch:
         return [found for group in self.groups for found in group.best]
 
 
-def _top(logprobs: torch.Tensor, row: torch.Tensor, n: int) -> tuple[Likely, ...]:
+def _top(logprobs: torch.Tensor, row: torch.Tensor, n: int) -> tuple[TopLogprob, ...]:
     """The n likeliest ids of a beam's row, with the adjusted log-probability beside the model's."""
-    return tuple(Likely(token, float(logprobs[token]), float(row[token])) for token in likeliest(logprobs, n))
+    return tuple(TopLogprob(token, float(logprobs[token]), float(row[token])) for token in top_ids(logprobs, n))

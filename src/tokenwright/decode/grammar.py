@@ -26,7 +26,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from tokenwright.decode import trial
+from tokenwright.decode import grammar_worker
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
 
@@ -85,7 +85,7 @@ class Grammars:
         complaint = workers.complaint(source)
         if complaint:
             raise RequestError(f"{what} cannot be used: {complaint}")
-        constraint = Matched(trial.matcher(tokenizer, source, LIMITS), self._ids, opens=opens)
+        constraint = Matched(grammar_worker.matcher(tokenizer, source, LIMITS), self._ids, opens=opens)
         try:
             constraint.mask()
         except EngineError as error:
@@ -102,7 +102,7 @@ class Grammars:
         with self._lock:
             if self._workers is None:
                 tokens = self._ids.entries(self._token_bytes)
-                self._tokenizer = trial.byte_tokenizer(tokens)
+                self._tokenizer = grammar_worker.byte_tokenizer(tokens)
                 self._workers = _Workers(tokens)
             return self._tokenizer, self._workers
 
@@ -234,7 +234,7 @@ class _Workers:
                 _end(worker)  # somebody has killed it
         except Empty:
             worker = subprocess.Popen(
-                [sys.executable, "-I", trial.__file__],
+                [sys.executable, "-I", grammar_worker.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -278,12 +278,14 @@ def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]") -> None:
 
 def _died(worker: "subprocess.Popen[bytes]") -> str:
     if worker.returncode == -signal.SIGPROF:
-        return f"to compile it takes more than {trial.CPU_SECONDS} s; {_SIMPLER}"
+        return f"to compile it takes more than {grammar_worker.CPU_SECONDS} s; {_SIMPLER}"
     if worker.returncode == -signal.SIGKILL:
         return (
             f"the process that tries it was killed, after {WORKER_SECONDS:g} s or for the machine's memory; try again"
         )
-    return f"to compile it takes more than {trial.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {_SIMPLER}"
+    return (
+        f"to compile it takes more than {grammar_worker.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {_SIMPLER}"
+    )
 
 
 def _words(ids: Iterable[int], vocab_size: int) -> Mask:

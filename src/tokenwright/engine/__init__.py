@@ -1,11 +1,18 @@
 """The part one reads first: sequences, pages, the scheduler and the loop. Imports no torch."""
 
-from tokenwright.engine.engine import Engine, Runner, Sampler
-from tokenwright.engine.pages import Memory, PagePool
-from tokenwright.engine.params import Grammar, SamplingParams
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.batch import Batch, flatten, one_chunk
+from tokenwright.engine.core import Engine, Runner, Sampler
+from tokenwright.engine.page_pool import Memory, PagePool
+from tokenwright.engine.request import (
+    FinishReason,
+    NoStopChecker,
+    Request,
+    Sequence,
+    State,
+    StopChecker,
+    TokenConstraints,
+)
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, Sequence, State, Words
 from tokenwright.engine.step import (
     Chunk,
     Dropped,
@@ -15,18 +22,22 @@ from tokenwright.engine.step import (
     Finish,
     Finished,
     Forked,
-    Likely,
+    LogitsNeeded,
     Output,
     Pick,
+    PromptLogprobs,
+    PromptLogprobsAdded,
     Result,
-    Score,
-    Scored,
     Step,
     Token,
-    Wants,
+    TopLogprob,
 )
+from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.sampling_params import Grammar, SamplingParams
 
 __all__ = [
+    "AttentionWindow",
+    "Batch",
     "Chunk",
     "Dropped",
     "Engine",
@@ -39,26 +50,27 @@ __all__ = [
     "Forked",
     "Grammar",
     "Group",
-    "Guard",
-    "Likely",
+    "LogitsNeeded",
     "Memory",
-    "NoGuard",
+    "NoStopChecker",
     "Output",
     "PagePool",
     "Pick",
-    "Reach",
+    "PromptLogprobs",
+    "PromptLogprobsAdded",
     "Request",
     "Result",
     "Runner",
     "Sampler",
     "SamplingParams",
     "Scheduler",
-    "Score",
-    "Scored",
     "Sequence",
     "State",
     "Step",
+    "StopChecker",
     "Token",
-    "Wants",
-    "Words",
+    "TokenConstraints",
+    "TopLogprob",
+    "flatten",
+    "one_chunk",
 ]

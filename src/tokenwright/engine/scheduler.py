@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
-from tokenwright.engine.pages import PagePool
-from tokenwright.engine.sequence import FinishReason, Request, Sequence, State
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.request import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
     ALL,
     LAST,
@@ -38,11 +38,12 @@ from tokenwright.engine.step import (
     Finished,
     Forked,
     Pick,
+    PromptLogprobs,
+    PromptLogprobsAdded,
     Result,
-    Score,
-    Scored,
     Step,
     Token,
+    finished,
 )
 
 RUNNING = State.RUNNING
@@ -77,7 +78,7 @@ class Scheduler:
             tokens=list(request.prompt),
             tables=pool.tables(),
             chain=pool.chain(request.salt),
-            guard=request.guard,
+            stop_checker=request.stop_checker,
             choices=tuple(range(request.params.choices)),
             cache=request.cache,
         )
@@ -122,7 +123,7 @@ class Scheduler:
             tokens=list(parent.tokens),
             tables=self.pool.tables(),
             chain=parent.chain.fork(),
-            guard=parent.guard.fork(),
+            stop_checker=parent.stop_checker.fork(),
             choices=(choice,),
             cache=parent.cache,
             hold_at=parent.hold_at,
@@ -225,7 +226,7 @@ class Scheduler:
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences:  # its team may have ended
                 try:
-                    reason = sequence.guard.finished()
+                    reason = sequence.stop_checker.finished()
                 except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
                     self._end_team(sequence, error, events)
                     continue
@@ -415,9 +416,9 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         text, start = sequence.tokens, sequence.computed
         stop = start + length
-        wants = LAST if stop == len(text) else NONE
+        logits_needed = LAST if stop == len(text) else NONE
         if sequence.scores and stop >= sequence.score_at:
-            wants = ALL
+            logits_needed = ALL
         return Chunk(  # by place: names would take nearly three times as long
             sequence.id,
             sequence.request,
@@ -425,11 +426,11 @@ class Scheduler:
             tuple(text[start:stop]),
             sequence.tables,
             sequence.limit,
-            wants,
+            logits_needed,
             tuple(text[start + 1 : stop + 1]),
             sequence.choices,
             text,
-            sequence.guard,
+            sequence.stop_checker,
         )
 
     def _apply(self, sequence: Sequence, results: list[Result], events: list[Event]) -> None:
@@ -443,9 +444,9 @@ class Scheduler:
                     self._end_team(sequence, error, events)
                     return
                 case Finish(reason=reason):
-                    self._end(sequence, Finished(sequence.id, reason), events)
+                    self._end(sequence, finished(sequence, reason), events)
                     return
-                case Score():
+                case PromptLogprobs():
                     self._score(sequence, result, events)
         branches, last = [sequence], sequence
         for pick in picks[1:]:
@@ -455,24 +456,27 @@ class Scheduler:
             branch.choices = (pick.choice,)
             self._write(branch, pick, events)
 
-    def _score(self, sequence: Sequence, score: Score, events: list[Event]) -> None:
+    def _score(self, sequence: Sequence, score: PromptLogprobs, events: list[Event]) -> None:
         at = sequence.score_at
         known = max(0, at - score.start)  # a preempted one is scored once
         fresh = score.logprobs[known:]
         if fresh:
-            events.append(Scored(sequence.id, at, fresh, score.tops[known:]))
+            events.append(PromptLogprobsAdded(sequence.id, at, fresh, score.tops[known:]))
             sequence.scored += len(fresh)
 
     def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
+        checker = sequence.stop_checker
         sequence.tokens.append(pick.token)
-        events.append(Token(sequence.id, pick.token, pick.logprob, pick.sampler_logprob, pick.top))
+        token = Token(sequence.id, pick.token, pick.logprob, pick.sampler_logprob, pick.top)
+        events.append(token)
         try:
-            reason = sequence.guard.advance(pick.token) or sequence.ended()
-        except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+            reason = checker.advance(pick.token) or sequence.ended()
+            token.text = checker.take_text()
+        except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
             self._end_team(sequence, error, events)
             return
         if reason is not None:
-            self._end(sequence, Finished(sequence.id, reason), events)
+            self._end(sequence, finished(sequence, reason), events)
         elif not sequence.cache:  # the naive loop: forget, and compute everything again
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
@@ -484,11 +488,11 @@ class Scheduler:
             self._end(sequence, Dropped(sequence.id), events)
             return
         assert reason is not None, "the sampler must answer every chunk that picks"
-        self._end(sequence, Finished(sequence.id, reason), events)
+        self._end(sequence, finished(sequence, reason), events)
 
     def _end_team(self, sequence: Sequence, why: FinishReason | Exception, events: list[Event]) -> None:
         for mate in list(sequence.team):
-            event = Failed(mate.id, why) if isinstance(why, Exception) else Finished(mate.id, why)
+            event = Failed(mate.id, why) if isinstance(why, Exception) else finished(mate, why)
             self._end(mate, event, events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:

@@ -10,13 +10,13 @@ too early or shared by mistake is caught at once.
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
 
-from tokenwright.engine.engine import Engine
-from tokenwright.engine.pages import PagePool
-from tokenwright.engine.params import SamplingParams
-from tokenwright.engine.reach import Group
+from tokenwright.engine.core import Engine
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.request import Request
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.sequence import Request
-from tokenwright.engine.step import Output, Pick, Result, Score, Step, Wants
+from tokenwright.engine.step import LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
+from tokenwright.engine.window import Group
+from tokenwright.sampling_params import SamplingParams
 
 Script = Callable[[ListLike[int]], int]  # the text so far -> the next token
 
@@ -44,7 +44,9 @@ class ScriptedModel:
                     if position // self.page_size in table:
                         slots[self._slot(table, position)] = token
             self.forwarded += len(chunk.tokens)
-            first = {Wants.NONE: chunk.stop, Wants.LAST: chunk.stop - 1, Wants.ALL: chunk.start}[chunk.wants]
+            first = {LogitsNeeded.NONE: chunk.stop, LogitsNeeded.LAST: chunk.stop - 1, LogitsNeeded.ALL: chunk.start}[
+                chunk.logits_needed
+            ]
             rows.append(range(len(texts), len(texts) + chunk.stop - first))
             texts += [self._read(chunk.tables, position) for position in range(first, chunk.stop)]
         return Output(tuple(rows), texts)
@@ -62,12 +64,12 @@ class ScriptedModel:
     def pick(self, output: Output[list[list[int]]], step: Step) -> list[Result]:
         results: list[Result] = []
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            if chunk.wants is Wants.ALL:
+            if chunk.logits_needed is LogitsNeeded.ALL:
                 agree = tuple(
                     0.0 if self.script(output.logits[row]) == token else -1.0
                     for row, token in zip(rows, chunk.following, strict=False)
                 )
-                results.append(Score(chunk.sequence, chunk.start + 1, agree))
+                results.append(PromptLogprobs(chunk.sequence, chunk.start + 1, agree))
             if chunk.picks:
                 results.append(Pick(chunk.sequence, self.script(output.logits[rows[-1]]), 0.0))
         return results
@@ -79,7 +81,7 @@ class ScriptedModel:
         """What the row at a position reads in the first group; the others must hold the same."""
         texts = []
         for group, slots, table in zip(self.groups, self.slots, tables, strict=True):
-            positions = [position for span in group.reach.spans(row, row + 1) for position in span]
+            positions = [position for span in group.window.spans(row, row + 1) for position in span]
             texts.append({position: slots[self._slot(table, position)] for position in positions})
         for text in texts:
             assert None not in text.values(), "a slot was read that nobody wrote"

@@ -5,18 +5,18 @@ them and answers with events. What every token of every stream has one of is not
 that would take five times as long to make.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from tokenwright.engine.sequence import FinishReason, Guard, NoGuard, Request, Sequence
+from tokenwright.engine.page_table import Table
+from tokenwright.engine.request import FinishReason, NoStopChecker, Request, Sequence, StopChecker
 
 T = TypeVar("T")
 
 
-class Wants(Enum):
+class LogitsNeeded(Enum):
     """The rows of a chunk whose logits are needed."""
 
     NONE = 0
@@ -24,7 +24,7 @@ class Wants(Enum):
     ALL = 2
 
 
-NONE, LAST, ALL = Wants  # for what asks at each token: to look into an enumeration takes longer than a call
+NONE, LAST, ALL = LogitsNeeded  # for what asks at each token: to look into an enumeration takes longer than a call
 
 
 @dataclass(slots=True)
@@ -43,13 +43,13 @@ class Chunk:
     request: Request
     start: int
     tokens: tuple[int, ...]
-    tables: ListLike[Mapping[int, int]]
+    tables: ListLike[Table]
     limit: int
-    wants: Wants
+    logits_needed: LogitsNeeded
     following: tuple[int, ...] = ()
     choices: tuple[int, ...] = (0,)
     text: ListLike[int] = ()
-    guard: Guard = field(default_factory=NoGuard)
+    stop_checker: StopChecker = field(default_factory=NoStopChecker)
 
     @property
     def stop(self) -> int:
@@ -59,7 +59,7 @@ class Chunk:
     def picks(self) -> bool:
         """Whether a token is to be chosen after this chunk's last row: it has caught up, and may still write."""
         length = len(self.tokens)
-        return self.wants is not NONE and len(self.following) < length and self.start + length < self.limit
+        return self.logits_needed is not NONE and len(self.following) < length and self.start + length < self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Output(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Likely:
+class TopLogprob:
     """A token with its log-probabilities, natural: the model's, over all ids at temperature 1, and the sampler's.
 
     The sampler's is that of the distribution it drew from: -inf at what was cut, 0 where there was no choice.
@@ -110,18 +110,18 @@ class Pick:
     token: int
     logprob: float
     sampler_logprob: float = 0.0
-    top: tuple[Likely, ...] = ()
+    top: tuple[TopLogprob, ...] = ()
     choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PromptLogprobs:
     """Log-probabilities of known tokens of `parent`, the first of them at position `start`; `tops` as in Pick."""
 
     parent: int
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[tuple[Likely, ...], ...] = ()
+    tops: tuple[tuple[TopLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Finish:
     reason: FinishReason
 
 
-Result = Pick | Score | Fault | Finish
+Result = Pick | PromptLogprobs | Fault | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +157,24 @@ class Forked:
 
 @dataclass(slots=True)
 class Token:
-    """A token was written, as its Pick says."""
+    """A token was written, as its Pick says. `text`: what can be shown now, perhaps nothing yet."""
 
     sequence: int
     token: int
     logprob: float
     sampler_logprob: float = 0.0
-    top: tuple[Likely, ...] = ()
+    top: tuple[TopLogprob, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PromptLogprobsAdded:
     """Log-probabilities of the prompt's tokens from position `start` on."""
 
     sequence: int
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[tuple[Likely, ...], ...] = ()
+    tops: tuple[tuple[TopLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +186,26 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence's last event, when it ended well."""
+    """The sequence's last event, when it ended well.
+
+    text: what was held back until the end. stopped: the stop string or stop id that ended it.
+    """
 
     sequence: int
     reason: FinishReason
+    text: str = ""
+    stopped: str | int | None = None
+
+
+def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
+    """The last event of a sequence that ends well, with the rest of its text; Failed where its stop checker fails."""
+    checker = sequence.stop_checker
+    try:
+        text = checker.finish()
+    except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
+        return Failed(sequence.id, error)
+    stopped = checker.stopped
+    return Finished(sequence.id, FinishReason.STOP if isinstance(stopped, str) else reason, text, stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,4 +216,4 @@ class Failed:
     error: Exception
 
 
-Event = Forked | Token | Scored | Dropped | Finished | Failed
+Event = Forked | Token | PromptLogprobsAdded | Dropped | Finished | Failed

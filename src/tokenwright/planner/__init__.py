@@ -53,7 +53,7 @@ def plan(
     without a meaning for the model, where LLM would raise it too.
     """
     tokens = None if context is None else read_tokens(context, "context")
-    reach = None if window is None else read_tokens(window, "window")
+    limit = None if window is None else read_tokens(window, "window")
     room = None if memory is None else read_bytes(memory, "memory")
     sequences = read_count(batch, "batch")
     form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
@@ -63,9 +63,9 @@ def plan(
     if shape.packed is not None and wanted not in (shape.packed, WeightFormat("native")):
         raise RequestError(f"the weights of {name} are kept as {shape.packed}; leave weights out")
     stored = (shape.packed or wanted).resolved(shape.dtype)
-    specs = specs_of(shape, native_dtype(shape, stored), form, reach, sinks)
+    specs = specs_of(shape, native_dtype(shape, stored), form, limit, sinks)
     latents = [isinstance(layer.layout, Latent) for layer in shape.layers]
     if any(latent and spec.k != spec.v for latent, spec in zip(latents, specs, strict=True)):
         raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")
     speed = measure() if bandwidth == "measured" else given
-    return Plan(name, shape, tokens or shape.context, sequences, form, stored, specs, reach, sinks, room, speed)
+    return Plan(name, shape, tokens or shape.context, sequences, form, stored, specs, limit, sinks, room, speed)

@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from tokenwright.kernels.native import find_kernels
-from tokenwright.kernels.weights import aligned_bytes
-from tokenwright.models.device import free_memory, resolve_device
+from tokenwright.backends.device import free_memory, resolve_device
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.packed import aligned_bytes
 
 _LEAST, _MOST = 1 << 28, 1 << 32  # bytes of the buffer
 _SECONDS = 0.3

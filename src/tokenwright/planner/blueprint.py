@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from tokenwright.backends.layout import format_of
+from tokenwright.backends.packed import packed_sizes
 from tokenwright.cache.spec import Heads, Latent
 from tokenwright.config import DTYPE_BYTES, DType, ModelConfig, WeightFormat
-from tokenwright.kernels.weights import packed_sizes
-from tokenwright.models.layout import format_of
 
 Shape = tuple[int, ...]
 

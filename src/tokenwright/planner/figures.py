@@ -2,7 +2,7 @@
 
 Symbols: t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 where it is full), c_l the
 bytes that it keeps of a token, P_b and P_lm the weights that a token is multiplied with in the blocks and in the head
-(trace/cost.py counts the same way).
+(models/cost.py counts the same way).
 
     KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of all, B times that; `resident.py` counts it
     prefill           = B (2 P_b t + 2 P_lm + sum_l a_l sum_{i=1..t} min(i, s_l + W_l))   a_l: FLOP of a row and a token
@@ -21,7 +21,7 @@ from typing import Any, cast
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import DType, EngineConfig, KVFormat, Rope, WeightFormat
-from tokenwright.engine.reach import Group, Reach
+from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.planner.bandwidth import Bandwidth
 from tokenwright.planner.blueprint import Blueprint
 from tokenwright.planner.remarks import remarks
@@ -109,14 +109,14 @@ class Plan:
         return self.resident.at(tokens)
 
     @property
-    def reaches(self) -> tuple[Reach, ...]:
+    def attention_windows(self) -> tuple[AttentionWindow, ...]:
         """Each layer's reach: the model's own window and the one asked for, whichever is shorter, and the sinks."""
-        return tuple(spec.reach for spec in self.specs)
+        return tuple(spec.window for spec in self.specs)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Each layer's window in tokens, the row itself included; None for a full layer."""
-        return tuple(reach.window for reach in self.reaches)
+        return tuple(window.size for window in self.attention_windows)
 
     @property
     def endless(self) -> bool:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenwright.checkpoints import hub
+from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.folder import STORIES
+from tokenwright.checkpoints.packed_file import own_quantisation
+from tokenwright.checkpoints.strict import read_json
 from tokenwright.errors import CheckpointError
-from tokenwright.models import hub
-from tokenwright.models.checkpoint import STORIES
-from tokenwright.models.families import parse_config
-from tokenwright.models.keys import read_json
-from tokenwright.models.packed_file import own_quantisation
 from tokenwright.planner.blueprint import Blueprint, of_config
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.others import planned_only

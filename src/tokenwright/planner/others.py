@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args
 
 from tokenwright.cache.spec import Heads, Latent
+from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import DType
-from tokenwright.models.keys import Keys
 from tokenwright.planner.blueprint import Blueprint, Layer, Shape
 
 _MOST = 1 << 24

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tokenwright.backends.layout import format_of
 from tokenwright.cache.codec import GROUP
-from tokenwright.models.layout import format_of
 
 if TYPE_CHECKING:
     from tokenwright.planner.figures import Plan
@@ -40,7 +40,7 @@ def _reach(plan: Plan) -> Iterator[str]:
             yield f"a window of {plan.window:,} tokens is more than the model's context of {own:,}"
     elif plan.context > own:
         yield f"{plan.context:,} tokens are more than the model's context of {own:,}"
-    if any(reach.kept(plan.context - 1, plan.context) < plan.context for reach in plan.reaches):
+    if any(window.kept(plan.context - 1, plan.context) < plan.context for window in plan.attention_windows):
         yield "what lies behind a window is let go while the text is written, and its pages are used again"
     if plan.sinks:
         yield f"sinks: the first {_tokens(plan.sinks)} in reach of every layer with a window, on top of it"

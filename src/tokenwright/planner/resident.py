@@ -14,7 +14,7 @@ from functools import cached_property
 
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.config import DType, KVFormat, ModelConfig, Rope
-from tokenwright.engine.reach import Reach
+from tokenwright.engine.window import AttentionWindow
 from tokenwright.planner.blueprint import Blueprint, Layer
 
 _FAR = 1 << 48  # tokens: beyond any text, whatever an option names
@@ -50,7 +50,7 @@ class Resident:
 
     def at(self, tokens: int) -> int:
         """What is kept at so many tokens."""
-        return sum(nbytes * reach.kept(tokens - 1, tokens) for reach, nbytes in self._parts.items())
+        return sum(nbytes * window.kept(tokens - 1, tokens) for window, nbytes in self._parts.items())
 
     def most(self, tokens: int) -> int:
         """The most that is kept on the way to so many tokens.
@@ -62,44 +62,44 @@ class Resident:
     @cached_property
     def knots(self) -> tuple[int, ...]:
         """Counts of tokens, in order, between which `at` is a straight line."""
-        return tuple(sorted({0} | {min(knot, _FAR) for reach in self._parts for knot in _knots(reach)}))
+        return tuple(sorted({0} | {min(knot, _FAR) for window in self._parts for knot in _knots(window)}))
 
     @property
     def bounded(self) -> bool:
         """Whether a text may grow without end in a finite memory: every layer has a window."""
-        return all(spec.reach.window is not None for spec in self.specs)
+        return all(spec.window.size is not None for spec in self.specs)
 
     def row_flops(self, tokens: int) -> int:
         """Attention's work for the last of so many tokens: FLOP."""
-        return sum(flops * reach.kept(tokens - 1, tokens) for reach, flops in self._pairs.items())
+        return sum(flops * window.kept(tokens - 1, tokens) for window, flops in self._pairs.items())
 
     def all_flops(self, tokens: int) -> int:
         """The same for each of them, together."""
         total = 0
-        for reach, flops in self._pairs.items():
-            edge = reach.kept(tokens - 1, tokens)  # rows before it read one token more each, those after it as many
+        for window, flops in self._pairs.items():
+            edge = window.kept(tokens - 1, tokens)  # rows before it read one token more each, those after it as many
             total += flops * (edge * (edge + 1) // 2 + (tokens - edge) * edge)
         return total
 
     @cached_property
-    def _parts(self) -> Mapping[Reach, int]:
+    def _parts(self) -> Mapping[AttentionWindow, int]:
         """Bytes of one token in all parts of equal reach."""
-        found: Counter[Reach] = Counter()
+        found: Counter[AttentionWindow] = Counter()
         for layer, spec in zip(self.layers, self.specs, strict=True):
             for part in spec.parts:
-                found[part.reach] += layer.layout.bytes_per_token(part.k, part.v)
+                found[part.window] += layer.layout.bytes_per_token(part.k, part.v)
         return found
 
     @cached_property
-    def _pairs(self) -> Mapping[Reach, int]:
+    def _pairs(self) -> Mapping[AttentionWindow, int]:
         """FLOP of one row and one token that it reads, in all layers of equal reach."""
-        found: Counter[Reach] = Counter()
+        found: Counter[AttentionWindow] = Counter()
         for layer, spec in zip(self.layers, self.specs, strict=True):
-            found[spec.reach] += layer.pair_flops
+            found[spec.window] += layer.pair_flops
         return found
 
 
-def _knots(reach: Reach) -> set[int]:
+def _knots(window: AttentionWindow) -> set[int]:
     """Where the sinks or the stretch begin or end, and where a window leaves those places behind."""
-    edges = {reach.start, reach.sinks} | (set() if reach.stop is None else {reach.stop})
-    return edges if reach.window is None else edges | {edge + reach.window for edge in edges}
+    edges = {window.start, window.sinks} | (set() if window.stop is None else {window.stop})
+    return edges if window.size is None else edges | {edge + window.size for edge in edges}

@@ -1,0 +1,6 @@
+"""The arithmetic of a step behind one protocol. The reference in torch is always there and is every test's oracle."""
+
+from tokenwright.backends.protocol import Backend, Dense, Kernels, Linear, Logits
+from tokenwright.backends.torch.kernels import ReferenceKernels
+
+__all__ = ["Backend", "Dense", "Kernels", "Linear", "Logits", "ReferenceKernels"]

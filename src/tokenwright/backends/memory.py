@@ -1,0 +1,52 @@
+"""What memory there is for: the weights, and the KV cache, sized by what was asked for or by what is free."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenwright.backends.device import free_memory
+from tokenwright.cache import KVStore, LayerSpec, groups_for, pages_within
+from tokenwright.config import DType, EngineConfig
+from tokenwright.engine import Group
+from tokenwright.errors import CapacityError
+
+MOST_KV_MEMORY = 4 * 2**30  # bytes, where nobody asks for more
+
+
+def make_store(
+    specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: torch.device
+) -> tuple[KVStore, tuple[Group, ...]]:
+    """The KV memory for the engine that `options` describe, and its groups of pages.
+
+    `context` is the most tokens of one sequence. Raises CapacityError where the device has less than is needed, or
+    where what is granted holds no page.
+    """
+    size, chunk, sequences = options.page_size, options.token_budget, options.max_sequences
+    free = free_memory(device)
+    pages = options.pages
+    if pages is None:
+        memory = options.kv_memory or min((free or MOST_KV_MEMORY) // 8, MOST_KV_MEMORY)
+        pages = pages_within(specs, size, memory, chunk, sequences, context)
+        if pages < 1:
+            page_bytes = size * sum(spec.bytes_per_token for spec in specs)
+            raise CapacityError(
+                f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
+            )
+    groups = groups_for(specs, size, pages, chunk, sequences)
+    needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # one page of its own for each group
+    if free is not None and needed > free:  # the system would grant it, and kill us when it is written to
+        raise CapacityError(
+            f"the KV cache of {pages} pages needs {needed} bytes, which {device} does not have ({free} are free); "
+            "grant it less (pages or kv_memory)"
+        )
+    return KVStore(specs, [group.pages for group in groups], size, device), groups
+
+
+def refuse_weights(needed: int, device: torch.device, dtype: DType) -> None:
+    """Raises CapacityError where weights of `needed` bytes do not fit the device."""
+    free = free_memory(device)
+    if free is not None and needed > free:
+        hint = "" if dtype != "float32" else "; --dtype bfloat16 halves it"
+        raise CapacityError(
+            f"the weights need {needed / 2**30:.1f} GiB in {dtype}, and {device} has {free / 2**30:.1f} GiB free{hint}"
+        )

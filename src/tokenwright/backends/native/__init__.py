@@ -1,0 +1,1 @@
+"""The native backend: C++ kernels in `cpp/`, called through ctypes."""

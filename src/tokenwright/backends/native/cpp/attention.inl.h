@@ -1,0 +1,821 @@
+// Attention of some rows and query heads over their KV heads, block by block through the text.
+//
+// Included once for each instruction set. What one row and head becomes is defined for itself: it goes through blocks
+// of 64 absolute positions in order (cut where two parts meet and where sinks end); in each it takes its scores, the
+// new maximum, the sums so far times what that changes, and then the values in the order of positions. Here many rows
+// and heads go through a block together, so that it is decoded once; that changes nothing of what each one computes.
+// A query is one head of one row. docs/kernels.md has the definition in full.
+#pragma once
+
+#include "kernels.h"
+#include "kv.inl.h"
+
+namespace tw {
+namespace TW_ISA {
+
+constexpr float MOST_CODE = 32767.0f;  // of the numbers of 16 bits that meet the codes of a quantised cache
+constexpr float LEAST_SCALED = 1e-30f;  // what is smaller than this counts as zero there
+
+// The lanes of a block that a row reads: [low, high).
+struct Stretch {
+  int64_t low, high;
+};
+
+// The numbers of queries, side by side as the keys' lines meet them: as they are, and as codes for the keys of a quantised
+// part.
+struct QueryRows {
+  float* numbers;  // [depth][beside], times the scale
+  int32_t* pairs;  // [depth / 2][beside]: two codes of 16 bits each, in the order of the keys' lines
+  float* scales;   // [queries][groups]
+};
+
+// Queries that go through the text together, all heads of some rows, and what belongs to each.
+struct Tile {
+  int64_t heads;     // of a row
+  int64_t kv_head, kv_heads, shared;  // whose these are, from the first on; and how many of `heads` share one
+  int64_t position;  // of the first row
+  int64_t rows;
+  int64_t size, depth, groups;  // of a head: its numbers, these rounded up to whole groups of 32, and the groups
+  int64_t beside;               // queries, up to whole vectors
+  QueryRows q, sink_q;
+  float* weights;          // [queries][64]: scores, then their exponentials
+  int16_t* weight_codes;   // [groups][queries][64]: weights times the scales of values, as whole numbers
+  float* weight_scales;    // [queries][groups]
+  float* mixed;            // [queries][depth]: sums of weights times values
+  float* sums;             // [queries][16]: of weights, by lane modulo 16
+  float* highest;          // [queries]: the largest score
+  float* shares;           // [queries]: what the block's weights are to be multiplied with
+  Stretch* read;           // [queries]: of the block
+  float* numbers;          // [64 * depth]: the queries as they come; then a block's keys, then its values
+  float* room;             // [32 * depth]: copies of keys that do not lie evenly
+  float* scales;           // [groups][64]: of the block, in a quantised part,
+  float* factors;          // [groups][64]: those of values as what makes codes of weights,
+  float* worth;            // [groups]: and what such a code is worth
+  int64_t queries() const { return rows * heads; }
+};
+
+TW_INLINE int64_t rows_together(int64_t heads) { return most(1, QUERIES_TOGETHER / heads); }
+
+static int64_t attention_scratch(const Heads& heads) {
+  const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
+  const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
+  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 1 + 4;
+  return queries * each + (BLOCK + 32) * depth + groups * (2 * BLOCK + 1) + 16;
+}
+
+TW_INLINE float* take(float*& scratch, int64_t n) { return (scratch += n) - n; }
+
+static QueryRows query_rows(int64_t queries, const Tile& tile, float*& scratch) {
+  return {take(scratch, tile.beside * tile.depth), (int32_t*)take(scratch, tile.beside * tile.depth / 2),
+          take(scratch, queries * tile.groups)};
+}
+
+static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries, int64_t first, float* scratch) {
+  Tile tile;
+  const int64_t ratio = heads.heads / heads.kv_heads;
+  tile.heads = queries.head_last - queries.head;
+  tile.kv_head = queries.head / ratio;
+  tile.kv_heads = (queries.head_last - 1) / ratio - tile.kv_head + 1;
+  tile.shared = tile.heads / tile.kv_heads;
+  tile.rows = least(rows_together(tile.heads), queries.last - first);
+  tile.position = span.start + first;
+  tile.size = heads.size;
+  tile.groups = row_scales(heads.size);
+  tile.depth = tile.groups * SCALED;
+  const int64_t n = tile.queries();
+  tile.beside = whole(n, 16);
+  scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // on whole lines
+  tile.numbers = take(scratch, BLOCK * tile.depth);
+  tile.room = take(scratch, 32 * tile.depth);
+  tile.scales = take(scratch, BLOCK * tile.groups);
+  tile.factors = take(scratch, BLOCK * tile.groups);
+  tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // what follows is read by whole lines
+  tile.weights = take(scratch, n * BLOCK);
+  tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
+  tile.mixed = take(scratch, n * tile.depth);
+  tile.sums = take(scratch, n * 16);
+  tile.q = query_rows(n, tile, scratch);
+  tile.sink_q = query_rows(n, tile, scratch);
+  tile.weight_scales = take(scratch, n * tile.groups);
+  tile.highest = take(scratch, n);
+  tile.shares = take(scratch, n);
+  tile.worth = take(scratch, tile.groups);
+  return tile;
+}
+
+// Run a kernel for the queries [first, last): as many side by side as fit, at most N.
+template <int N, typename Kernel>
+static void side_by_side(const Kernel& kernel, int64_t first, int64_t last) {
+  for (; first + N <= last; first += N) kernel.template run<N>(first);
+  if constexpr (N > 1) side_by_side<N - 1>(kernel, first, last);
+}
+
+// ---- Queries ----
+
+// Two vectors that share a scale as whole numbers of 16 bits times that scale, which is NaN where some lane is not
+// finite: codes[32].
+TW_INLINE float encode_group(F a, F b, int16_t* codes) {
+  const float one = largest_magnitude(a), other = largest_magnitude(b);
+  const bool whole_numbers = finite(one) && finite(other);
+  const float extreme = one > other ? one : other;
+  const F inverse = all(whole_numbers && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
+  store_16((uint16_t*)codes, nearest(a * inverse));
+  store_16((uint16_t*)codes + 16, nearest(b * inverse));
+  return whole_numbers ? extreme / MOST_CODE : __builtin_nanf("");
+}
+
+// q: a query's numbers; codes: [depth], in the order of the keys' lines. scales: [groups]
+static void encode_query(const Tile& tile, int64_t format, const float* q, int16_t* codes, float* scales) {
+  const int64_t apart = lines_in_four_bytes(format);  // numbers that share a line
+  for (int64_t g = 0; g < tile.groups; g++) {
+    int16_t some[SCALED];
+    scales[g] = encode_group(load(q + g * SCALED), load(q + g * SCALED + 16), some);
+    for (int64_t i = 0; i < SCALED; i += 2 * apart)
+      for (int64_t j = 0; j < apart; j++) {
+        *codes++ = some[i + j];
+        *codes++ = some[i + j + apart];
+      }
+  }
+}
+
+// Rows of so many bytes, a multiple of 16, as columns of four bytes each: to[bytes / 4][beside], of which 16 are written.
+static void turn_rows(const void* rows, int64_t bytes, int64_t beside, void* to) {
+  for (int64_t i = 0; i < bytes; i += 16) {
+    I x[4];
+    turn({(const uint8_t*)rows + i, bytes}, x);
+    for (int64_t k = 0; k < 4; k++) memcpy((uint8_t*)to + (i / 4 + k) * beside * 4, &x[k], 64);
+  }
+}
+
+static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& tile, const float* from, int64_t stride,
+                         const QueryRows& rows) {
+  const Side& keys = layer.part[layer.parts - 1].k;  // only the last part of a layer is quantised
+  float* numbers = tile.numbers;                     // [16][depth]
+  int16_t* codes = (int16_t*)(numbers + 16 * tile.depth);
+  for (int64_t first = 0; first < tile.queries(); first += 16) {
+    for (int64_t query = first; query < least(first + 16, tile.queries()); query++) {
+      const float* x = from + query / tile.heads * stride + query % tile.heads * tile.size;
+      float* to = numbers + query % 16 * tile.depth;
+      for (int64_t i = 0; i < tile.depth; i += 16)
+        store(to + i, load(x + i, most(0, least(16, tile.size - i))) * all((float)heads.scale));
+      if (scaled(keys.format))
+        encode_query(tile, keys.format, to, codes + query % 16 * tile.depth, rows.scales + query * tile.groups);
+    }
+    turn_rows(numbers, 4 * tile.depth, tile.beside, rows.numbers + first);
+    if (scaled(keys.format)) turn_rows(codes, 2 * tile.depth, tile.beside, rows.pairs + first);
+  }
+}
+
+// ---- The blocks of a text ----
+
+// The block that begins at a position: up to where the next one begins, another part or what lies behind the sinks.
+static void begin_block(const KVLayer& layer, int64_t start, Block& block) {
+  block.part = &part_of(layer, start);
+  block.start = start;
+  block.sinks = start < layer.sinks;
+  block.stop = (start | (BLOCK - 1)) + 1;
+  if (block.part->stop >= 0) block.stop = least(block.stop, block.part->stop);
+  if (block.sinks) block.stop = least(block.stop, layer.sinks);
+}
+
+// What a row at a position reads of a block: nothing where low is not below high.
+TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, int64_t position) {
+  const bool all_of_it = block.sinks || !layer.window;
+  const int64_t low = all_of_it ? block.start : most(block.start, position - layer.window + 1);
+  return {low - block.start, least(block.stop, position + 1) - block.start};
+}
+
+// Find where the positions lie that some row of the tile reads: they are side by side, for so are the rows.
+static void locate(const Heads& heads, const Span& span, int64_t page_size, Block& block) {
+  const int32_t* table = span.tables[block.part->table];
+  int64_t page = (block.start + block.low) / page_size, within = (block.start + block.low) % page_size;
+  for (int64_t lane = block.low; lane < block.high; page++, within = 0) {
+    const int64_t n = least(page_size - within, block.high - lane), slot = table[page] * page_size + within;
+    for (int64_t i = 0; i < n; i++) block.places[lane++] = (slot + i) * heads.kv_heads;
+  }
+  for (int64_t lane = block.first(); lane < block.low; lane++) block.places[lane] = block.places[block.low];
+  for (int64_t lane = block.high; lane < block.last(); lane++) block.places[lane] = block.places[block.high - 1];
+  block.apart = heads.kv_heads;
+  for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
+    int64_t odd = 0;
+    for (int64_t i = 1; i < 16; i++) odd |= block.places[lane + i] - block.places[lane] - i * block.apart;
+    block.even[lane / 16] = !odd;
+  }
+}
+
+// ---- Scores ----
+
+constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // of 16 lanes: what fits the registers,
+constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                   // for so many queries
+constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // where there are two vectors,
+constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // as of keys that are taken as they lie
+
+TW_INLINE const QueryRows& meeting(const Tile& tile, const Block& block) { return block.sinks ? tile.sink_q : tile.q; }
+
+// Scores of keys in fp32: sums over the numbers of a head, in order.
+struct Scores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
+    const float *q = meeting(tile, block).numbers + query, *keys = tile.numbers + lane;
+    F total[N][V] = {};
+    for (int64_t d = 0; d < tile.size; d++, keys += BLOCK, q += tile.beside) {
+      F key[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) key[v] = load(keys + 16 * v);
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) {
+        const F x = all(q[i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) total[i][v] = fma(x, key[v], total[i][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) store(tile.weights + (query + i) * BLOCK + lane + 16 * v, total[i][v]);
+  }
+
+  template <int N>
+  void run(int64_t query) const {
+    int64_t lane = block.first();
+    for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane);
+    for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
+  }
+};
+
+// Sixteen bytes of V times sixteen keys, turned. What comes next is fetched meanwhile.
+template <int V>
+TW_INLINE void take_keys(const Block& block, Run (&rows)[V], I (&x)[V][4]) {
+#pragma GCC unroll 2
+  for (int v = 0; v < V; v++) {
+    turn(rows[v], x[v]);
+    rows[v].at += 16;
+  }
+  block.ahead->k.after(V * 16 * 16);
+}
+
+// Scores for few queries, with keys of a native format as they lie: what is used once need not be decoded first.
+template <int64_t FORMAT>
+struct StoredScores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
+    constexpr int64_t lines = lines_in_four_bytes(FORMAT);
+    const float* q = meeting(tile, block).numbers + query;
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    Run rows[V];
+    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.room + v * 16 * tile.depth);
+    F total[N][V] = {};
+    for (int64_t offset = 0; offset < bytes; offset += 16) {
+      I x[V][4];
+      take_keys<V>(block, rows, x);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) {
+        F keys[V][lines];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
+#pragma GCC unroll 2
+        for (int k = 0; k < lines; k++, q += tile.beside)
+#pragma GCC unroll 8
+          for (int i = 0; i < N; i++) {
+            const F number = all(q[i]);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) total[i][v] = fma(number, keys[v][k], total[i][v]);
+          }
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) store(tile.weights + (query + i) * BLOCK + lane + 16 * v, total[i][v]);
+  }
+
+  template <int N>
+  void run(int64_t query) const {
+    int64_t lane = block.first();
+    for (; lane + 16 * KEY_VECTORS <= block.last(); lane += 16 * KEY_VECTORS) vectors<N, KEY_VECTORS>(query, lane);
+    for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
+  }
+};
+
+// What a group of codes adds to a query's scores from a lane on: its sums times the scales of the keys and of the query.
+template <int V>
+TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t group, float scale, const I (&total)[V]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    float* to = tile.weights + query * BLOCK + lane + 16 * v;
+    const F part = to_float(total[v]) * load(tile.scales + group * BLOCK + lane + 16 * v);
+    store(to, fma(part, all(scale), group ? load(to) : all(0.0f)));
+  }
+}
+
+// Scores of keys in codes: exact sums over each group, times the scales of the key and of the query, added in order.
+struct CodeScores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane, int64_t group) const {
+    const QueryRows& rows = meeting(tile, block);
+    const int32_t* pairs = rows.pairs + group * SCALED / 2 * tile.beside + query;
+    const float* keys = tile.numbers + group * SCALED / 2 * BLOCK + lane;
+    I total[N][V] = {};
+    const int64_t lines = least(SCALED, whole(tile.size - group * SCALED, 8)) / 2;
+    for (int64_t line = 0; line < lines; line++, keys += BLOCK, pairs += tile.beside) {
+      I key[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) key[v] = float_to_bits(load(keys + 16 * v));
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) {
+        const I x = all(pairs[i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], x, key[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++)
+      add_codes<V>(tile, query + i, lane, group, rows.scales[(query + i) * tile.groups + group], total[i]);
+  }
+
+  template <int N>
+  void run(int64_t query) const {
+    for (int64_t group = 0; group < tile.groups; group++) {
+      int64_t lane = block.first();
+      for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane, group);
+      for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane, group);
+    }
+  }
+};
+
+// The same for few queries, with keys as they lie: no pair is written and read again.
+template <int64_t FORMAT>
+struct StoredCodeScores {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane) const {
+    constexpr int64_t lines = lines_in_four_bytes(FORMAT), of_group = row_bytes(FORMAT, SCALED);
+    const QueryRows& queries = meeting(tile, block);
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    Run rows[V];
+    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.room + v * 16 * tile.depth);
+    for (int64_t group = 0; group < tile.groups; group++) {
+      const int32_t* pairs = queries.pairs + group * SCALED / 2 * tile.beside + query;
+      I total[N][V] = {};
+      const int64_t end = least((group + 1) * of_group, bytes);
+      for (int64_t offset = group * of_group; offset < end; offset += 16) {
+        I x[V][4];
+        take_keys<V>(block, rows, x);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          F keys[V][lines];
+#pragma GCC unroll 2
+          for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
+#pragma GCC unroll 4
+          for (int k = 0; k < lines; k++, pairs += tile.beside)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) {
+              const I pair = all(pairs[i]);
+#pragma GCC unroll 2
+              for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], pair, float_to_bits(keys[v][k]));
+            }
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++)
+        add_codes<V>(tile, query + i, lane, group, queries.scales[(query + i) * tile.groups + group], total[i]);
+    }
+  }
+
+  template <int N>
+  void run(int64_t query) const {
+    int64_t lane = block.first();
+    for (; lane + 16 * KEY_VECTORS <= block.last(); lane += 16 * KEY_VECTORS) vectors<N, KEY_VECTORS>(query, lane);
+    for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
+  }
+};
+
+// Scores of the queries [first, last) with the block's keys.
+static void score_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  const int64_t format = block.k.format;
+  if (scaled(format)) load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
+  if (last - first <= GROUP_QUERIES) switch (format) {
+      case F32: return side_by_side<GROUP_QUERIES>(StoredScores<F32>{tile, block}, first, last);
+      case BF16: return side_by_side<GROUP_QUERIES>(StoredScores<BF16>{tile, block}, first, last);
+      case F16: return side_by_side<GROUP_QUERIES>(StoredScores<F16>{tile, block}, first, last);
+      case INT8: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT8>{tile, block}, first, last);
+      case INT4: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT4>{tile, block}, first, last);
+    }
+  decode_keys(block, tile.size, tile.numbers, tile.room);
+  if (!scaled(format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
+  side_by_side<QUERIES>(CodeScores{tile, block}, first, last);
+}
+
+// ---- Softmax ----
+
+// The lanes of [low, high), and others elsewhere; this vector's first lane is `lane`.
+TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
+  static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  I number;
+  memcpy(&number, numbers, 64);
+  const I low = all((int32_t)(read.low - lane)), high = all((int32_t)(read.high - lane));
+  const F instead = all(other);
+  TW_PARTS x.p[i] = (number.p[i] >= low.p[i]) & (number.p[i] < high.p[i]) ? x.p[i] : instead.p[i];
+  return x;
+}
+
+TW_INLINE void multiply(float* x, int64_t n, float factor) {
+  for (int64_t i = 0; i < n; i += 16) store(x + i, load(x + i) * all(factor));
+}
+
+// A query's scores become weights; what it has so far is brought to its new maximum.
+//
+// They are exp(score - maximum); where values come in codes, they are instead what they are to the largest of the block,
+// and the query's share is what that is to the maximum.
+TW_INLINE void soften(const Tile& tile, const Block& block, int64_t query) {
+  const Stretch read = tile.read[query];
+  float* weights = tile.weights + query * BLOCK;
+  float* sums = tile.sums + query * 16;
+  F x[4];
+  for (int v = 0; v < 4; v++) x[v] = load(weights + 16 * v);
+  if (read.low > 0 || read.high < BLOCK)
+    for (int v = 0; v < 4; v++) x[v] = only(x[v], 16 * v, read, -__builtin_inff());
+  const float before = tile.highest[query];
+  const float block_highest = largest(larger(larger(x[0], x[1]), larger(x[2], x[3])));
+  const float highest = block_highest > before ? block_highest : before;
+  const bool in_codes = scaled(block.v.format);
+  float factor = 1.0f;
+  if (highest != before || (in_codes && highest != block_highest)) {
+    float each[16];
+    store(each, exponential(all(highest != before ? before - highest : block_highest - highest)));
+    factor = each[0];
+  }
+  if (highest != before) {
+    multiply(sums, 16, factor);
+    multiply(tile.mixed + query * tile.depth, tile.depth, factor);
+    tile.highest[query] = highest;
+  }
+  const F base = all(in_codes && block_highest > -__builtin_inff() ? block_highest : highest);
+  for (int v = 0; v < 4; v++) {
+    x[v] = exponential(x[v] - base);
+    store(weights + 16 * v, x[v]);
+  }
+  const F total = (x[0] + x[1]) + (x[2] + x[3]);
+  if (!in_codes) return store(sums, load(sums) + total);
+  tile.shares[query] = highest != before ? 1.0f : factor;
+  store(sums, fma(total, all(tile.shares[query]), load(sums)));
+}
+
+// ---- Values ----
+
+// Values of some positions from a lane on, up to `end`, which lie evenly.
+struct Values {
+  Run rows;
+  int64_t end;
+};
+
+// Values in fp32 that were decoded for many queries.
+struct DecodedValues {
+  const Tile& tile;
+
+  void after(int64_t) const {}
+  Values from(int64_t lane, int64_t high) const {
+    return {{(const uint8_t*)(tile.numbers + lane * tile.depth), tile.depth * 4}, high};
+  }
+  TW_INLINE int64_t bytes_of(int64_t numbers) { return 4 * numbers; }
+  template <int V>
+  TW_INLINE void read(const uint8_t* at, F (&value)[V]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) value[v] = load((const float*)at + 16 * v);
+  }
+  template <int V>
+  TW_INLINE void begin(F (&)[V]) {}
+  template <int V>
+  TW_INLINE void end(F (&)[V]) {}
+};
+
+// Values as they lie in the memory, for few queries. Those of the next block are fetched on the way.
+//
+// Of bfloat16, two vectors are read as one, which yields even and odd numbers: so their sums are parted meanwhile.
+template <int64_t FORMAT>
+struct StoredValues {
+  const Tile& tile;
+  const Block& block;
+
+  inline __attribute__((always_inline)) void after(int64_t bytes) const { block.ahead->v.after(bytes); }
+  Values from(int64_t lane, int64_t high) const {
+    const int64_t bytes = row_bytes(FORMAT, tile.size), group = lane / 16;
+    const Run rows = {(const uint8_t*)block.v.codes + block.places[lane] * bytes, block.apart * bytes};
+    return {rows, block.even[group] ? least(16 * (group + 1), high) : lane + 1};
+  }
+  TW_INLINE int64_t bytes_of(int64_t numbers) { return row_bytes(FORMAT, numbers); }
+  template <int V>
+  TW_INLINE void read(const uint8_t* at, F (&value)[V]) {
+    constexpr int pairs = FORMAT == BF16 ? V / 2 : 0;
+#pragma GCC unroll 2
+    for (int v = 0; v < 2 * pairs; v += 2) {
+      F both[2];
+      I x;
+      memcpy(&x, at + bytes_of(16 * v), 64);
+      spread<BF16>(x, both);
+      value[v] = both[0];
+      value[v + 1] = both[1];
+    }
+#pragma GCC unroll 4
+    for (int v = 2 * pairs; v < V; v++) value[v] = load_numbers<FORMAT>(at + bytes_of(16 * v));
+  }
+  template <int V>
+  TW_INLINE void begin(F (&total)[V]) {
+    for (int v = 0; FORMAT == BF16 && v + 1 < V; v += 2) take_apart(total[v], total[v + 1]);
+  }
+  template <int V>
+  TW_INLINE void end(F (&total)[V]) {
+    for (int v = 0; FORMAT == BF16 && v + 1 < V; v += 2) interleave(total[v], total[v + 1]);
+  }
+};
+
+// Add values, each times its weight, in the order of positions.
+template <typename Kind>
+struct Mix {
+  const Tile& tile;
+  const Kind& kind;
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t column, Stretch read) const {
+    const float* weights = tile.weights + query * BLOCK;
+    float* mixed = tile.mixed + query * tile.depth + column;
+    F total[N][V];
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) total[i][v] = load(mixed + i * tile.depth + 16 * v);
+      Kind::begin(total[i]);
+    }
+    for (int64_t lane = read.low; lane < read.high;) {
+      Values values = kind.from(lane, read.high);
+      values.rows.at += Kind::bytes_of(column);
+      for (; lane < values.end; lane++, values.rows.at += values.rows.step) {
+        F value[V];
+        Kind::read(values.rows.at, value);
+        kind.after(Kind::bytes_of(16 * V));
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) {
+          const F weight = all(weights[i * BLOCK + lane]);
+#pragma GCC unroll 4
+          for (int v = 0; v < V; v++) total[i][v] = fma(weight, value[v], total[i][v]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+      Kind::end(total[i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) store(mixed + i * tile.depth + 16 * v, total[i][v]);
+    }
+  }
+
+  template <int N>
+  void lanes(int64_t query, Stretch read) const {
+    if (read.low >= read.high) return;
+    constexpr int fit = N > QUERIES ? VECTORS / 2 : VECTORS;
+    const int64_t columns = whole(tile.size, 16);  // behind them lies what chance has left there
+    int64_t column = 0;
+    for (; column + 16 * fit <= columns; column += 16 * fit) vectors<N, fit>(query, column, read);
+    if (fit > 2 && column + 32 < columns) return vectors<N, 3>(query, column, read);
+    if (fit > 1 && column + 16 < columns) return vectors<N, 2>(query, column, read);
+    if (column < columns) vectors<N, 1>(query, column, read);
+  }
+
+  // Side by side over what all of them read, each alone before that and behind it.
+  template <int N>
+  void run(int64_t query) const {
+    const Stretch* read = tile.read + query;
+    Stretch common = {0, BLOCK};
+    for (int i = 0; i < N; i++) common = {most(common.low, read[i].low), least(common.high, read[i].high)};
+    if (common.low >= common.high) common = {BLOCK, BLOCK};
+    for (int i = 0; i < N; i++) lanes<1>(query + i, {read[i].low, least(read[i].high, common.low)});
+    lanes<N>(query, common);
+    for (int i = 0; i < N; i++) lanes<1>(query + i, {common.high, read[i].high});
+  }
+};
+
+template <int64_t FORMAT>
+static void mix_stored(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  const StoredValues<FORMAT> kind{tile, block};
+  side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind}, first, last);
+}
+
+// What makes codes of the weights of those who read so much of a block, and what such a code is worth.
+static void weigh_scales(const Tile& tile, Stretch read) {
+  for (int64_t g = 0; g < tile.groups; g++) {
+    F x[4], highest = all(0.0f);
+    for (int v = 0; v < 4; v++) {
+      x[v] = load(tile.scales + g * BLOCK + 16 * v);
+      if (read.low > 0 || read.high < BLOCK) x[v] = only(x[v], 16 * v, read, 0.0f);
+      highest = larger_magnitude(highest, x[v]);
+    }
+    const float extreme = largest_magnitude(highest);
+    const F inverse = all(finite(extreme) && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
+    for (int v = 0; v < 4; v++) store(tile.factors + g * BLOCK + 16 * v, x[v] * inverse);
+    tile.worth[g] = finite(extreme) ? extreme / MOST_CODE : __builtin_nanf("");
+  }
+}
+
+// The weights of the queries [first, last) times the values' scales, as whole numbers.
+static void encode_weights(const Tile& tile, int64_t first, int64_t last) {
+  Stretch weighed = {0, 0};
+  for (int64_t query = first; query < last; query++) {
+    const Stretch read = tile.read[query];
+    if (read.low != weighed.low || read.high != weighed.high) weigh_scales(tile, weighed = read);
+    const float* weights = tile.weights + query * BLOCK;
+    for (int64_t g = 0; g < tile.groups; g++) {
+      uint16_t* codes = (uint16_t*)tile.weight_codes + (g * tile.queries() + query) * BLOCK;
+      for (int v = 0; v < 4; v++)
+        store_16(codes + 16 * v, nearest(load(weights + 16 * v) * load(tile.factors + g * BLOCK + 16 * v)));
+      tile.weight_scales[query * tile.groups + g] = tile.shares[query] * tile.worth[g];
+    }
+  }
+}
+
+// Add values in codes: exact sums over the block, times what their weights are worth. They are taken as they lie, or from
+// where they were decoded for many queries.
+template <int64_t FORMAT, bool STORED>
+struct CodeMix {
+  const Tile& tile;
+  const Block& block;
+
+  template <int N>
+  void run(int64_t query) const {
+    constexpr int64_t of_group = row_bytes(FORMAT, SCALED);
+    const int64_t bytes = row_bytes(FORMAT, tile.size);
+    for (int64_t g = 0; g < tile.groups; g++) {
+      const int16_t* weights = tile.weight_codes + (g * tile.queries() + query) * BLOCK;
+      I total[N][2] = {};
+      for (int64_t lane = block.low & -2; lane < block.high;) {
+        const uint8_t* a = (const uint8_t*)(tile.numbers + lane / 2 * tile.depth + g * SCALED);
+        const uint8_t* b = a;
+        int64_t step = 4 * tile.depth, end = block.high;
+        if (STORED) {
+          a = (const uint8_t*)block.v.codes + block.places[lane] * bytes + g * of_group;
+          b = (const uint8_t*)block.v.codes + block.places[lane + 1] * bytes + g * of_group;
+          step = 2 * block.apart * bytes;
+          end = block.even[lane / 16] ? least(lane / 16 * 16 + 16, block.high) : lane + 2;
+        }
+        for (; lane < end; lane += 2, a += step, b += step) {
+          I x[2];
+          if (STORED) {
+            pair_values<FORMAT>(a, b, x);
+            block.ahead->v.after(2 * of_group);
+          } else {
+            memcpy(x, a, sizeof x);
+          }
+#pragma GCC unroll 8
+          for (int i = 0; i < N; i++) {
+            int32_t two;
+            memcpy(&two, weights + i * BLOCK + lane, 4);
+            const I weight = all(two);
+            total[i][0] = dot16(total[i][0], weight, x[0]);
+            total[i][1] = dot16(total[i][1], weight, x[1]);
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) {
+        F first = to_float(total[i][0]), second = to_float(total[i][1]);
+        in_order<FORMAT>(first, second);
+        const F scale = all(tile.weight_scales[(query + i) * tile.groups + g]);
+        float* mixed = tile.mixed + (query + i) * tile.depth + g * SCALED;
+        store(mixed, fma(first, scale, load(mixed)));
+        store(mixed + 16, fma(second, scale, load(mixed + 16)));
+      }
+    }
+  }
+};
+
+template <int64_t FORMAT>
+static void mix_codes(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.scales);
+  encode_weights(tile, first, last);
+  if (last - first <= GROUP_QUERIES && tile.size % SCALED == 0)
+    return side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, true>{tile, block}, first, last);
+  decode_values(block, tile.size, tile.depth, tile.numbers);
+  side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, last);
+}
+
+static void mix_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  const int64_t format = block.v.format;
+  if (last - first <= GROUP_QUERIES && tile.size % 16 == 0) {
+    if (format == F32) return mix_stored<F32>(tile, block, first, last);
+    if (format == BF16) return mix_stored<BF16>(tile, block, first, last);
+    if (format == F16) return mix_stored<F16>(tile, block, first, last);
+  }
+  if (format == INT8) return mix_codes<INT8>(tile, block, first, last);
+  if (format == INT4) return mix_codes<INT4>(tile, block, first, last);
+  decode_values(block, tile.size, tile.depth, tile.numbers);
+  const DecodedValues kind{tile};
+  side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
+}
+
+// ---- All of it ----
+
+// The rows of a tile that read something of a block, which stand side by side: [first, last).
+TW_INLINE Stretch rows_of(const KVLayer& layer, const Tile& tile, const Block& block) {
+  const bool all_of_it = block.sinks || !layer.window;
+  const int64_t last = all_of_it ? tile.rows : block.stop + layer.window - 1 - tile.position;
+  return {most(0, block.start - tile.position), least(tile.rows, last)};
+}
+
+// The text of a tile: its blocks, in order, of which some row reads something.
+struct Text {
+  const KVLayer& layer;
+  const Heads& heads;
+  const Span& span;
+  int64_t page_size;
+  int64_t start;  // of the next block
+
+  // The next block and what is read of it; false behind the last.
+  bool next(const Tile& tile, Block& block) {
+    const int64_t near = layer.window ? most(0, tile.position - layer.window + 1) : 0;
+    while (start < tile.position + tile.rows) {
+      if (start >= layer.sinks) start = most(start, near & -BLOCK);
+      begin_block(layer, start, block);
+      start = block.stop;
+      const Stretch rows = rows_of(layer, tile, block);
+      if (rows.low >= rows.high) continue;
+      block.low = stretch_of(layer, block, tile.position + rows.low).low;
+      block.high = stretch_of(layer, block, tile.position + rows.high - 1).high;
+      locate(heads, span, page_size, block);
+      return true;
+    }
+    return false;
+  }
+};
+
+// A tile's queries over one block, one KV head after the other.
+static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
+  const Stretch rows = rows_of(layer, tile, block);
+  int64_t first = rows.low * tile.heads, last = rows.high * tile.heads;
+  for (int64_t row = rows.low, query = first; row < rows.high; row++)
+    for (int64_t head = 0; head < tile.heads; head++)
+      tile.read[query++] = stretch_of(layer, block, tile.position + row);
+  for (int64_t head = 0; head < tile.kv_heads; head++) {
+    if (tile.kv_heads > 1) first = head * tile.shared, last = first + tile.shared;  // there is one row
+    block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
+    block.v = of_head(block.part->v, tile.size, tile.kv_head + head);
+    score_queries(tile, block, first, last);
+    for (int64_t query = first; query < last; query++) soften(tile, block, query);
+    mix_queries(tile, block, first, last);
+  }
+}
+
+static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
+  Block blocks[2] = {};
+  bool more = text.next(tile, blocks[0]);
+  for (int i = 0; more; i = 1 - i) {
+    Block &block = blocks[i], &next = blocks[1 - i];
+    Ahead ahead;
+    more = text.next(tile, next);
+    if (more) begin_fetch(next, tile.size, tile.kv_head, tile.kv_heads, ahead);
+    block.ahead = &ahead;
+    read_block(layer, tile, block);
+  }
+}
+
+static void write_out(const Tile& tile, float* out, int64_t stride) {
+  for (int64_t row = 0, query = 0; row < tile.rows; row++)
+    for (int64_t head = 0; head < tile.heads; head++, query++) {
+      const F total = all(sum(load(tile.sums + query * 16)));
+      for (int64_t i = 0; i < tile.size; i += 16)
+        store(out + row * stride + head * tile.size + i, load(tile.mixed + query * tile.depth + i) / total,
+              least(16, tile.size - i));
+    }
+}
+
+static void attend(const KVLayer& layer, const Heads& heads, const Span& span, int64_t page_size,
+                   const Queries& queries, float* scratch) {
+  for (int64_t first = queries.first; first < queries.last;) {
+    Tile tile = tile_of(heads, span, queries, first, scratch);
+    const int64_t row = span.row + first, column = queries.head * heads.size;
+    load_queries(layer, heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
+    if (queries.sink_q)
+      load_queries(layer, heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride,
+                   tile.sink_q);
+    else
+      tile.sink_q = tile.q;
+    memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
+    memset(tile.sums, 0, 4 * tile.queries() * 16);
+    for (int64_t i = 0; i < tile.queries(); i++) tile.highest[i] = -__builtin_inff();
+    read_text(layer, tile, {layer, heads, span, page_size, 0});
+    write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
+    first += tile.rows;
+  }
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

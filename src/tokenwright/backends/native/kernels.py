@@ -1,0 +1,278 @@
+"""The native kernels: C++ for the processor's own instructions, behind the same protocol as the reference.
+
+They compute in fp32 over packed weights and own their threads: as many as torch is set to, fewer while others use the
+processors. What a row comes to depends on that row alone, to the bit. `find_kernels` is how one gets them.
+"""
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_double, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+
+from tokenwright.backends.native import library as lib
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.protocol import Linear
+from tokenwright.cache import ChunkRows, KVView, Side
+from tokenwright.config import Environment
+from tokenwright.errors import CapacityError, RequestError
+from tokenwright.models.rotary import Rotation
+
+log = logging.getLogger(__name__)
+
+
+class Workspace:
+    """The memory that kernels compute in: it grows to what the largest call needs, and is freed with its owner.
+
+    It serves one call at a time. A call that comes meanwhile, from another thread, gets memory of its own.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._idle: list[_Memory] = []
+
+    def run(self, call: Callable[[int], int], failure: str) -> None:
+        """Call with the address of such memory. Raises CapacityError with the message if there is not enough of it.
+
+        call: returns 0, or another number if it could not get the memory.
+        """
+        try:
+            memory = self._idle.pop()  # one operation, so that no lock is needed, which a fork could find taken
+        except IndexError:
+            memory = _Memory(self._library)
+        failed = memory.address is None or call(memory.address)
+        if not self._idle:
+            self._idle.append(memory)
+        if failed:
+            raise CapacityError(failure)
+
+
+class _Memory:
+    """One workspace of the library; its address, or None where there is no memory."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.address: int | None = library.tw_workspace_new()
+        weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
+
+
+class NativeKernels:
+    """Implements `Kernels` with one instruction set: `isa` is one of ISAS. `handle`: its table in the library."""
+
+    def __init__(self, library: ctypes.CDLL, isa: str) -> None:
+        self.library = library
+        self.isa = isa
+        self.handle: int | None = library.tw_kernels(isa.encode())
+        if self.handle is None:
+            raise RequestError(
+                f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
+            )
+        self.workspace = Workspace(library)  # of operations that are called alone
+
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        packed = _packed(weight)
+        rows = x.contiguous()
+        y = torch.empty(len(x), packed.out)
+        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), torch.get_num_threads())
+        self.compute(self.library.tw_linear, *places)
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._norm(x, lib.Norm(lib.address(weight), None, eps))
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._norm(x, lib.Norm(lib.address(weight), lib.address(bias), eps))
+
+    def _norm(self, x: torch.Tensor, by: lib.Norm) -> torch.Tensor:
+        rows, size = x.contiguous(), x.shape[-1]
+        y = torch.empty_like(rows)
+        self.library.tw_norm(self.handle, byref(by), rows.numel() // size, size, lib.address(rows), lib.address(y))
+        return y
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        rows = x.contiguous()
+        y = torch.empty_like(rows)
+        kind = lib.ACTIVATIONS[activation]
+        self.library.tw_activate(self.handle, kind, rows.numel(), lib.address(rows), lib.address(y))
+        return y
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        rows, size = x.contiguous(), x.shape[-1] // 2
+        y = torch.empty(*x.shape[:-1], size)
+        kind = lib.ACTIVATIONS[activation]
+        self.library.tw_gated(self.handle, kind, y.numel() // size, size, lib.address(rows), lib.address(y))
+        return y
+
+    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        rows, half = x.contiguous(), x.shape[2] // 2
+        turns = torch.cat((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
+        y = torch.empty_like(rows)
+        places = (lib.address(turns), lib.address(rows), lib.address(y))
+        self.library.tw_rotate(self.handle, len(rows), x.shape[1], x.shape[2], *places)
+        return y
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        keys, values = k.contiguous(), v.contiguous()
+        heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
+        for part in view.parts:  # each row goes to its slot in every part: to scratch where the part does not keep it
+            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _side(part.k), _side(part.v))), 0, 0)
+            places = Places([(range(len(k)), 0, (slots[part.group].int(),))])
+            self.library.tw_keep(
+                self.handle, byref(layer), byref(heads), 1, places.spans, 1, lib.address(keys), lib.address(values)
+            )
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        chunks: Sequence[ChunkRows],
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
+        out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
+        layer = kv_layer(view)
+        places = Places([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
+        heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
+        ends = (lib.address(rows), lib.address(sinks), lib.address(out))
+        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
+        read = (byref(layer), byref(heads), len(chunks), places.spans, 1)
+        self.compute(self.library.tw_attend, *read, byref(queries), torch.get_num_threads())
+        return out
+
+    def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Of each row of logits [n, V] the index of the largest, the lowest of equals, and log(sum(exp)).
+
+        That is NaN where some logit is not finite.
+        """
+        rows, vocab = logits.shape
+        best, totals = (c_int64 * rows)(), (c_double * rows)()
+        places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
+        self.compute(self.library.tw_summarise, rows, vocab, *places, torch.get_num_threads())
+        return tuple(best), tuple(totals)
+
+    def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
+        """`Packed.pack_rows`: to the same bytes. Returns how many numbers have no finite form."""
+        assert rows.stride(-1) == 1, "a row's numbers lie side by side"
+        kind = lib.FORMATS[str(rows.dtype).removeprefix("torch.")]
+        bad: int = self.library.tw_pack(
+            self.handle, byref(matrix(packed)), kind, rows.data_ptr(), rows.stride(0), first, len(rows), threads
+        )
+        return bad
+
+    def read(self, buffer: torch.Tensor) -> int:
+        """Read every byte of a contiguous buffer once and write nothing: what memory, or a cache, gives at most.
+
+        Returns what its 32-bit words add up to, modulo 2^32; bytes behind the last whole 256 are added one by one.
+        """
+        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, torch.get_num_threads())
+        return total % (1 << 32)
+
+    def multiply(self, form: str, rounds: int) -> int:
+        """Multiply and add as linear layers do, with factors that are at hand: what the processor gives at most.
+
+        form: of the weights: float32, bfloat16, float16, int8 or int4. There are `rounds` for every thread. Returns the
+        multiplications of all; with the additions, operations are twice that.
+        """
+        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, torch.get_num_threads())
+        return made
+
+    def compute(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Call a function of the library that computes in a workspace, with its arguments after that.
+
+        Raises CapacityError where the workspace cannot grow.
+        """
+        self.workspace.run(
+            lambda memory: function(self.handle, memory, *arguments),
+            "there is not enough memory for this step; compute fewer tokens at once (token_budget)",
+        )
+
+
+class Places:
+    """Spans for operations that are called alone: pages of one slot, so that a table tells a position's slot itself.
+
+    spans: each with its rows, the position of the first, and for each group a table [positions] of int32.
+    """
+
+    def __init__(self, spans: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
+        self._tables = [table for _, _, tables in spans for table in tables]  # alive as long as the pointers to them
+        self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in spans]
+        found = [
+            lib.Span(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
+            for (rows, start, _), pointers in zip(spans, self._pointers, strict=True)
+        ]
+        self._spans = (lib.Span * len(spans))(*found)
+        self.spans = ctypes.addressof(self._spans)
+
+
+def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
+    """For each group the slots [positions] of int32; -1 where nothing is read."""
+    tables = []
+    for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
+        table = torch.full((int(positions[-1]) + 1 if len(positions) else 0,), -1, dtype=torch.int32)
+        table[positions] = slots.int()
+        tables.append(table)
+    return tuple(tables)
+
+
+def matrix(packed: Packed) -> lib.Matrix:
+    """A packed weight as the kernels read it."""
+    places = (lib.address(packed.codes), lib.address(packed.scales), lib.address(packed.bias))
+    return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places)
+
+
+def kv_layer(view: KVView) -> lib.KVLayer:
+    """One layer's K and V as the kernels read them."""
+    parts = [
+        lib.Part(
+            part.window.start,
+            -1 if part.window.stop is None else part.window.stop,
+            part.group,
+            _side(part.k),
+            _side(part.v),
+        )
+        for part in view.parts
+    ]
+    window = view.spec.window
+    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks)
+
+
+def _side(side: Side) -> lib.Side:
+    codes, *scales = side.memory
+    return lib.Side(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
+
+
+def _packed(weight: Linear) -> Packed:
+    if not isinstance(weight, Packed):
+        raise RequestError("native kernels compute with packed weights; load them with load_packed")
+    return weight
+
+
+def usable(library: ctypes.CDLL) -> list[str]:
+    """The instruction sets that this processor has kernels for, the best first."""
+    return [isa for isa in lib.ISAS if library.tw_kernels(isa.encode()) is not None]
+
+
+@cache
+def find_kernels(wanted: str | None = None, isa: str | None = None) -> NativeKernels | None:
+    """The native kernels for this processor; None where there are none, or where the reference is asked for.
+
+    wanted: native or reference. isa: one of ISAS instead of the best. Both default to what the environment says. Raises
+    RequestError for what was asked for and is not there.
+    """
+    environment = Environment.read()
+    wanted, isa = wanted or environment.kernels, isa or environment.isa
+    if wanted == "reference":
+        return None
+    file = lib.find()
+    if file is None:
+        hint = "install a C++ compiler (g++ or clang++) and then Tokenwright again"
+        if wanted == "native":
+            raise RequestError(f"this installation has no native kernels; {hint}")
+        log.warning("no native kernels were compiled, so the slow reference kernels are used; %s", hint)
+        return None
+    library = lib.load(file)
+    return NativeKernels(library, isa or usable(library)[0])

@@ -1,0 +1,189 @@
+"""The library that `native/` is compiled to: where it lies, what it has, and the structs that it shares with Python.
+
+The structs mirror native/api.h, kernels.h and step.h field by field; a library of other sizes is refused. They hold
+pointers: whoever fills one keeps the tensors alive that it points into.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenwright.errors import RequestError
+
+NAME = "_native.so"
+ISAS = ("amx", "avx512", "avx2", "portable")  # the best first
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("out", c_int64),
+        ("inner", c_int64),
+        ("format", c_int64),
+        ("group", c_int64),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class Norm(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_double))
+
+
+class Side(Structure):
+    _fields_ = (("format", c_int64), ("codes", c_void_p), ("scales", c_void_p))
+
+
+class Part(Structure):
+    _fields_ = (("start", c_int64), ("stop", c_int64), ("table", c_int64), ("k", Side), ("v", Side))
+
+
+class KVLayer(Structure):
+    _fields_ = (("parts", c_int64), ("part", Part * 2), ("window", c_int64), ("sinks", c_int64))
+
+
+class Span(Structure):
+    _fields_ = (
+        ("row", c_int64),
+        ("rows", c_int64),
+        ("start", c_int64),
+        ("rotation", c_void_p),
+        ("sink_rotation", c_void_p),
+        ("tables", c_void_p),
+    )
+
+
+class Heads(Structure):
+    _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double))
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("attention_norm", Norm),
+        ("qkv", Matrix),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("o", Matrix),
+        ("mlp_norm", Norm),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("rotates", c_int64),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        ("width", c_int64),
+        ("mlp_width", c_int64),
+        ("vocab", c_int64),
+        ("heads", Heads),
+        ("activation", c_int64),
+        ("gated", c_int64),
+        ("norm_eps", c_double),
+        ("embedding", Matrix),
+        ("positions", c_void_p),
+        ("layers", c_int64),
+        ("layer", POINTER(Layer)),
+        ("norm", Norm),
+        ("head", Matrix),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("tokens", c_void_p),
+        ("spans", c_int64),
+        ("span", c_void_p),
+        ("page_size", c_int64),
+        ("kv", c_void_p),
+        ("wanted", c_int64),
+        ("row", c_void_p),
+        ("logits", c_void_p),
+        ("best", c_void_p),
+        ("log_total", c_void_p),
+    )
+
+
+class Queries(Structure):
+    _fields_ = (
+        ("first", c_int64),
+        ("last", c_int64),
+        ("head", c_int64),
+        ("head_last", c_int64),
+        ("q", c_void_p),
+        ("sink_q", c_void_p),
+        ("out", c_void_p),
+        ("stride", c_int64),
+        ("sink_stride", c_int64),
+        ("out_stride", c_int64),
+    )
+
+
+_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, Span, Heads, Layer, Model, Batch, Queries)
+
+# Every function of library.cpp: its result and what it takes. `k`: the kernels, `w`: a workspace, `p`: another pointer,
+# `n`: an integer.
+_FUNCTIONS = {
+    "tw_kernels": ("k", "s"),
+    "tw_workspace_new": ("w", ""),
+    "tw_workspace_free": ("", "w"),
+    "tw_workspaces": ("n", ""),
+    "tw_exact_threads": ("n", "n"),
+    "tw_last_team": ("n", ""),
+    "tw_forward": ("n", "kwppn"),
+    "tw_linear": ("n", "kwpnppn"),
+    "tw_attend": ("n", "kwppnpnpn"),
+    "tw_keep": ("", "kppnpnpp"),
+    "tw_norm": ("", "kpnnpp"),
+    "tw_activate": ("", "knnpp"),
+    "tw_gated": ("", "knnnpp"),
+    "tw_rotate": ("", "knnnppp"),
+    "tw_summarise": ("n", "kwnnpppn"),
+    "tw_pack": ("n", "kpnpnnnn"),
+    "tw_read": ("n", "kpnn"),
+    "tw_multiply": ("n", "knnn"),
+}
+_TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "": None}
+
+
+def find(folders: Iterable[str] | None = None) -> Path | None:
+    """The library of this installation; None where nothing was compiled."""
+    roots = sys.modules["tokenwright"].__path__ if folders is None else folders
+    return next((file for root in roots if (file := Path(root, "backends", "native", NAME)).exists()), None)
+
+
+@cache
+def load(file: Path) -> ctypes.CDLL:
+    """The library, its functions declared. Raises RequestError for one that does not fit these sources."""
+    library = ctypes.CDLL(str(file))
+    foreign = RequestError(f"{file} was compiled from other sources than these; install Tokenwright again")
+    try:
+        library.tw_sizes.restype = c_int64
+        for name, (result, takes) in _FUNCTIONS.items():
+            function: Any = library[name]
+            function.restype, function.argtypes = _TYPES[result], tuple(_TYPES[one] for one in takes)
+            setattr(library, name, function)
+    except AttributeError:
+        raise foreign from None
+    sizes = (c_int64 * len(_STRUCTS))()
+    known = library.tw_sizes(sizes, c_int64(len(_STRUCTS)))
+    if known != len(_STRUCTS) or list(sizes) != [ctypes.sizeof(struct) for struct in _STRUCTS]:
+        raise foreign
+    return library
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where a contiguous tensor of the CPU lies; None for none, or for an empty one."""
+    if tensor is None or not tensor.numel():
+        return None
+    assert tensor.is_contiguous() and tensor.device.type == "cpu", "kernels read plain memory"
+    return tensor.data_ptr()

@@ -1,0 +1,205 @@
+"""A step as one call into the native kernels: the decoder's layers, told once as structs and run again and again.
+
+It computes what `Decoder` computes with the same kernels called one by one, to the bit; there is no tap. For a step
+Python only fills a struct with addresses: of the batch's arrays, of the page tables, of cosines and sines.
+"""
+
+import ctypes
+from array import array
+from ctypes import byref, c_double, c_int64
+
+import torch
+
+from tokenwright.backends import Kernels, Logits
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native import library as lib
+from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer, matrix
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.backend import TorchBackend
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.cache import KVStore
+from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
+from tokenwright.engine import Batch
+from tokenwright.models.rotary import RotaryTable
+from tokenwright.models.taps import Tap, ignore
+
+assert ctypes.sizeof(lib.Span) == 6 * 8, "the rows of a chunk are six words"
+ROTARY_POSITIONS = 1 << 16  # whose cosines and sines are kept, at most
+
+
+class NativeModel:
+    """A model's weights as the kernels read them. It keeps the tensors alive that it points into."""
+
+    def __init__(self, config: ModelConfig, kernels: NativeKernels, weights: Weights) -> None:
+        self.config = config
+        self.kernels = kernels
+        self._weights = dict(weights)
+        self._layers = (lib.Layer * config.layers)(*map(self._layer, range(config.layers)))
+        heads = lib.Heads(config.heads, config.kv_heads, config.head_size, config.head_size**-0.5)
+        self.struct = lib.Model(
+            config.width,
+            config.mlp_width,
+            config.vocab_size,
+            heads,
+            lib.ACTIVATIONS[config.activation],
+            config.gated,
+            config.norm_eps,
+            self._matrix("embed"),
+            self._address("positions.weight"),
+            config.layers,
+            self._layers,
+            self._norm("norm"),
+            self._matrix("head"),
+        )
+
+    def _layer(self, index: int) -> lib.Layer:
+        at, config = f"layers.{index}", self.config
+        return lib.Layer(
+            self._norm(f"{at}.attention_norm"),
+            self._matrix(f"{at}.attention.qkv"),
+            self._address(f"{at}.attention.q_norm.weight"),
+            self._address(f"{at}.attention.k_norm.weight"),
+            self._matrix(f"{at}.attention.o"),
+            self._norm(f"{at}.mlp_norm"),
+            self._matrix(f"{at}.mlp.gate_up" if config.gated else f"{at}.mlp.up"),
+            self._matrix(f"{at}.mlp.down"),
+            config.rotary[index] and not isinstance(config.positions, Learned),
+        )
+
+    def _matrix(self, name: str) -> lib.Matrix:
+        packed = self._weights[name]
+        assert isinstance(packed, Packed), "matrices are packed"
+        return matrix(packed)
+
+    def _address(self, name: str) -> int | None:
+        tensor = self._weights.get(name)
+        assert not isinstance(tensor, Packed), "norms and positions are not packed"
+        return lib.address(tensor)
+
+    def _norm(self, name: str) -> lib.Norm:
+        return lib.Norm(self._address(f"{name}.weight"), self._address(f"{name}.bias"), self.config.norm_eps)
+
+
+class NativeDecoder(Decoder):
+    """A decoder over packed weights whose steps can also run as a `Program`; called as one, it can be looked at.
+
+    kernels: the native ones, or what counts their calls.
+    """
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
+        self.native = NativeModel(config, native, weights)
+        super().__init__(config, kernels, weights)
+
+
+class Program:
+    """Steps of one model over one store, each as one call."""
+
+    def __init__(self, model: NativeModel, store: KVStore) -> None:
+        config = model.config
+        self.model = model
+        self.store = store
+        self._workspace = Workspace(model.kernels.library)
+        self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
+        self._rotary = RotaryCache(config) if isinstance(config.positions, Rope) else None
+        attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
+        self._edge = max((window.sinks + (window.size or 0) for window in attention_windows), default=0)
+
+    def __call__(self, batch: Batch) -> Logits:
+        """Compute a batch: store the K and V of its tokens, and return the logits of its `logits_rows`.
+
+        Raises CapacityError where there is no memory for the numbers in between.
+        """
+        tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
+        alive: list[object] = []  # what the words point to
+        chunks = self._chunk_rows(batch, alive)
+        count = len(wanted)
+        best, totals = (c_int64 * count)(), (c_double * count)()
+        logits = torch.empty(count, model.config.vocab_size)
+        struct = lib.Batch(
+            len(tokens),
+            tokens.buffer_info()[0],
+            len(batch.output_rows),
+            chunks.buffer_info()[0],
+            self.store.page_size,
+            ctypes.addressof(self._kv),
+            count,
+            wanted.buffer_info()[0],
+            logits.data_ptr(),
+            ctypes.addressof(best),
+            ctypes.addressof(totals),
+        )
+        kernels, threads = model.kernels, torch.get_num_threads()
+        self._workspace.run(
+            lambda memory: kernels.library.tw_forward(
+                kernels.handle, memory, byref(model.struct), byref(struct), threads
+            ),
+            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
+        )
+        return Logits(logits, tuple(best), tuple(totals))
+
+    def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
+        """The rows of each chunk as the words of a `lib.Span`: filling structs takes several times as long."""
+        tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
+        alive.append(tables)
+        words: list[int] = []
+        at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
+        rotary, edge = self._rotary, self._edge
+        rotation = sink_rotation = 0
+        for row, rows, start, limit in batch.each_chunk():
+            if rotary is not None:
+                rotation = rotary.address(start, start + rows, limit, alive)
+                sink_rotation = rotary.address(0, edge, limit, alive) if edge else 0
+            words += (row, rows, start, rotation, sink_rotation, at)
+            at += size
+        return array("q", words)
+
+
+class NativeBackend:
+    """Implements `Backend` by one native call a step; where a tap looks, by the same kernels called one by one."""
+
+    def __init__(self, config: ModelConfig, decoder: NativeDecoder, store: KVStore) -> None:
+        self.decoder = decoder
+        self.store = store
+        self.program = Program(decoder.native, store)
+        self.op_by_op = TorchBackend(config, decoder, store)
+
+    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
+        if tap is not ignore:
+            logits = self.op_by_op(batch, tap).rows
+            return Logits(logits, *self.decoder.native.kernels.summarise(logits))
+        self.decoder.layer_tokens += len(batch.tokens) * len(self.decoder.layers)
+        return self.program(batch)
+
+
+class RotaryCache:
+    """Cosines and sines of positions, [n][2][D / 2] in fp32, kept for the next step."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        assert isinstance(config.positions, Rope), "learned positions have no angles"
+        self._table = RotaryTable(config.positions, config.head_size, torch.device("cpu"))
+        self._half = config.head_size // 2
+        self._by_limit = isinstance(config.positions.scaling, DynamicScaling)
+        self._limit = 0
+        self._keep(torch.empty(0, 2 * self._half))
+
+    def _keep(self, rows: torch.Tensor) -> None:
+        self._kept, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
+        self._row_bytes = 2 * self._half * rows.itemsize
+
+    def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
+        """Where the rows of [start, stop) lie; `alive` is given what must live as long."""
+        if self._by_limit and limit != self._limit:
+            self._keep(self._kept[:0])
+            self._limit = limit
+        if start and stop > ROTARY_POSITIONS:
+            rows = self._rows(start, stop, limit)
+            alive.append(rows)
+            return rows.data_ptr()
+        if stop > self._count:
+            self._keep(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
+        alive.append(self._kept)
+        return self._address + start * self._row_bytes
+
+    def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
+        rotation = self._table.rows(torch.arange(start, stop), limit)
+        return torch.cat((rotation.cos[:, : self._half], rotation.sin[:, : self._half]), 1)

@@ -1,0 +1,99 @@
+"""Ways to run a decoder: as the engine's Runner over pages, and as a plain function over a cache of its own."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenwright.backends import Backend
+from tokenwright.backends.native.program import NativeBackend, NativeDecoder
+from tokenwright.backends.torch.backend import TorchBackend
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.config import DynamicScaling, ModelConfig, Rope
+from tokenwright.engine import Output, Step, flatten, one_chunk
+from tokenwright.engine.page_table import Table
+from tokenwright.errors import ContextError, RequestError
+from tokenwright.models.taps import Tap, ignore
+
+
+def backend_over(config: ModelConfig, decoder: Decoder, store: KVStore) -> Backend:
+    """The backend of a decoder: native where its weights are packed for native kernels."""
+    if isinstance(decoder, NativeDecoder):
+        return NativeBackend(config, decoder, store)
+    return TorchBackend(config, decoder, store)
+
+
+class ModelRunner:
+    """Computes the engine's steps with one decoder over one KV store."""
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
+        self.decoder = decoder
+        self.store = store
+        self.backend = backend_over(config, decoder, store)
+
+    def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
+        batch = flatten(step.chunks)
+        logits = self.backend(batch, tap)
+        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals)
+
+
+class Cache:
+    """The K and V of one text for `Model`: it grows as needed and knows its `length` in tokens."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.length = 0
+
+    @property
+    def store(self) -> KVStore:
+        return self.backend.store
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V of the tokens it holds, which are all that it was given."""
+        return sum(spec.stored_bytes(range(self.length)) for spec in self.store.specs)
+
+
+class Model:
+    """The decoder as a function: `logits, cache = model(tokens, cache)`.
+
+    It computes the K and V of `tokens` (ids), which follow what `cache` holds (None: nothing), appends them to the
+    cache in place, and returns the logits [len(tokens), vocabulary] in fp32 on the CPU, with the cache.
+    Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
+    """
+
+    PAGE_SIZE = 64
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.specs = tuple(specs)
+        self.device = device
+        self.context = config.context
+        if isinstance(config.positions, Rope) and isinstance(config.positions.scaling, DynamicScaling):
+            # Its angles depend on a length fixed in advance, which a plain function is not told.
+            self.context = config.positions.scaling.original_context
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[torch.Tensor, Cache]:
+        length = len(tokens) + (cache.length if cache else 0)
+        if not len(tokens) or not all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens):
+            raise RequestError(f"tokens must be a list of ids from 0 to {self.config.vocab_size - 1}, at least one")
+        if length > self.context:
+            raise ContextError(length, self.context)
+        cache = cache or Cache(self._over(length))
+        pages = -(-length // self.PAGE_SIZE)
+        if pages > cache.store.pages[0]:
+            grown = self._over(2 * length)
+            grown.store.take(cache.store)
+            cache.backend = grown
+        table = Table({page: page for page in range(pages)})
+        batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
+        logits = cache.backend(batch).rows
+        cache.length = length
+        return logits.cpu(), cache
+
+    def _over(self, tokens: int) -> Backend:
+        """The decoder over a fresh store for so many tokens, within the context."""
+        pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
+        return backend_over(self.config, self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))

@@ -1,0 +1,70 @@
+"""A batch as tensors: what the decoder's parts read beside the weights and the cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tokenwright.cache import ChunkRows, KVStore
+from tokenwright.config import ModelConfig, Rope
+from tokenwright.engine import Batch
+from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import RotaryTable, Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBatch:
+    """The T tokens of one step, the rows of all chunks one after another, on the store's device."""
+
+    tokens: torch.Tensor  # [T] ids
+    positions: torch.Tensor  # [T]
+    slots: tuple[torch.Tensor, ...]  # for each group, [T]: where their K and V go
+    chunks: tuple[ChunkRows, ...]
+    rotation: Rotation  # [T, D]; empty under learned positions
+    sink_rotations: Mapping[AttentionWindow, Rotation]  # [T, D], for each window with sinks: for queries that meet them
+
+
+class Batcher:
+    """Makes tensors of batches, for one model over one store."""
+
+    def __init__(self, config: ModelConfig, store: KVStore) -> None:
+        self.store = store
+        rope = config.positions
+        self.table = RotaryTable(rope, config.head_size, store.device) if isinstance(rope, Rope) else None
+        self.sinking = {spec.window for spec in store.specs if spec.window.sinks}
+
+    def __call__(self, batch: Batch) -> TorchBatch:
+        store, groups = self.store, len(self.store.groups)
+        chunks: list[ChunkRows] = []
+        positions: list[torch.Tensor] = []  # of each chunk
+        slots: list[list[torch.Tensor]] = []  # of each chunk, for each group
+        limits: list[int] = []
+        for index, (row, rows, start, limit) in enumerate(batch.each_chunk()):
+            tables = batch.tables[index * groups : (index + 1) * groups]
+            written = range(start, start + rows)
+            chunks.append(store.chunk_rows(tables, range(row, row + rows), start))
+            slots.append([store.slots(group, pages, written) for group, pages in enumerate(tables)])
+            positions.append(torch.arange(start, start + rows))
+            limits.append(limit)
+        return TorchBatch(
+            tokens=torch.frombuffer(batch.tokens, dtype=torch.int64).to(store.device),
+            positions=torch.cat(positions).to(store.device),
+            slots=tuple(torch.cat(each).to(store.device) for each in zip(*slots, strict=True)),
+            chunks=tuple(chunks),
+            rotation=self._rotation(positions, limits),
+            sink_rotations={window: self._sink_rotation(window, positions, limits) for window in self.sinking},
+        )
+
+    def _rotation(self, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
+        if self.table is None:
+            empty = torch.empty(0)
+            return Rotation(empty, empty)
+        parts = [self.table.rows(where, limit) for where, limit in zip(positions, limits, strict=True)]
+        return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]
+
+    def _sink_rotation(
+        self, window: AttentionWindow, positions: Sequence[torch.Tensor], limits: Sequence[int]
+    ) -> Rotation:
+        """Each row as if it stood right behind the sinks and a full window: there the text it reads would end."""
+        assert window.size is not None, "sinks lie before a window"
+        return self._rotation([where.clamp(max=window.sinks + window.size - 1) for where in positions], limits)

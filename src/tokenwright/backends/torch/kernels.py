@@ -1,0 +1,157 @@
+"""The reference kernels: plain torch, on any device torch runs on. The oracle of every other kernel.
+
+Written to be read and trusted, not to be fast. Everything is computed row by row in meaning: a row's result does
+not depend on its neighbours beyond the rounding of torch's own matrix products. With `wide=torch.float64` every sum is
+made in fp64 and rounded once, and that rest is gone too, but for one rounding in about 10^9: a quantised cache would
+make of the smallest difference another code.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.nn import functional as F
+
+from tokenwright.backends.packed import LANES, Packed
+from tokenwright.backends.protocol import Linear
+from tokenwright.cache import ChunkRows, KVPart, KVView, Side
+from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import Rotation
+
+MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
+MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class ReferenceKernels:
+    """Implements `Kernels` in torch. `wide`: the dtype of sums inside, fp32 (products in the dtype of `x`) or fp64."""
+
+    def __init__(self, wide: torch.dtype = torch.float32) -> None:
+        assert wide in (torch.float32, torch.float64), "sums are at least fp32"
+        self.wide = wide
+
+    def _in(self, x: torch.Tensor) -> torch.Tensor:
+        """What a product, a layer norm or an activation takes in: `x` itself, or `x` in fp64."""
+        return x if self.wide is torch.float32 else x.to(self.wide)
+
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        if isinstance(weight, Packed):
+            return self._packed(x, weight)
+        bias = None if weight.bias is None else self._in(weight.bias)
+        return _as(F.linear(self._in(x), self._in(weight.weight), bias), x.dtype)
+
+    def _packed(self, x: torch.Tensor, weight: Packed) -> torch.Tensor:
+        """[T, in] -> [T, out], by some blocks of outputs at a time, whose weights are decoded for it."""
+        wide, blocks = self._in(x), -(-weight.out // LANES)
+        step = max(1, MOST_DECODED // (LANES * weight.inner))
+        parts = []
+        for first in range(0, blocks, step):
+            rows = weight.blocks(first, min(first + step, blocks)).to(wide.dtype)
+            at = first * LANES
+            bias = None if weight.bias is None else weight.bias[at : at + len(rows)].to(wide.dtype)
+            parts.append(F.linear(wide, rows, bias))
+        return _as(torch.cat(parts, -1), x.dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = _as(x, self.wide)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * _as(scaled, x.dtype)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        return _as(F.layer_norm(self._in(x), x.shape[-1:], self._in(weight), self._in(bias), eps), x.dtype)
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return _as(ACTIVATIONS[activation](self._in(x)), x.dtype)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        gates, values = x.chunk(2, dim=-1)
+        return self.activate(gates, activation) * values  # [T, m]
+
+    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        wide = _as(x, self.wide)
+        first, second = wide.chunk(2, dim=-1)
+        turned = wide * rotation.cos[:, None] + torch.cat((-second, first), dim=-1) * rotation.sin[:, None]
+        return _as(turned, x.dtype)  # [T, heads, D]
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        for part in view.parts:
+            part.k.write(slots[part.group], k)
+            part.v.write(slots[part.group], v)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        chunks: Sequence[ChunkRows],
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        for chunk in chunks:
+            k, positions = self.keys(view, chunk)  # [t, G, D], [t]
+            values = self.values(view, chunk).permute(1, 0, 2)[:, None]  # [G, 1, t, D]
+            block = max(1, MOST_WEIGHTS // (q.shape[1] * len(k)))  # rows at a time
+            for first in range(0, len(chunk.rows), block):
+                rows = slice(chunk.rows.start + first, chunk.rows.start + min(first + block, len(chunk.rows)))
+                others = None if sink_q is None else sink_q[rows]
+                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scale, others)
+                mixed = weights @ values  # [G, R, n, D]
+                out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
+        return out
+
+    def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys [t, G, D] that a chunk reads of all of a layer's parts, decoded, in the order of the text.
+
+        And their positions [t].
+        """
+        positions = _joined([chunk.positions[part.group] for part in view.parts])
+        return self._read(view.parts, [part.k for part in view.parts], chunk), positions
+
+    def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
+        """The values [t, G, D] beside those keys."""
+        return self._read(view.parts, [part.v for part in view.parts], chunk)
+
+    def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], chunk: ChunkRows) -> torch.Tensor:
+        each = zip(parts, sides, strict=True)
+        return _joined([side.read(chunk.slots[part.group], self.wide) for part, side in each])
+
+    def weights(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        positions: torch.Tensor,
+        start: int,
+        window: AttentionWindow,
+        scale: float,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Weights [G, H / G, n, t], wide, of n rows q [n, H, D] from position `start` on over keys k [t, G, D]."""
+        scores = self._scores(q, k)  # [G, R, n, t]
+        if sink_q is not None:
+            first = slice(window.sinks)  # the keys of sinks: they begin the text, and no row misses one before it
+            scores[..., first] = self._scores(sink_q, k[first])
+        rows = torch.arange(start, start + len(q), device=q.device)[:, None]
+        hidden = positions > rows  # [n, t]
+        if window.size is not None:
+            hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
+        return scores.mul_(scale).masked_fill_(hidden, float("-inf")).softmax(-1)
+
+    def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """q k [G, H / G, n, t], wide, of rows [n, H, D] and keys [t, G, D]."""
+        queries = _as(q, self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
+        return queries @ k.permute(1, 2, 0)[:, None]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """One after another along the first dimension."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in another dtype; where it has it already, not even torch is called."""
+    return x if x.dtype is dtype else x.to(dtype)

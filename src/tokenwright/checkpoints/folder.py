@@ -1,0 +1,292 @@
+"""A checkpoint: a folder, or a name on the hub, whose files have been checked; and its weights under our
+names.
+
+`Checkpoint.open` reads config.json and the headers of the weights, and refuses whatever is missing, damaged,
+of another shape or not understood before any memory is taken for weights. `tensors` then reads them one by
+one, so the peak is the model and one tensor; `packing.py` packs them for the kernels instead. A folder that
+`tokenwright quantize` wrote has packed weights already: `packed` says in which format. Nothing of a checkpoint
+is ever run or unpickled.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from tokenwright.cache import TORCH_DTYPES
+from tokenwright.checkpoints import hub
+from tokenwright.checkpoints.families import Family, Source, parse_config
+from tokenwright.checkpoints.generation import parse_generation
+from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
+from tokenwright.checkpoints.safetensors import Stored, read_header
+from tokenwright.checkpoints.strict import read_json, shown
+from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFormat
+from tokenwright.errors import CheckpointError
+
+STORIES = Path(__file__).parent.parent / "stories"  # the model that ships inside
+_DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+Report = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+HEAD = "lm_head.weight"  # in both families
+_COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embeddings
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checked model folder. `config.dtype` is that of most of the stored bytes."""
+
+    path: Path
+    config: ModelConfig
+    generation: GenerationDefaults
+    sources: Mapping[str, Source]  # our names to the checkpoint's
+    stored: Mapping[str, Stored]  # the checkpoint's names, without prefix and buffers, to the bytes
+    stamps: Mapping[Path, tuple[int, int]]  # of the weights' files: length in bytes, and when they were changed
+    packed: WeightFormat | None = None  # of a folder that `tokenwright quantize` wrote
+
+    @classmethod
+    def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
+        """Check a folder, "stories" (the model inside the package) or owner/name on the hub, at `revision`.
+
+        `progress` shows the download's bars on stderr. Raises CheckpointError, which says what is wrong.
+        """
+        folder = _locate(name_or_path, revision, progress)
+        settings = read_json(folder / "config.json")
+        own = own_quantisation(settings, str(folder / "config.json"))
+        family, config = parse_config(settings, str(folder / "config.json"))
+        suggested = folder / "generation_config.json"
+        generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
+        if own is not None:
+            form, dtype = own
+            file = folder / hub.WEIGHTS
+            stored = read_packed_header(file, config, form)
+            sources = {name: Source(name) for name in stored}
+            return cls(folder, replace(config, dtype=dtype), generation, sources, stored, {file: stamp(file)}, form)
+        sources = family.sources(config)
+        stored = _read_headers(folder, family)
+        _check_fit(folder, config, sources, stored)
+        wanted = {source.name for source in sources.values()}
+        dtype = _dtype_of(one for name, one in stored.items() if name in wanted)
+        stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
+        return cls(folder, replace(config, dtype=dtype), generation, sources, stored, stamps)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, a tied head counted once."""
+        return self.config.parameters
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights as stored, a tied head counted once."""
+        return sum(self.stored[name].nbytes for name in {one.name for one in self.sources.values()})
+
+    def tensors(
+        self,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        report: Report | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The weights under our names, linear ones as [out, in], converted to `dtype` (None: `config.dtype`).
+
+        Raises CheckpointError for values that are not finite, or not after the conversion, and for packed weights.
+        """
+        if self.packed is not None:
+            raise CheckpointError(
+                f"the weights in {self.path} are packed as {self.packed}; they are read as such alone"
+            )
+        self.check_tied_head()
+        target = dtype or TORCH_DTYPES[self.config.dtype]
+        users: dict[str, list[str]] = {}
+        for ours, source in self.sources.items():
+            users.setdefault(source.name, []).append(ours)
+        found: dict[str, torch.Tensor] = {}
+        done, total = 0, self.nbytes
+        for theirs in sorted(users, key=lambda name: (self.stored[name].file, self.stored[name].start)):
+            stored = self.stored[theirs]
+            raw = read_rows(stored, 0, stored.shape[0])
+            for ours in users[theirs]:
+                piece = piece_of(raw, self.sources[ours])
+                found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
+                if not _finite(found[ours]):
+                    refuse_values(raw, theirs, stored.file, str(target))
+            done += self.stored[theirs].nbytes
+            if report is not None:
+                report(done, total)
+        return {name: found[name] for name in self.config.shapes}
+
+    def check_tied_head(self) -> None:
+        """A tied head that lies in the file all the same must equal the embeddings. Raises CheckpointError."""
+        if self.config.tied_head and HEAD in self.stored:
+            head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
+            if not _same_bytes(head, embed):
+                raise CheckpointError(
+                    f"config.json in {self.path} ties the head to the embeddings, but {head.file.name} has "
+                    'another lm_head.weight; set "tie_word_embeddings" to false if the head is to be used'
+                )
+
+
+def stamp(file: Path) -> tuple[int, int]:
+    """What changes with a file's contents: its length in bytes and its time in nanoseconds."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
+    """The folder that is meant. Only a text of the form owner/name that is no folder here goes to the hub."""
+    text = str(name_or_path)
+    try:
+        folder = STORIES if text == "stories" else Path(text).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
+        raise CheckpointError(f"cannot look at {text[:200]} ({str(error)[:80]})") from error
+    if is_folder:
+        if revision is not None:
+            raise CheckpointError(f"{text} is a folder here, which has no revision {revision!r}; leave it out")
+        return folder
+    if exists:
+        raise CheckpointError(f"{text} is a file; give the folder that has config.json and the weights")
+    if isinstance(name_or_path, str) and hub.is_hub_name(text):
+        return hub.download(text, revision, progress, _check_config)
+    raise CheckpointError(
+        f"there is no folder {text[:200]}; give a model's folder, owner/name on the Hugging Face hub "
+        "(such as openai-community/gpt2), or stories for the model that ships inside"
+    )
+
+
+def _check_config(folder: Path) -> None:
+    """Refuse a model that we cannot run before its weights are fetched."""
+    where = str(folder / "config.json")
+    settings = read_json(folder / "config.json")
+    own_quantisation(settings, where)
+    parse_config(settings, where)
+
+
+def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:
+    """Every tensor in the folder's weights, without the family's prefix and its buffers."""
+    found: dict[str, Stored] = {}
+    for file in _weight_files(folder):
+        for name, one in read_header(file).items():
+            bare = name.removeprefix(family.prefix)
+            if family.inert.fullmatch(bare):
+                continue
+            if bare in found:
+                raise CheckpointError(
+                    f"{shown(bare)} lies twice in {folder}: in {found[bare].file.name} and {file.name}; "
+                    "remove the file that does not belong to the model"
+                )
+            found[bare] = one
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The single file, or the shards that the index names."""
+    if (folder / hub.WEIGHTS).exists() or (folder / hub.WEIGHTS).is_symlink():
+        return [folder / hub.WEIGHTS]
+    if (folder / hub.INDEX).exists():
+        files = [folder / name for name in hub.shard_names(folder / hub.INDEX)]
+        missing = [file.name for file in files if not file.exists()]
+        if missing:
+            raise CheckpointError(
+                f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); download it again"
+            )
+        return files
+    if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
+        raise CheckpointError(hub.only_pickles(str(folder)))
+    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; download the model again")
+
+
+def _check_fit(folder: Path, config: ModelConfig, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> None:
+    """The tensors are those that config.json describes: all there, none left over, of the right shapes."""
+    expected = {source.name: source.stored(config.shapes[ours]) for ours, source in sources.items()}
+    missing = [name for name in expected if name not in stored]
+    if config.tied_head:
+        expected.setdefault(HEAD, (config.vocab_size, config.width))
+    both = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
+    found = {
+        "missing": missing,
+        "not of this model": [shown(name) for name in stored if name not in expected],
+        "of another shape": [
+            f"{name} is {list(one.shape)}, but {list(shape)} by config.json"
+            for name, one, shape in both
+            if one.shape != shape
+        ],
+        "neither F32, F16 nor BF16": [f"{name} is {one.dtype}" for name, one, _ in both if one.dtype not in _DTYPES],
+    }
+    complaints = [f"{len(names)} {what} ({_few(names)})" for what, names in found.items() if names]
+    if HEAD in missing:
+        complaints.append('the head is absent, though "tie_word_embeddings" is false')
+    if complaints:
+        raise CheckpointError(
+            f"the tensors in {folder} do not fit {config.architecture} as config.json describes it: "
+            f"{'; '.join(complaints)}. Use the config.json that belongs to these weights"
+        )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _dtype_of(stored: Iterable[Stored]) -> DType:
+    """The dtype of most bytes."""
+    sums: dict[DType, int] = {}
+    for one in stored:
+        name = _DTYPES[one.dtype]
+        sums[name] = sums.get(name, 0) + one.nbytes
+    return max(sums, key=lambda name: sums[name])
+
+
+def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
+    """Rows [first, last) of a tensor as stored, in memory of their own: a file that shrinks meanwhile is no bus error.
+
+    Raises CheckpointError where the file has become shorter or cannot be read.
+    """
+    raw = torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[_DTYPES[one.dtype]])
+    with _opened(one.file) as stream:
+        stream.seek(one.start + first * one.nbytes // max(1, one.shape[0]))
+        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
+            raise CheckpointError(f"{one.file} became shorter while it was read; download it again")
+    return raw
+
+
+def _opened(file: Path) -> BufferedReader:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
+    """Our tensor as a view of the stored one: `raw` itself when they are the same."""
+    piece = raw.t() if source.transpose else raw  # [out, in]
+    if source.part is not None:
+        piece = piece.chunk(3)[source.part]
+    return piece
+
+
+def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:
+    """Say why numbers of a stored tensor have no finite value in `form`."""
+    if _finite(raw):
+        raise CheckpointError(f"{name} in {file} does not fit {form}; use bfloat16 or float32")
+    raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """One pass and no copy: the extremes show every NaN and infinity."""
+    low, high = torch.aminmax(tensor)
+    return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def _same_bytes(one: Stored, other: Stored) -> bool:
+    if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
+        return False
+    with _opened(one.file) as left, _opened(other.file) as right:
+        left.seek(one.start)
+        right.seek(other.start)
+        for at in range(0, one.nbytes, _COMPARED):
+            count = min(_COMPARED, one.nbytes - at)
+            if left.read(count) != right.read(count):
+                return False
+    return True

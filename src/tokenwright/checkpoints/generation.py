@@ -1,0 +1,106 @@
+"""What a checkpoint suggests for generation: its end tokens and sampler, from generation_config.json and
+config.json.
+
+End tokens are the union of both files: chat models often name the end of a turn in one of them only. Sampler
+keys that we do not have are reported by name, unless their value changes nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenwright.checkpoints.strict import Keys
+from tokenwright.config import GenerationDefaults
+
+_BELOW_ZERO = -5e-324  # the nearest number: a range that has 0 in it
+
+# Sampler keys that we lack, each with the value at which it does nothing.
+_NEUTRAL: Mapping[str, object] = {
+    "begin_suppress_tokens": [], "bad_words_ids": [], "diversity_penalty": 0.0, "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0, "guidance_scale": 1.0, "length_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1, "remove_invalid_values": False,
+    "renormalize_logits": False, "sequence_bias": {}, "token_healing": False,
+}  # fmt: skip
+
+# Sampler keys that we have.
+_READ = frozenset(
+    (
+        "eos_token_id", "bos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
+        "repetition_penalty", "suppress_tokens", "min_new_tokens",
+    )
+)  # fmt: skip
+
+# Keys that say nothing about which token comes next.
+_INERT = frozenset(
+    (
+        "transformers_version", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens",
+        "use_cache", "cache_implementation", "cache_config", "return_dict_in_generate", "output_attentions",
+        "output_hidden_states", "output_scores", "output_logits", "chat_format", "max_window_size",
+    )
+)  # fmt: skip
+
+
+def parse_generation(
+    suggested: Mapping[str, Any], config: Mapping[str, Any], where: str = "generation_config.json"
+) -> GenerationDefaults:
+    """Defaults from both files; `suggested` may be empty. Raises CheckpointError for values out of range."""
+    keys = Keys({key: value for key, value in suggested.items() if not key.startswith("_")}, where)
+    model = Keys(config, "config.json")
+    eos = dict.fromkeys([*_ids(keys, "eos_token_id"), *_ids(model, "eos_token_id")])
+    bos = [*_ids(keys, "bos_token_id"), *_ids(model, "bos_token_id")]
+    return GenerationDefaults(
+        bos_id=bos[0] if bos else None,
+        eos_ids=tuple(eos),
+        temperature=_temperature(keys),
+        top_k=_whole(keys, "top_k"),
+        top_p=_number(keys, "top_p", above=0.0, most=1.0),
+        min_p=_number(keys, "min_p", above=_BELOW_ZERO, most=1.0),
+        typical_p=_number(keys, "typical_p", above=0.0, most=1.0),
+        repetition_penalty=_number(keys, "repetition_penalty", above=0.0, most=100.0),
+        banned_ids=tuple(sorted(set(_ids(keys, "suppress_tokens")))) or None,
+        min_tokens=_whole(keys, "min_new_tokens"),
+        unsupported=_unsupported(suggested),
+    )
+
+
+def _ids(keys: Keys, key: str) -> list[int]:
+    """Token ids under `key`: one or a list. -1 is an old way to say none."""
+    value = keys.raw(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(one) is int and one >= -1 for one in ids):
+        raise keys.error(f"{key} must be a token id or a list of token ids")
+    return [one for one in ids if one >= 0]
+
+
+def _temperature(keys: Keys) -> float | None:
+    """do_sample: false is greedy, whatever stands beside it."""
+    if not keys.flag("do_sample", True):
+        return 0.0
+    return _number(keys, "temperature", above=_BELOW_ZERO, most=1e6)
+
+
+def _whole(keys: Keys, key: str) -> int | None:
+    return None if keys.raw(key) is None else keys.whole(key, least=0)
+
+
+def _number(keys: Keys, key: str, *, above: float, most: float) -> float | None:
+    """The range is that of the field of SamplingParams."""
+    if keys.raw(key) is None:
+        return None
+    value = keys.number(key, above=above)
+    if value > most:
+        raise keys.error(f"{key} must be at most {most:g}, not {value:g}")
+    return value + 0.0  # + 0.0: no negative zero
+
+
+def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys with an effect that we do not have, and those we do not know."""
+    return tuple(
+        key
+        for key, value in sorted(suggested.items())
+        if value is not None
+        and key not in _READ
+        and key not in _INERT
+        and not key.startswith("_")
+        and (key not in _NEUTRAL or value != _NEUTRAL[key])
+    )

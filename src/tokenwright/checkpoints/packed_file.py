@@ -1,0 +1,212 @@
+"""Files of packed weights: safetensors whose matrices lie as kernels read them.
+
+A matrix is `name.codes` (U8), `name.scales` (F16) where it has scales and `name.bias` (F32) where it has one; what else
+a model has is F32 under its own name. The metadata say the version, the format, and a CRC-32 of every tensor: whoever
+reads a file checks what it holds, so that a damaged one is never computed with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from math import prod
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
+
+import torch
+
+from tokenwright.backends.layout import Weights, dense_names, empty_weights, format_of, matrices, shape_of
+from tokenwright.backends.packed import packed_sizes
+from tokenwright.checkpoints.safetensors import Stored, read_header_and_metadata
+from tokenwright.checkpoints.strict import shown
+from tokenwright.config import DType, ModelConfig, WeightFormat
+from tokenwright.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.checkpoints.folder import Report
+
+METHOD = "tokenwright"  # quantization_config.quant_method in config.json, and `format` in the metadata
+VERSION = "1"  # of the layout, and of which matrices are kept in which format
+THREADS = 2  # that read and check
+_PIECE = 1 << 24  # bytes read or written at a time
+_NAMES = {torch.uint8: "U8", torch.float16: "F16", torch.float32: "F32"}
+
+
+def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
+    """Takes our own quantization_config out of a config.json: the weights' format, and the dtype they had before.
+
+    None where there is none, or another's. Raises CheckpointError for one that is not understood.
+    """
+    said = settings.get("quantization_config")
+    if not isinstance(said, dict) or said.get("quant_method") != METHOD:
+        return None
+    if said.get("version") != VERSION:
+        raise CheckpointError(
+            f"{where}: the weights are packed in version {shown(said.get('version'))}, and this Tokenwright reads "
+            f"version {VERSION}; quantise the model again"
+        )
+    dtype = said.get("dtype")
+    if dtype not in get_args(DType):
+        raise CheckpointError(f"{where}: quantization_config.dtype = {shown(dtype)} is not one of {get_args(DType)}")
+    try:
+        form = WeightFormat.parse(str(said.get("weights")))
+    except RequestError as error:
+        raise CheckpointError(f"{where}: quantization_config: {error}") from None
+    del settings["quantization_config"]
+    return form, cast(DType, dtype)
+
+
+def quantisation(form: WeightFormat, dtype: DType) -> dict[str, str]:
+    """The quantization_config that `own_quantisation` reads."""
+    return {"quant_method": METHOD, "version": VERSION, "weights": str(form), "dtype": dtype}
+
+
+def read_packed_header(file: Path, config: ModelConfig, form: WeightFormat) -> dict[str, Stored]:
+    """The tensors of a file of packed weights. Raises CheckpointError unless they are exactly the model's in `form`."""
+    return _read_header(file, config, form)[0]
+
+
+def read_weights(file: Path, config: ModelConfig, form: WeightFormat, report: Report | None = None) -> Weights:
+    """The weights in a file, checked. `report`: called with (bytes read, bytes in all).
+
+    Raises CheckpointError where the file is not the model's, damaged or unreadable.
+    """
+    stored, sums = _read_header(file, config, form)
+    weights = empty_weights(config, form)
+    tensors = dict(named_tensors(weights))
+    done, total = 0, sum(one.nbytes for one in stored.values())
+    pool = ThreadPoolExecutor(THREADS, "tokenwright-read")
+    try:
+        reads = [pool.submit(_read, one, tensors[name], name, sums[name]) for name, one in stored.items()]
+        for ended in as_completed(reads):
+            done += ended.result()
+            if report is not None:
+                report(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return weights
+
+
+def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
+    """Write a new file and put it in its place at once: whoever opens it meanwhile finds the old one or the new one.
+
+    Raises OSError where that cannot be done; then nothing is left behind.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}-{get_ident()}")
+    try:
+        with beside.open("xb") as stream:
+            _write(stream, dict(named_tensors(weights)), form, report)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a file with its name there; a tied head has none of its own."""
+    for name, one in weights.items():
+        if isinstance(one, torch.Tensor):
+            yield name, one
+        elif name != "head" or one is not weights["embed"]:
+            yield f"{name}.codes", one.codes
+            if one.group:
+                yield f"{name}.scales", one.scales
+            if one.bias is not None:
+                yield f"{name}.bias", one.bias
+
+
+def _expected(config: ModelConfig, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The dtype and the shape of every tensor of a file."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, parts in matrices(config).items():
+        out, inner = shape_of(config, parts)
+        codes, scales = packed_sizes(out, inner, format_of(name, form))
+        found[f"{name}.codes"] = ("U8", (codes,))
+        if scales:
+            found[f"{name}.scales"] = ("F16", (scales,))
+        if f"{parts[0]}.bias" in config.shapes:
+            found[f"{name}.bias"] = ("F32", (out,))
+    return found | {name: ("F32", config.shapes[name]) for name in dense_names(config)}
+
+
+def _read_header(file: Path, config: ModelConfig, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
+    """The tensors of a file and their sums, checked against what the model needs."""
+    stored, about = read_header_and_metadata(file)
+    said = (about.get("format"), about.get("version"), about.get("weights"))
+    if said != (METHOD, VERSION, str(form)):
+        raise CheckpointError(
+            f"{file} holds no {form} weights packed by this version of Tokenwright; quantise the model again"
+        )
+    expected, found = _expected(config, form), {name: (one.dtype, one.shape) for name, one in stored.items()}
+    wrong = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+    sums = _sums(about.get("crc32", ""))
+    if wrong or sums.keys() != stored.keys():
+        named = shown(wrong[0]) if wrong else "the list of its checksums"
+        raise CheckpointError(
+            f"{file} does not fit config.json: {named} is not as it should be; quantise the model again"
+        )
+    return stored, sums
+
+
+def _sums(text: str) -> Mapping[str, int]:
+    try:
+        sums = json.loads(text)
+    except ValueError:
+        return {}
+    sound = isinstance(sums, dict) and all(type(one) is int for one in sums.values())
+    return sums if sound else {}
+
+
+def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
+    """Read a tensor into its place and check it; returns its bytes."""
+    memory, total = _bytes_of(tensor), 0
+    try:
+        with one.file.open("rb", buffering=0) as stream:
+            stream.seek(one.start)
+            for at in range(0, len(memory), _PIECE):
+                piece = memory[at : at + _PIECE]
+                if stream.readinto(piece) != len(piece):
+                    raise CheckpointError(f"{one.file} became shorter while it was read; quantise the model again")
+                total = zlib.crc32(piece, total)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {one.file}: {error.strerror or error}") from error
+    if total != expected:
+        raise CheckpointError(f"{name} in {one.file} is damaged: its checksum is another; quantise the model again")
+    return len(memory)
+
+
+def _write(stream: BinaryIO, tensors: Mapping[str, torch.Tensor], form: WeightFormat, report: Report | None) -> None:
+    with ThreadPoolExecutor(THREADS, "tokenwright-sum") as pool:
+        sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(_bytes_of(one)), tensors.values()), strict=True))
+    stream.write(_header(tensors, form, sums))
+    done, total = 0, sum(one.nbytes for one in tensors.values())
+    for tensor in tensors.values():
+        memory = _bytes_of(tensor)
+        for at in range(0, len(memory), _PIECE):
+            done += stream.write(memory[at : at + _PIECE])
+            if report is not None:
+                report(done, total)
+
+
+def _header(tensors: Mapping[str, torch.Tensor], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
+    """A safetensors header: its length, then JSON, filled up with blanks so that the data begin at a multiple of 64."""
+    about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
+    header: dict[str, Any] = {"__metadata__": about}
+    start = 0
+    for name, one in tensors.items():
+        assert one.is_contiguous() and one.nbytes == prod(one.shape) * one.itemsize, "tensors are whole"
+        header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [start, start + one.nbytes]}
+        start += one.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A tensor's own memory as bytes."""
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,199 @@
+"""Reading how a llama-like checkpoint treats positions: rotation, its scaling, NoPE layers and windows.
+
+Two spellings exist: `rope_theta` beside `rope_scaling`, and all of it in `rope_parameters`. The meaning of
+every key is transformers' (modeling_rope_utils). Contexts: Llama-3's rule leaves max_position_embeddings as
+it is; YaRN gives its original context times the factor; linear and dynamic multiply max_position_embeddings,
+which by transformers' documentation stays at the trained length (so does vLLM; a few checkpoints hold the
+product there).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from tokenwright.checkpoints.strict import Keys
+from tokenwright.config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    NoScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+
+LONGEST = 1 << 31  # tokens: positions are counted in 32 bits
+ORIGINAL = "original_max_position_embeddings"
+
+Slides = Literal["none", "all", "upper", "nope"]  # the layers that a window applies to
+
+
+def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[Rope, int]:
+    """The positions and the context in tokens. `theta` is the base of a config that names none."""
+    part, kind = _spelled(keys)
+    if head_size % 2 or (kind == "dynamic" and head_size < 4):
+        raise keys.error(f"rotary positions turn pairs of dimensions, but a head has {head_size}")
+    base = part.number("rope_theta", keys.number("rope_theta", theta, above=1.0), above=1.0)
+    for place in (keys, part):
+        place.only("partial_rotary_factor", 1, 1.0, why="rotation of a part of each head")
+    scaling: RopeScaling = NoScaling()
+    reach: float = context
+    if kind != "default":
+        scaling, reach = _READERS[kind](part, context)
+    part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
+    if not 1 <= reach <= LONGEST:
+        raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
+    return Rope(base, scaling), int(reach)
+
+
+def _spelled(keys: Keys) -> tuple[Keys, str]:
+    """The object that holds the scaling, and its type. The old spelling wins, as in transformers."""
+    new, old = keys.raw("rope_parameters"), keys.raw("rope_scaling")
+    name, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
+    if not isinstance(values, dict):
+        raise keys.error(f"{name} must be an object, not a {type(values).__name__}")
+    part = Keys(values, f"{keys.where}: {name}")
+    older = part.text("type", "default")
+    kind = part.text("rope_type", older)
+    if part.raw("type") is not None and older != kind:
+        raise part.error(f"type is {older!r} but rope_type is {kind!r}; keep the right one")
+    if kind != "default" and kind not in _READERS:
+        raise part.error(f"Tokenwright lacks rope type {kind!r}; it has default, {', '.join(_READERS)}")
+    return _with_original(keys, values, part.where, kind), kind
+
+
+def _with_original(keys: Keys, values: Mapping[str, Any], where: str, kind: str) -> Keys:
+    """An original context beside the scaling overrules the one inside, for the types that heed it."""
+    beside = keys.raw(ORIGINAL)
+    if beside is not None and kind in ("llama3", "yarn"):
+        values = {**values, ORIGINAL: beside}
+    part = Keys(values, where)
+    for key in ("type", "rope_type"):
+        part.raw(key)
+    return part
+
+
+def _factor(part: Keys, default: float | None = None) -> float:
+    factor = part.number("factor", default)
+    if factor < 1:
+        raise part.error(f"factor must be at least 1, not {factor:g}")
+    return factor
+
+
+def _whole_reach(part: Keys, context: int) -> tuple[float, float]:
+    """Factor and context of linear and dynamic scaling, which count from max_position_embeddings alone."""
+    original = part.whole(ORIGINAL, context, most=LONGEST)
+    if original != context:
+        raise part.error(
+            f"{ORIGINAL} is {original:,} but max_position_embeddings is {context:,}; this rope type scales "
+            "the latter: make them equal"
+        )
+    factor = _factor(part)
+    return factor, context * factor
+
+
+def _linear(part: Keys, context: int) -> tuple[RopeScaling, float]:
+    factor, reach = _whole_reach(part, context)
+    return LinearScaling(factor), reach
+
+
+def _dynamic(part: Keys, context: int) -> tuple[RopeScaling, float]:
+    factor, reach = _whole_reach(part, context)
+    return DynamicScaling(factor, context), reach
+
+
+def _llama3(part: Keys, context: int) -> tuple[RopeScaling, float]:
+    original = part.whole(ORIGINAL, context, most=LONGEST)
+    low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
+    if high <= low:
+        raise part.error(f"high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
+    return Llama3Scaling(_factor(part), low, high, original), context
+
+
+def _yarn(part: Keys, context: int) -> tuple[RopeScaling, float]:
+    original = part.whole(ORIGINAL, context, most=LONGEST)
+    factor = _factor(part, max(1.0, context / original))
+    fast, slow = part.number("beta_fast", 32.0), part.number("beta_slow", 1.0)
+    if fast < slow:
+        raise part.error(f"beta_fast ({fast:g}) must not be below beta_slow ({slow:g})")
+    attention = part.number("attention_factor", _attention_factor(part, factor))
+    truncate = part.flag("truncate", True)
+    return YarnScaling(factor, original, fast, slow, attention, truncate), original * factor
+
+
+def _attention_factor(part: Keys, factor: float) -> float:
+    """What YaRN multiplies cos and sin by: 0.1 ln(s) + 1 (arXiv 2309.00071, section 3.4).
+
+    mscale and mscale_all_dim (DeepSeek's) count only together, as a quotient.
+    """
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0
+
+    scales = [part.number(name, 0.0, above=-1.0) for name in ("mscale", "mscale_all_dim")]
+    if all(scales):
+        return magnitude(scales[0]) / magnitude(scales[1])
+    return magnitude(1.0)
+
+
+_READERS: Mapping[str, Callable[[Keys, int], tuple[RopeScaling, float]]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def read_rotary(keys: Keys, layers: int) -> tuple[bool, ...]:
+    """Which layers turn q and k: those with a 1 in no_rope_layers, or all but every fourth."""
+    interval = keys.whole("no_rope_layer_interval", 4)
+    listed = keys.raw("no_rope_layers")
+    if listed is None:
+        return tuple((i + 1) % interval != 0 for i in range(layers))
+    if not isinstance(listed, list) or len(listed) != layers or not all(one in (0, 1) for one in listed):
+        raise keys.error(f"no_rope_layers must list {layers} times 0 or 1, one for each layer")
+    return tuple(bool(one) for one in listed)
+
+
+def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """The reach of each layer; `layer_types` decides where the architecture heeds it, else must agree."""
+    layers = len(rotary)
+    window = _window(keys, slides)
+    first = {"none": layers, "all": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[slides]
+    sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
+    types = keys.raw("layer_types")
+    if types is not None:
+        listed = _listed(keys, types, layers)
+        if any(listed) and window is None:
+            raise keys.error("layer_types names sliding layers, but no sliding_window is in use")
+        if slides in ("none", "all") and window is not None and listed != sliding:
+            raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
+        sliding = listed
+    return tuple(window if slide else None for slide in sliding)
+
+
+def _listed(keys: Keys, types: object, layers: int) -> list[bool]:
+    """Which layers `layer_types` names as sliding."""
+    if not isinstance(types, list) or len(types) != layers:
+        raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
+    known = ("full_attention", "sliding_attention")
+    unknown = [kind for kind in types if kind not in known]
+    if unknown:
+        raise keys.error(f"layer_types has {unknown[0]!r}; Tokenwright has {' and '.join(known)}")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def _window(keys: Keys, slides: Slides) -> int | None:
+    """The window in tokens, the token itself included; None where none is in use."""
+    given = keys.raw("sliding_window")
+    if slides == "none":
+        keys.only("sliding_window", why="a sliding window in this architecture")
+        keys.only("use_sliding_window", False, why="a sliding window in this architecture")
+        return None
+    if slides == "all":
+        keys.only("use_sliding_window", True, why="this architecture without its window")
+    elif not keys.flag("use_sliding_window", False):
+        return None
+    if given is None and (keys.is_null("sliding_window") or slides == "nope"):
+        return None
+    return keys.whole("sliding_window", 4096, most=LONGEST)

@@ -1,0 +1,143 @@
+"""Reading the headers of safetensors files, and nothing but the headers, as if an enemy had written them.
+
+A file is 8 bytes (the header's length, little endian), the header (a JSON object: name -> dtype, shape,
+data_offsets) and the data. Every size is checked against the file's length before anything is taken for it: a
+file that passes has each tensor's bytes inside it, none overlaps, none is left over, and nothing is missing
+at the end.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tokenwright.checkpoints.strict import LFS_POINTER, shown
+from tokenwright.errors import CheckpointError
+
+_LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
+_MOST_DIMENSIONS = 8
+_BYTES: Mapping[str, int] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file, and where its bytes lie."""
+
+    file: Path
+    dtype: str  # safetensors' name, such as BF16
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the file
+    nbytes: int
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file. Raises CheckpointError for whatever is wrong with it."""
+    return read_header_and_metadata(file)[0]
+
+
+def read_header_and_metadata(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of a safetensors file, and the texts that it has about itself. Raises CheckpointError."""
+    try:
+        with file.open("rb") as stream:
+            size = file.stat().st_size
+            text = _header_text(stream, size, file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing; download the model again") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    start = 8 + len(text)
+    entries = _parse(text, file)
+    about = entries.pop("__metadata__", None)
+    metadata = about if isinstance(about, dict) else {}
+    stored = {name: _entry(name, entry, file, start) for name, entry in entries.items()}
+    _check_cover(stored, start, size, file)
+    return stored, {key: value for key, value in metadata.items() if isinstance(value, str)}
+
+
+def _header_text(stream: BinaryIO, size: int, file: Path) -> bytes:
+    first = stream.read(64)
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 10 or length < 2 or length > min(size - 8, _LARGEST_HEADER) or first[8:9] != b"{":
+        raise CheckpointError(_not_safetensors(first, size, length, file))
+    stream.seek(8)
+    return stream.read(length)
+
+
+def _not_safetensors(first: bytes, size: int, length: int, file: Path) -> str:
+    """Name the files that often lie where weights are expected. A header of 1,152 bytes begins like one!"""
+    if first.startswith(LFS_POINTER.encode()):
+        return f"{file} is a git-lfs pointer, not the weights; run `git lfs pull` in its folder"
+    if first.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return (
+            f"{file} is a pickle under a safetensors name. Pickles can run code when loaded, so Tokenwright "
+            "never loads them; convert the model to safetensors"
+        )
+    if first.startswith(b"GGUF"):
+        return f"{file} is a GGUF file under a safetensors name; use the safetensors files"
+    if len(first) < 10:
+        return f"{file} has only {size} bytes, less than a safetensors file; download it again"
+    return (
+        f"{file} ({size:,} bytes) does not begin with a safetensors header (of {length:,} bytes, it says); "
+        "download it again"
+    )
+
+
+def _parse(text: bytes, file: Path) -> dict[str, Any]:
+    def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name occurs twice")
+        return found
+
+    try:
+        content: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the header of {file} is damaged ({error}); download it again") from error
+    return content
+
+
+def _entry(name: str, entry: object, file: Path, start: int) -> Stored:
+    """One entry of the header, checked in itself."""
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{shown(name)} in {file} has no description; download the file again")
+    dtype, shape, offsets = entry.get("dtype"), _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _BYTES:
+        raise CheckpointError(f"{shown(name)} in {file} has the unknown dtype {shown(dtype)}")
+    if shape is None or len(shape) > _MOST_DIMENSIONS:
+        raise CheckpointError(f"{shown(name)} in {file} has no valid shape; download the file again")
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(f"{shown(name)} in {file} has no valid data_offsets; download the file again")
+    nbytes = offsets[1] - offsets[0]
+    expected = math.prod(shape) * _BYTES[dtype]
+    if expected != nbytes:
+        raise CheckpointError(
+            f"{shown(name)} in {file} is {dtype} {list(shape)}, so {expected:,} bytes, but has {nbytes:,}; "
+            "download the file again"
+        )
+    return Stored(file, dtype, shape, start + offsets[0], nbytes)
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    """A list of whole numbers that could be sizes; None for anything else."""
+    if isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 62 for one in value):
+        return tuple(value)
+    return None
+
+
+def _check_cover(stored: Mapping[str, Stored], start: int, size: int, file: Path) -> None:
+    """The tensors' bytes follow one another without gap or overlap, up to the end of the file."""
+    at = start
+    for name, one in sorted(stored.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        if one.start != at:
+            kind = "overlaps the tensor before it" if one.start < at else "leaves a gap before it"
+            raise CheckpointError(f"{shown(name)} in {file} {kind}; download the file again")
+        at += one.nbytes
+    if size < at:
+        raise CheckpointError(f"{file} is truncated: {at - size:,} of {at:,} bytes are missing; download it again")
+    if size > at:
+        raise CheckpointError(f"{file} has {size - at:,} bytes after its last tensor; download it again")

@@ -1,0 +1,244 @@
+"""Choosing a token from logits: the processors' row, then the argmax or the inverse CDF of one uniform number.
+
+    logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
+                          ->  filtered  ->  softmax  ->  inverse CDF, in id order
+
+What stands between is in processors.py. A draw depends on the row of logits, the text, the seed, the position and the
+number of the choice alone: never on the batch, the step or what was drawn before.
+"""
+
+import math
+from collections.abc import Callable, Container, Mapping
+from collections.abc import Sequence as ListLike
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenwright.decode.logits_processors import adjusted, adjusts, filtered
+from tokenwright.engine import Chunk, Fault, Output, Pick, PromptLogprobs, Result, SamplingParams, Step, TopLogprob
+from tokenwright.engine.step import ALL
+from tokenwright.errors import EngineError
+
+BLOCK = 1 << 22  # logits that are exponentiated at a time
+RUN = 64  # positions whose uniform numbers are drawn at a time
+
+
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """The uniform number in [0, 1) of a seed (64 bits), a position and a choice: Philox 4x64, counter-based.
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64.
+    """
+    return _uniforms(seed, position // RUN, choice)[position % RUN]
+
+
+@lru_cache(maxsize=1024)
+def _uniforms(seed: int, run: int, choice: int) -> list[float]:
+    """The uniform numbers of `RUN` positions side by side: making a generator takes longer than drawing all of them."""
+    bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[::4]  # four a position
+    numbers: list[float] = ((bits >> np.uint64(11)) * 2.0**-53).tolist()
+    return numbers
+
+
+def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+    """The distribution [V], fp64, that a token is drawn from; 0 at what is cut. None: greedy draws nothing.
+
+    logits: an `adjusted` row in which something is left.
+    """
+    return None if params.greedy else filtered(logits, params).softmax(-1)
+
+
+def choose(
+    logits: torch.Tensor,
+    chances: torch.Tensor | None,
+    seed: int | None,
+    position: int,
+    choices: ListLike[int] = (0,),
+) -> list[int]:
+    """The token at `position` of each choice: the inverse CDF of its uniform number over `chances` [V].
+
+    Without chances all are the argmax of `logits` [V], the lowest id on ties.
+    """
+    if chances is None:
+        return [int(logits.numpy().argmax())] * len(choices)
+    assert seed is not None, "the seed is resolved before a request reaches the engine"
+    mass = chances.cumsum(-1).numpy()  # in id order
+    last = mass.searchsorted(mass[-1])  # the last kept id, which rounding must not step past
+    marks = [uniform(seed, position, choice) * mass[-1] for choice in choices]
+    return [int(min(mass.searchsorted(mark, "right"), last)) for mark in marks]
+
+
+def top_ids(logits: torch.Tensor, n: int) -> list[int]:
+    """The ids of the n highest of logits [V], or of all if V is less, the highest first and the lower id on ties."""
+    if (n := min(n, len(logits))) == 0:
+        return []
+    row = logits.numpy()
+    ids = np.flatnonzero(row >= np.partition(row, -n)[-n])
+    first: list[int] = ids[np.argsort(-row[ids], kind="stable")][:n].tolist()
+    return first
+
+
+def log_totals(logits: NDArray[np.float32]) -> list[float]:
+    """The log of the summed exponentials of each row of logits [n, V]: what a logit exceeds its log-probability by."""
+    step = max(1, BLOCK // logits.shape[1])
+    totals: list[float] = []
+    for start in range(0, len(logits), step):
+        rows = logits[start : start + step]
+        highest = rows.max(axis=1)
+        above = rows - highest[:, None]
+        sums = np.exp(above, out=above).sum(axis=1)
+        totals += [top + math.log(rest) for top, rest in zip(highest.tolist(), sums.tolist(), strict=True)]
+    return totals
+
+
+def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> PromptLogprobs:
+    """The model's log-probabilities, over all ids at temperature 1, of the tokens that are known to follow.
+
+    logits: [n, V], one row for each token of the chunk; totals: their `log_totals`, if these are known. Nothing was
+    drawn there: the sampler's are 0.
+    """
+    known = len(chunk.following)
+    logits = logits[:known]
+    rows = list(zip(logits, logits.numpy(), totals[:known] or log_totals(logits.numpy()), strict=True))
+    told = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
+    tops: tuple[tuple[TopLogprob, ...], ...] = ()
+    if n := chunk.request.params.prompt_logprobs:
+        tops = tuple(
+            tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(tensor, n)) for tensor, row, total in rows
+        )
+    return PromptLogprobs(chunk.sequence, chunk.start + 1, told, tops)
+
+
+Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
+
+
+def unseen(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> None:
+    """The look of a run that nobody looks at."""
+
+
+class TorchSampler:
+    """Answers the chunks of a step, each row on its own. A row with a NaN fails its sequence, not its neighbours.
+
+    It works on the CPU, in fp64 where sums decide, whatever device the model runs on: the draws are the same. The
+    beams of a search choose together: their rows are handed to the search, and one bad row fails them all.
+    """
+
+    def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]:
+        """`look` is shown each chunk that picks, with its logits [V] and what `probabilities` made of them.
+
+        A search's results come after all others, and its chunks are shown without probabilities.
+        """
+        results: list[Result] = []
+        searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by the identity of the search
+        everything = output.logits.cpu()
+        values = everything.numpy()  # the same [rows, V]
+        pairs = list(zip(step.chunks, output.rows, strict=True))
+        totals: Mapping[int, float] | tuple[float, ...] = output.log_totals
+        if totals:
+            unsound = {row for row, total in enumerate(totals) if not math.isfinite(total)}
+        else:
+            unsound = set(np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist())
+            totals = _totals(values, unsound, pairs)
+        for chunk, rows in pairs:
+            picks = chunk.picks
+            if picks and chunk.request.search is not None:
+                beams = searches.setdefault(id(chunk.request.search), [])
+                beams.append((chunk, everything[rows.start : rows.stop]))
+            elif not unsound.isdisjoint(rows):
+                results.append(Fault(chunk.sequence, _unsound()))
+            else:
+                if chunk.logits_needed is ALL:
+                    known = output.log_totals[rows.start : rows.stop]
+                    results.append(score(chunk, everything[rows.start : rows.stop], known))
+                if picks:
+                    last = rows.stop - 1
+                    best = output.best[last] if output.best else None
+                    results += _picked(chunk, values, last, totals[last], best, look)
+        for beams in searches.values():
+            results += _searched(beams, look)
+        return results
+
+
+def _totals(
+    logits: NDArray[np.float32], unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]
+) -> dict[int, float]:
+    """The `log_totals` of the sound rows of logits [rows, V] after which one token is picked, in one go, by row."""
+    ends = [rows.stop - 1 for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
+    picking = [row for row in ends if row not in unsound]
+    chosen = logits if len(picking) == len(logits) else logits[picking]
+    return dict(zip(picking, log_totals(chosen), strict=True))
+
+
+def _sound(logits: torch.Tensor) -> bool:
+    return bool(np.isfinite(logits.numpy()).all())
+
+
+def _unsound() -> EngineError:
+    return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
+
+
+def _picked(
+    chunk: Chunk, rows: NDArray[np.float32], last: int, total: float, best: int | None, look: Look
+) -> list[Pick] | list[Fault]:
+    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from the row `last` of rows [n, V].
+
+    total: the row's of `log_totals`. best: its argmax, if it is known.
+    """
+    request, params = chunk.request, chunk.request.params
+    try:
+        mask = chunk.stop_checker.mask()
+    except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+        return [Fault(chunk.sequence, error)]
+    written = len(chunk.text) - len(request.prompt)
+    known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
+    if known is not None and not params.logprobs and look is unseen:  # what is told is the whole answer
+        logprob = rows.item(last, known) - total
+        return [Pick(chunk.sequence, known, logprob, 0.0, (), choice) for choice in chunk.choices]
+    values = rows[last]
+    logits = torch.from_numpy(values)
+    row = adjusted(logits, chunk.text, len(request.prompt), params, request.constraints, mask)
+    if row is not logits and row.numpy().max() == -math.inf:
+        return [Fault(chunk.sequence, exhausted())]
+    chances = probabilities(row, params)
+    if known is not None:
+        tokens = [known] * len(chunk.choices)
+    else:
+        tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
+    look(chunk, logits, chances)
+    first = top_ids(logits, params.logprobs) if params.logprobs else []
+    drawn = None if chances is None else chances.numpy()
+    picks: list[Pick] = []
+    for choice, token in zip(chunk.choices, tokens, strict=True):
+        top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
+        of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
+        picks.append(Pick(chunk.sequence, token, of_model, of_sampler, top, choice))
+    return picks
+
+
+def _drawn(chances: NDArray[np.float64] | None, chosen: int, token: int) -> float:
+    """The log-probability with which the sampler draws a token; greedy cuts all but the one that is chosen."""
+    chance = float(token == chosen) if chances is None else float(chances[token])
+    return math.log(chance) if chance else -math.inf
+
+
+def exhausted() -> EngineError:
+    """What fails a sequence all of whose ids are cut."""
+    return EngineError(
+        "nothing is left to choose: together, the grammar, min_tokens, bad_words, allowed_ids and banned_ids forbid "
+        "every token here; loosen one of them"
+    )
+
+
+def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Result]:
+    """What a search answers to the chunks of all its beams, each with its logits [n, V]."""
+    if not all(_sound(logits) for _, logits in beams):
+        return [Fault(chunk.sequence, _unsound()) for chunk, _ in beams]
+    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.logits_needed is ALL]
+    try:
+        results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
+    except Exception as error:  # of its guards, which are the client's
+        return [Fault(chunk.sequence, error) for chunk, _ in beams]
+    for chunk, logits in beams:
+        look(chunk, logits[-1], None)
+    return results

@@ -1,0 +1,111 @@
+"""The stop checker: what ends a text beside its length, and the text itself. The engine calls it with each token."""
+
+import time
+from collections.abc import Callable, Collection
+from copy import copy
+from typing import Any, Protocol, Self
+
+from tokenwright.engine import FinishReason
+
+
+class TextSink(Protocol):
+    """Where a sequence's tokens become text: `text.TextStream` is one."""
+
+    def push(self, token: int, armed: bool = True) -> str: ...
+
+    def finish(self) -> str: ...
+
+    def fork(self) -> Self: ...
+
+    @property
+    def stopped(self) -> str | None: ...
+
+
+class Constraint(Protocol):
+    """What allows or forbids the next token, by what was written so far: a grammar."""
+
+    def mask(self) -> Any:
+        """Which ids may come next, as `StopChecker.mask` says."""
+
+    def advance(self, token: int) -> bool:
+        """Take the token just written; True: nothing may follow it."""
+
+    def fork(self) -> Self:
+        """An independent one in the same state."""
+
+
+class TextStopChecker:
+    """Ends at end tokens, stop ids, stop strings, the end of a grammar and a deadline; keeps the text to be shown.
+
+    An end token is not text, a stop id only if `include_stop`. What a stop string may still claim is held back until it
+    is decided. The first `min_tokens` tokens end nothing. `deadline` is a time of `clock`, in seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextSink,
+        eos_ids: Collection[int],
+        stop_ids: Collection[int] = (),
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        deadline: float | None = None,
+        constraint: Constraint | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stream = stream
+        self.eos_ids = frozenset(eos_ids)
+        self.stop_ids = frozenset(stop_ids)
+        self.min_tokens = min_tokens
+        self.include_stop = include_stop
+        self.deadline = deadline
+        self.constraint = constraint
+        self.clock = clock
+        self.written = 0
+        self._stop_id: int | None = None
+        self._fresh: list[str] = []
+
+    def advance(self, token: int) -> FinishReason | None:
+        self.written += 1
+        armed = self.written > self.min_tokens
+        if token in self.eos_ids and armed:
+            return FinishReason.EOS
+        if token in self.stop_ids and armed:
+            self._stop_id = token
+            if self.include_stop:
+                self._fresh.append(self.stream.push(token, armed))
+            return FinishReason.STOP_ID
+        self._fresh.append(self.stream.push(token, armed))
+        complete = self.constraint is not None and self.constraint.advance(token)
+        if self.stream.stopped is not None:
+            return FinishReason.STOP
+        return FinishReason.GRAMMAR if complete else None
+
+    def finished(self) -> FinishReason | None:
+        late = self.deadline is not None and self.clock() >= self.deadline
+        return FinishReason.TIME if late else None
+
+    def fork(self) -> Self:
+        other = copy(self)
+        other.stream = self.stream.fork()
+        other.constraint = None if self.constraint is None else self.constraint.fork()
+        other._fresh = list(self._fresh)
+        return other
+
+    def mask(self) -> Any:
+        return None if self.constraint is None else self.constraint.mask()
+
+    def take_text(self) -> str:
+        """The text that may be shown and has not been taken yet."""
+        text = "".join(self._fresh)
+        self._fresh.clear()
+        return text
+
+    def finish(self) -> str:
+        """At the end: what is left to show, with what was held back for a stop string that never came."""
+        return self.take_text() + self.stream.finish()
+
+    @property
+    def stopped(self) -> str | int | None:
+        """The stop string or stop id that was found; an overlapping string may be settled only by `finish`."""
+        return self._stop_id if self._stop_id is not None else self.stream.stopped

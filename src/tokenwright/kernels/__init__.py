@@ -1,6 +1,0 @@
-"""The arithmetic of a step behind one protocol. The reference in torch is always there and is every test's oracle."""
-
-from tokenwright.kernels.protocol import Dense, Kernels, Linear, Rotation, Span
-from tokenwright.kernels.reference import ReferenceKernels
-
-__all__ = ["Dense", "Kernels", "Linear", "ReferenceKernels", "Rotation", "Span"]

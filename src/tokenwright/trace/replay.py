@@ -1,0 +1,143 @@
+"""Looking at a past step again: what a head read at a position, from the cache or from the tokens alone.
+
+Nothing that is looked at changes: a row that is run again writes its K and V to the store's scratch slots and reads
+those that have been in the cache since its own step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tokenwright.backends.torch.batch import Batcher
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.config import ModelConfig
+from tokenwright.engine import one_chunk
+from tokenwright.engine.page_table import Table
+from tokenwright.models.taps import Site, Tap, ignore
+from tokenwright.trace.rows import attention_row
+
+PAGE_SIZE = 64  # of the stores made here
+ROWS = 512  # computed at a time, where a text is computed anew
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens in a store. `limit`: the most that the text may come to, which some rotations depend on.
+
+    `tables`: for each group the pages it has, by their numbers in the text.
+    """
+
+    tokens: tuple[int, ...]
+    limit: int
+    store: KVStore
+    tables: Sequence[Table]
+
+    def holds(self, position: int) -> bool:
+        """Whether all is there that the row at `position` reads: pages behind a window may have gone."""
+        size = self.store.page_size
+        return all(
+            page in table
+            for group, table in zip(self.store.groups, self.tables, strict=True)
+            for pages in group.window.pages(position, position + 1, size)
+            for page in pages
+        )
+
+
+class AttentionReplay:
+    """Rows of attention of one model, for any layer, head and position.
+
+    It is as thread-safe as the stores it is given: who shares one with an engine calls between two steps.
+    """
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.specs = tuple(specs)
+        self.device = device
+        self._last: Text | None = None  # whose cache was built here last; it lies beside the memory of the pool
+
+    @torch.inference_mode()
+    def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:
+        """Weights [position + 1] of one head at `position` of a text whose store holds what it reads there."""
+        seen = _Queries(layer, head)
+        row = one_chunk([text.tokens[position]], position, text.tables, text.limit)
+        batch = Batcher(self.config, text.store)(row)
+        scratch = (torch.full_like(slots, text.store.scratch(group)) for group, slots in enumerate(batch.slots))
+        self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, seen)
+        view, group = text.store.view(layer), self._group(head)
+        return attention_row(view, batch.chunks[0], seen.query, seen.sink_query, group)
+
+    def rebuilt(self, tokens: Sequence[int], limit: int) -> Text:
+        """A text whose pages are gone, with a cache of its own. The last one is kept, for the next question."""
+        last = self._last
+        if last is None or last.limit != limit or last.tokens[: len(tokens)] != tuple(tokens):
+            last = self._last = self._computed(tokens, limit, ignore)
+        return last
+
+    @torch.inference_mode()
+    def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
+        """What `row` must be at the last of `tokens`, by the definition: all computed anew, softmax(q k) in fp64.
+
+        It reads no page of the engine, so it can judge what was read from there.
+        """
+        seen, group = _Queries(layer, head), self._group(head)
+        keys: list[torch.Tensor] = []
+
+        def tap(site: Site, at: int, value: torch.Tensor) -> None:
+            seen(site, at, value)
+            if (site, at) == (Site.KEY, layer):
+                keys.append(value[:, group])
+
+        self._computed(tokens, limit, tap)
+        spec = self.specs[layer]
+        read = _as_kept(spec, torch.cat(keys))  # [t, D]
+        scores, places = read @ seen.query.double(), torch.arange(len(tokens), device=self.device)  # [t]
+        sinks = places < spec.window.sinks
+        if seen.sink_query is not None:
+            scores = torch.where(sinks, read @ seen.sink_query.double(), scores)
+        if spec.window.size is not None:
+            scores[~sinks & (places < len(tokens) - spec.window.size)] = -torch.inf
+        weights: list[float] = (scores / self.config.head_size**0.5).softmax(-1).tolist()
+        return weights
+
+    @torch.inference_mode()
+    def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> Text:
+        table = Table({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
+        store = KVStore(self.specs, len(table), PAGE_SIZE, self.device)
+        tables = [table] * len(store.groups)
+        batcher = Batcher(self.config, store)
+        for start in range(0, len(tokens), ROWS):
+            rows = one_chunk(tokens[start : start + ROWS], start, tables, limit)
+            self.decoder.forward(batcher(rows), store, tap)
+        return Text(tuple(tokens), limit, store, tables)
+
+    def _group(self, head: int) -> int:
+        """The KV head that a query head reads."""
+        return head * self.config.kv_heads // self.config.heads
+
+
+class _Queries:
+    """A tap that keeps what one head asks with at the last row."""
+
+    def __init__(self, layer: int, head: int) -> None:
+        self.layer, self.head = layer, head
+        self.query = torch.empty(0)  # [D]
+        self.sink_query: torch.Tensor | None = None  # [D], where the layer has one
+
+    def __call__(self, site: Site, layer: int, value: torch.Tensor) -> None:
+        if (site, layer) == (Site.QUERY, self.layer):
+            self.query = value[-1, self.head]
+        elif (site, layer) == (Site.SINK_QUERY, self.layer):
+            self.sink_query = value[-1, self.head]
+
+
+def _as_kept(spec: LayerSpec, keys: torch.Tensor) -> torch.Tensor:
+    """Keys [t, D] of a whole text as they come back from the cache, in fp64."""
+    kept = []
+    for part in spec.parts:
+        places = part.stored(range(len(keys)))
+        encoded = part.k.encode(keys[places.start : places.stop])
+        kept.append(part.k.decode(encoded, keys.shape[-1], torch.float64))
+    return torch.cat(kept)

@@ -1,0 +1,62 @@
+"""What the tests of the native kernels share: every instruction set of this processor, and inputs that are hard.
+
+A build without a compiler has none; there the tests that use `each_isa` are skipped.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tokenwright.backends.native.kernels import NativeKernels, usable
+from tokenwright.backends.native.library import find, load
+from tokenwright.backends.packed import Packed
+from tokenwright.bench import limits
+from tokenwright.config import WeightFormat
+
+FOUND = find()
+KERNELS = {isa: NativeKernels(load(FOUND), isa) for isa in usable(load(FOUND))} if FOUND else {}
+FUSED = [isa for isa in KERNELS if isa != "portable"]  # a b + c is rounded once
+WEIGHTS = ("float32", "bfloat16", "float16", "int8:32", "int8:64", "int4:32", "int4:64")
+
+needs_native = pytest.mark.skipif(not KERNELS, reason="no native kernels were compiled")
+each_isa = pytest.mark.parametrize(
+    "isa", [pytest.param(isa, id=isa) for isa in KERNELS] or [pytest.param("none", marks=needs_native)]
+)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(count: int, size: int, seed: int) -> torch.Tensor:
+    """Rows [count, size]: plain ones, and now and then one of zeros, of tiny, huge or very unequal numbers."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, size, generator=random)
+    kinds = torch.randint(0, 8, (count, 1), generator=random)
+    unequal = x * torch.exp(3 * torch.randn(count, size, generator=random))
+    for kind, made in ((0, x * 0), (1, x * 1e-30), (2, x * 1e12), (3, unequal)):
+        x = torch.where(kinds == kind, made, x)
+    return x
+
+
+def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -> Packed:
+    """A random weight [out, inner], its rows of different sizes."""
+    w = noise(out, inner, seed=seed) * torch.exp(noise(out, 1, seed=seed + 1))
+    made = Packed.empty(out, inner, WeightFormat.parse(form), noise(out, seed=seed + 2) if bias else None)
+    assert made.pack_rows(0, w) == 0
+    return made
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With so many threads, however many processors there are and whoever else uses them."""
+    libraries = [KERNELS[isa].library for isa in list(KERNELS)[:1]]
+    with limits.threads(count):
+        before = [library.tw_exact_threads(count) for library in libraries]
+        try:
+            yield
+        finally:
+            for library, exact in zip(libraries, before, strict=True):
+                library.tw_exact_threads(exact)

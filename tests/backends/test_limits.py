@@ -1,0 +1,65 @@
+"""The native limits do the work that is counted: all bytes are read, and as many multiplications made as are told."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.backends.native import KERNELS, each_isa, threads
+from tokenwright.backends.native.kernels import NativeKernels
+
+PIECE = 1 << 17  # bytes that a thread takes at a time
+SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 5 * PIECE + 77)
+FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
+
+
+def random_bytes(count: int) -> torch.Tensor:
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
+
+
+def reads_all(kernels: NativeKernels, buffer: torch.Tensor) -> bool:
+    """Whether the sum is that of its 32-bit words, and of the bytes behind the last one."""
+    data, whole = buffer.numpy(), buffer.nbytes // 4 * 4
+    total = int(data[:whole].view(np.uint32).sum(dtype=np.uint64)) + int(data[whole:].sum(dtype=np.uint64))
+    return kernels.read(buffer) == total % 2**32
+
+
+def right_count(kernels: NativeKernels, form: str, rounds: int) -> bool:
+    """Some rows by blocks of 16 outputs, four inputs at a time in integers; on AMX four products of tiles."""
+    integer = form.startswith("int")
+    rows_by_blocks = {"portable": 2, "avx2": 4}.get(kernels.isa, 8 * 2)
+    each = rows_by_blocks * 16 * (4 if integer else 1)
+    if kernels.isa == "amx" and (integer or form == "bfloat16"):
+        each = 4 * 16 * 16 * (64 if integer else 32)
+    return kernels.multiply(form, rounds) == rounds * each * torch.get_num_threads()
+
+
+class Forgetful(NativeKernels):
+    """Leaves out the last line, and counts a round too many."""
+
+    def read(self, buffer: torch.Tensor) -> int:
+        return super().read(buffer[:-64])
+
+    def multiply(self, form: str, rounds: int) -> int:
+        return super().multiply(form, rounds + 1)
+
+
+@each_isa
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_byte_is_read(isa: str, count: int) -> None:
+    with threads(count):
+        assert all(reads_all(KERNELS[isa], random_bytes(size)) for size in SIZES)
+
+
+@each_isa
+@pytest.mark.parametrize("form", FORMATS)
+def test_multiplications_are_as_many_as_are_told(isa: str, form: str) -> None:
+    for count in (1, 2):
+        with threads(count):
+            assert all(right_count(KERNELS[isa], form, rounds) for rounds in (0, 1, 1000))
+
+
+@each_isa
+def test_what_is_left_out_is_noticed(isa: str) -> None:
+    forgetful = Forgetful(KERNELS[isa].library, isa)
+    assert not reads_all(forgetful, random_bytes(2 * PIECE))
+    assert not any(right_count(forgetful, form, 10) for form in FORMATS)

@@ -1,0 +1,234 @@
+"""A step as one native call against the same kernels called part by part: equal to the bit, in logits and in memory."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.backends.native import KERNELS, each_isa, needs_native, threads
+from tests.engine.chunks import BareChunk
+from tests.models.fixtures import VOCAB, make_checkpoint
+from tests.oracle.harness import CPU, prompt_of
+from tests.profiles import examples
+from tokenwright.backends import Logits, ReferenceKernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import backend_over
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.cache import KVStore, layer_specs
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
+from tokenwright.config import KVFormat, WeightFormat
+from tokenwright.engine import LogitsNeeded, flatten
+from tokenwright.engine.page_table import Table
+from tokenwright.models.taps import Site
+
+KINDS = ("gpt2", "llama3", "dynamic", "mistral", "qwen2", "qwen2-window", "qwen3", "smollm3")
+WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64")
+KEPT = (  # how K and V are kept, the window, the sinks
+    ("native", None, 0),
+    ("native", 20, 4),
+    ("int8", None, 0),
+    ("int4", 20, 4),
+    ("fp8,first=3", 9, 1),
+    ("k=int8,v=int4,first=10,native=-1", None, 0),
+)
+MLP, WHOLE = 96, 192  # widths of MLPs: one that is no multiple of 64 and one that is, whose middle AMX fuses
+
+pytestmark = needs_native
+
+
+@cache
+def checkpoint(kind: str, vocab: int = VOCAB, mlp: int = MLP) -> tuple[Checkpoint, TemporaryDirectory[str]]:
+    """A checkpoint, and the folder that holds it as long as it is used."""
+    folder = TemporaryDirectory()
+    width = {"n_inner": mlp} if kind == "gpt2" else {"intermediate_size": mlp}
+    path, _ = make_checkpoint(Path(folder.name) / "model", kind, changes={"vocab_size": vocab, **width})
+    return Checkpoint.open(path), folder
+
+
+@cache
+def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB, mlp: int = MLP) -> NativeDecoder:
+    opened, _ = checkpoint(kind, vocab, mlp)
+    packed = load_packed(opened, WeightFormat.parse(weights), "float32")
+    return NativeDecoder(opened.config, KERNELS[isa], KERNELS[isa], packed)
+
+
+class Bench:
+    """A decoder over a store of its own, full of what was never written. Texts have tables of scattered pages."""
+
+    PAGES = 24
+
+    def __init__(
+        self, made: Decoder, kind: str, kept: tuple[str, int | None, int], page_size: int = 16, vocab: int = VOCAB
+    ) -> None:
+        kv, window, sinks = kept
+        config = checkpoint(kind, vocab)[0].config
+        self.store = KVStore(
+            layer_specs(config, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
+        )
+        self.store.poison()
+        self.backend = backend_over(config, made, self.store)
+        self.free = torch.randperm(self.PAGES, generator=torch.Generator().manual_seed(1)).tolist()
+        self.tables: dict[int, list[Table]] = {}
+
+    def chunk(
+        self,
+        text: int,
+        tokens: Sequence[int],
+        start: int,
+        stop: int,
+        logits_needed: LogitsNeeded = LogitsNeeded.ALL,
+    ) -> BareChunk:
+        tables = self.tables.setdefault(text, [Table() for _ in self.store.groups])
+        for page in range(-(-stop // self.store.page_size)):
+            if page not in tables[0]:
+                taken = self.free.pop()
+                for table in tables:
+                    table[page] = taken
+        return BareChunk(tokens[start:stop], start, tables, len(tokens), logits_needed)
+
+    def whole(self, chunks: Sequence[BareChunk]) -> Logits:
+        """In one native call."""
+        return self.backend(flatten(chunks))
+
+    def by_parts(self, chunks: Sequence[BareChunk]) -> Logits:
+        """Operation by operation, as for one who looks."""
+        seen: list[Site] = []
+        logits = self.backend(flatten(chunks), lambda site, layer, x: seen.append(site))
+        assert seen, "who looks is told"
+        return logits
+
+    def memory(self) -> list[torch.Tensor]:
+        """All that is kept, but for the scratch page, as bytes: NaN is no equal of itself."""
+        groups = range(len(self.store.groups))
+        return [one[:, :-1].contiguous().view(torch.uint8) for group in groups for one in self.store.tensors(group)]
+
+
+def steps(
+    bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int], logits_needed: LogitsNeeded
+) -> list[list[BareChunk]]:
+    """All texts side by side, cut at the same places."""
+    edges = [0, *cuts, max(map(len, texts))]
+    return [
+        [
+            bench.chunk(i, text, start, min(stop, len(text)), logits_needed)
+            for i, text in enumerate(texts)
+            if start < len(text)
+        ]
+        for start, stop in pairwise(edges)
+    ]
+
+
+@each_isa
+@examples(60)
+@given(
+    kind=st.sampled_from(KINDS),
+    weights=st.sampled_from(WEIGHTS),
+    mlp=st.sampled_from([MLP, WHOLE]),
+    kept=st.sampled_from(KEPT),
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    cuts=st.sets(st.integers(1, 69), max_size=4),
+    logits_needed=st.sampled_from(LogitsNeeded),
+    page_size=st.sampled_from([16, 64]),
+    team=st.sampled_from([1, 2, 3, 8]),
+)
+def test_the_whole_step_is_its_parts(
+    isa: str,
+    kind: str,
+    weights: str,
+    mlp: int,
+    kept: tuple[str, int | None, int],
+    lengths: list[int],
+    cuts: set[int],
+    logits_needed: LogitsNeeded,
+    page_size: int,
+    team: int,
+) -> None:
+    assume(not kept[2] or kind not in ("gpt2", "dynamic"))  # sinks need angles that do not depend on the length
+    texts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
+    made = decoder(kind, weights, isa, mlp=mlp)
+    one, other = (Bench(made, kind, kept, page_size) for _ in range(2))
+    edges = sorted(cut for cut in cuts if cut < max(lengths))
+    for ours, theirs in zip(*(steps(bench, texts, edges, logits_needed) for bench in (one, other)), strict=True):
+        tokens = sum(len(chunk.tokens) for chunk in ours)
+        wanted = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}[logits_needed]
+        with threads(team):
+            logits = one.whole(ours)
+        right = other.by_parts(theirs)
+        assert torch.equal(logits.rows, right.rows)
+        assert logits.rows.shape == (wanted, VOCAB)
+        assert all(map(torch.equal, one.memory(), other.memory()))
+        assert logits.best == tuple(right.rows.argmax(-1).tolist())
+        torch.testing.assert_close(
+            torch.tensor(logits.log_totals, dtype=torch.float64),
+            right.rows.double().logsumexp(-1),
+            rtol=1e-6,
+            atol=1e-6,
+        )
+
+
+@each_isa
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_reference_over_the_same_weights_is_near(isa: str, weights: str) -> None:
+    """Nothing of the step is left out: activations in int8 move the logits little, floats by rounding alone."""
+    opened, _ = checkpoint("qwen3")
+    tokens = prompt_of(60)
+    packed = load_packed(opened, WeightFormat.parse(weights), "float32")
+    native = Bench(decoder("qwen3", weights, isa), "qwen3", KEPT[0])
+    plain = Bench(Decoder(opened.config, ReferenceKernels(torch.float64), packed), "qwen3", KEPT[0])
+    ours = native.whole([native.chunk(0, tokens, 0, 60)]).rows
+    right = plain.by_parts([plain.chunk(0, tokens, 0, 60)]).rows
+    error = (ours - right).pow(2).mean().sqrt() / right.std()
+    exact = "int" not in weights and not (isa == "amx" and weights == "bfloat16")
+    assert error < (1e-5 if exact else 0.05)
+    assert exact or error > 1e-4, "the activations were quantised"
+
+
+@each_isa
+@pytest.mark.parametrize("vocab", [2047, 2048, 2049, 6000, 40000])
+def test_totals_over_large_vocabularies(isa: str, vocab: int) -> None:
+    """Logits are summed up by 2,048 at a time: of many, each piece when it has been made."""
+    made = decoder("llama2", "bfloat16", isa, vocab)
+    bench, tokens = Bench(made, "llama2", KEPT[0], vocab=vocab), prompt_of(5)
+    logits = bench.whole([bench.chunk(0, tokens, 0, 5)])
+    assert logits.best == tuple(logits.rows.argmax(-1).tolist())
+    assert logits.log_totals == pytest.approx(logits.rows.double().logsumexp(-1).tolist(), rel=1e-6)
+
+
+@each_isa
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
+    """One text's embedding is not finite: its total is NaN, and its neighbour's logits are what they were."""
+    opened, _ = checkpoint("mistral")
+    packed: dict[str, Any] = load_packed(opened, WeightFormat("float32"), "float32")
+    texts = [[7] * 9, prompt_of(9)]
+    rows = []
+    for broken in (False, True):
+        if broken:
+            packed["embed"].pack_rows(7, torch.full((1, packed["embed"].inner), bad))
+        bench = Bench(NativeDecoder(opened.config, KERNELS[isa], KERNELS[isa], dict(packed)), "mistral", KEPT[0])
+        last = LogitsNeeded.LAST
+        rows.append(bench.whole([bench.chunk(i, text, 0, 9, last) for i, text in enumerate(texts)]))
+    sound, ours = rows
+    assert all(map(math.isfinite, sound.log_totals))
+    assert math.isnan(ours.log_totals[0])
+    assert ours.log_totals[1] == sound.log_totals[1]
+    assert torch.equal(ours.rows[1], sound.rows[1])
+
+
+def test_layer_tokens_are_counted_in_both() -> None:
+    isa = next(iter(KERNELS))
+    made = decoder("gpt2", "int8", isa)
+    bench, tokens = Bench(made, "gpt2", KEPT[0]), prompt_of(20)
+    for run in (bench.whole, bench.by_parts):
+        before = made.layer_tokens
+        run([bench.chunk(0, tokens, 0, 20)])
+        assert made.layer_tokens == before + 20 * len(made.layers)

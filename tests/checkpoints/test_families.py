@@ -1,0 +1,358 @@
+"""What a config.json means: held to transformers, and refused by name where we lack it."""
+
+import contextlib
+import copy
+import math
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.models.fixtures import KINDS, make_config
+from tests.models.originals import ORIGINALS
+from tokenwright.checkpoints.families import GPT2, LLAMA, Source, parse_config
+from tokenwright.config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    ModelConfig,
+    NoScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+from tokenwright.errors import CheckpointError
+
+
+def parse(kind: str, **changes: Any) -> ModelConfig:
+    """The config of a fixture, changed; None stands for null."""
+    return parse_config(make_config(kind) | changes)[1]
+
+
+def scaling(config: ModelConfig) -> RopeScaling:
+    assert isinstance(config.positions, Rope)
+    return config.positions.scaling
+
+
+def theirs_of(values: dict[str, Any]) -> PreTrainedConfig:
+    """transformers' reading of a config; on a copy, because it completes what it is given."""
+    return AutoConfig.for_model(**copy.deepcopy(values))
+
+
+def refusal(kind: str, **changes: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        parse(kind, **changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_originals_of_the_hub_have_the_parameters_of_their_cards(name: str) -> None:
+    config, parameters = ORIGINALS[name]
+    assert parse_config(config)[1].parameters == parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_spellings_mean_the_same(kind: str) -> None:
+    assert parse_config(make_config(kind)) == parse_config(make_config(kind, "new"))
+
+
+WINDOWS: list[tuple[str, dict[str, Any]]] = [
+    ("mistral", {}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {}),
+    ("qwen2", {"use_sliding_window": True}),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": None}),
+    ("qwen2", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 9, "layer_types": None}),
+    ("smollm3", {"use_sliding_window": True, "layer_types": None}),
+    ("llama2", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), WINDOWS)
+def test_windows_are_those_of_transformers(kind: str, changes: dict[str, Any]) -> None:
+    values = make_config(kind) | changes
+    theirs = theirs_of(values)
+    types = getattr(theirs, "layer_types", None)
+    if types is None:  # llama has no window, mistral the same one everywhere
+        window = getattr(theirs, "sliding_window", None)
+        expected = (window,) * theirs.num_hidden_layers
+    else:
+        expected = tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in types)
+    assert parse_config(values)[1].windows == expected
+
+
+def test_an_absent_window_of_mistral_is_its_default() -> None:
+    values = make_config("mistral")
+    del values["sliding_window"]
+    assert parse_config(values)[1].windows == (4096,) * 3
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 4])
+def test_layers_without_positions_are_those_of_transformers(interval: int) -> None:
+    values = make_config("smollm3") | {"no_rope_layers": None, "no_rope_layer_interval": interval}
+    theirs = theirs_of(values)
+    assert parse_config(values)[1].rotary == tuple(bool(one) for one in theirs.no_rope_layers)
+    assert parse("smollm3").rotary == (True, True, False, True)
+
+
+YARN: list[dict[str, Any]] = [
+    {},
+    {"attention_factor": 1.25},
+    {"mscale": 0.7, "mscale_all_dim": 1.0},
+    {"mscale": 0.7},
+    {"mscale": 0.0, "mscale_all_dim": 1.0},
+    {"factor": 1.0},
+    {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    {"beta_fast": None, "original_max_position_embeddings": 64, "factor": None},
+]
+
+
+@pytest.mark.parametrize("changes", YARN)
+def test_yarn_means_what_it_means_to_transformers(changes: dict[str, Any]) -> None:
+    values = make_config("yarn")
+    values["rope_scaling"] |= changes
+    theirs = theirs_of(values)
+    _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    ours = scaling(parse_config(values)[1])
+    assert isinstance(ours, YarnScaling)
+    assert math.isclose(ours.attention_factor, attention_factor)
+    assert ours.original_context == theirs.rope_parameters["original_max_position_embeddings"]
+    assert ours.factor == changes.get("factor", 4.0) or ours.factor == 2.0  # null: 128 / 64
+    assert (ours.beta_fast, ours.beta_slow) == (changes.get("beta_fast") or 32, changes.get("beta_slow") or 1)
+    assert ours.truncate is changes.get("truncate", True)
+
+
+def test_scalings_give_their_contexts() -> None:
+    assert parse("llama2").context == 512
+    assert parse("llama3").context == 512
+    assert parse("linear").context == parse("dynamic").context == 4 * 128
+    assert parse("yarn", max_position_embeddings=256).context == 4 * 128
+    assert scaling(parse("linear")) == LinearScaling(4.0)
+    assert scaling(parse("dynamic")) == DynamicScaling(4.0, 128)
+    assert scaling(parse("llama3")) == Llama3Scaling(8.0, 1.0, 4.0, 64)
+    assert scaling(parse("llama3", rope_scaling={})) == NoScaling()
+
+
+def test_an_original_context_beside_the_scaling_overrules_the_one_inside() -> None:
+    values = make_config("yarn") | {"original_max_position_embeddings": 32}
+    theirs = theirs_of(values)
+    ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    ours = scaling(parse_config(values)[1])
+    assert isinstance(ours, YarnScaling)
+    assert ours.original_context == theirs.rope_parameters["original_max_position_embeddings"] == 32
+
+
+def test_the_old_spelling_wins_as_in_transformers() -> None:
+    both = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}}
+    values = make_config("dynamic") | both
+    assert theirs_of(values).rope_parameters["rope_type"] == "dynamic"
+    assert scaling(parse_config(values)[1]) == DynamicScaling(4.0, 128)
+
+
+def test_the_base_inside_the_scaling_overrules_the_one_beside_it() -> None:
+    inside = parse("llama2", rope_theta=5.0, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
+    assert inside.positions == Rope(7.0)
+    assert parse("smollm3", rope_theta=None).positions == Rope(2000000.0)  # transformers' default_theta
+
+
+def test_biases_follow_the_architecture() -> None:
+    def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
+        return config.qkv_bias, config.out_bias, config.mlp_bias
+
+    assert biases(parse("gpt2")) == (True, True, True)
+    assert biases(parse("llama2")) == (False, False, False)
+    assert biases(parse("llama2", attention_bias=True, mlp_bias=True)) == (True, True, True)
+    assert biases(parse("qwen2")) == (True, False, False)
+    assert biases(parse("qwen3", attention_bias=True)) == (True, True, False)
+
+
+def test_silent_configs_take_the_defaults_of_their_architecture() -> None:
+    assert parse("gpt2").tied_head
+    assert parse("gpt2").mlp_width == 4 * 64
+    assert parse("smollm3", tie_word_embeddings=None).tied_head
+    assert not parse("llama2", tie_word_embeddings=None).tied_head
+    assert parse("qwen3", head_dim=None).head_size == 128
+    assert parse("llama2", head_dim=None).head_size == 16
+    assert parse("llama2", num_key_value_heads=None).kv_heads == 4
+    assert parse("llama2", rms_norm_eps=None).norm_eps == 1e-6
+    assert parse("llama2", torch_dtype="torch.bfloat16").dtype == "bfloat16"
+
+
+def test_a_config_without_architectures_goes_by_its_model_type() -> None:
+    assert parse("gpt2", architectures=None).architecture == "GPT2LMHeadModel"
+    assert parse("qwen3", architectures=[]).architecture == "Qwen3ForCausalLM"
+
+
+def test_heads_share_evenly() -> None:
+    assert parse("llama2", num_key_value_heads=2).group == 2
+    assert "64 cannot be divided into 5 heads" in refusal("llama2", num_attention_heads=5, num_key_value_heads=5)
+    assert "64 cannot be divided into 5 heads" in refusal("gpt2", n_head=5)
+    assert "4 query heads cannot share 3" in refusal("llama2", num_key_value_heads=3)
+    assert "4 query heads cannot share 8" in refusal("llama2", num_key_value_heads=8)
+
+
+OUT_OF_RANGE: list[tuple[str, str, object]] = [
+    ("llama2", "num_key_value_heads", 0),
+    ("llama2", "num_hidden_layers", 10**9),
+    ("llama2", "num_hidden_layers", 0),
+    ("llama2", "num_hidden_layers", True),
+    ("llama2", "num_hidden_layers", 2.0),
+    ("llama2", "hidden_size", "64"),
+    ("llama2", "hidden_size", None),
+    ("llama2", "vocab_size", -1),
+    ("llama2", "head_dim", -2),
+    ("llama2", "rms_norm_eps", 0),
+    ("llama2", "rms_norm_eps", float("nan")),
+    ("llama2", "rms_norm_eps", 10**400),
+    ("llama2", "rope_theta", 0),
+    ("llama2", "rope_theta", float("inf")),
+    ("llama2", "rope_theta", False),
+    ("llama2", "tie_word_embeddings", 1),
+    ("llama2", "hidden_act", ["silu"]),
+    ("mistral", "sliding_window", 0),
+    ("mistral", "sliding_window", -1),
+    ("smollm3", "no_rope_layer_interval", 0),
+    ("smollm3", "no_rope_layers", [1, 1, 2, 1]),
+    ("smollm3", "no_rope_layers", [1]),
+    ("qwen2", "layer_types", ["full_attention"]),
+    ("qwen2", "layer_types", ["chunked_attention"] * 4),
+    ("gpt2", "n_layer", 1 << 40),
+    ("gpt2", "n_embd", 1 << 60),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), OUT_OF_RANGE)
+def test_values_out_of_range_are_refused_by_name(kind: str, key: str, value: object) -> None:
+    assert key in refusal(kind, **{key: value})
+
+
+LACKING: list[tuple[str, str, object]] = [
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2", "scale_attn_weights", False),
+    ("gpt2", "add_cross_attention", True),
+    ("gpt2", "activation_function", "quick_gelu"),
+    ("gpt2", "is_encoder_decoder", True),
+    ("gpt2", "pruned_heads", {"0": [1]}),
+    ("llama2", "hidden_act", "gelu_10"),
+    ("llama2", "sliding_window", 4096),
+    ("llama2", "partial_rotary_factor", 0.5),
+    ("llama2", "rope_interleaved", True),
+    ("llama2", "quantization_config", {"quant_method": "gptq"}),
+    ("llama2", "rope_scaling", {"type": "longrope", "factor": 4.0}),
+    ("mistral", "attention_bias", True),
+    ("mistral", "layer_types", ["full_attention"] * 3),
+    ("qwen2", "mlp_bias", True),
+    ("qwen2", "attention_bias", False),
+    ("qwen2", "use_mrope", True),
+    ("qwen2", "layer_types", ["sliding_attention"] * 4),
+    ("qwen3", "no_rope_layers", [1, 1, 1, 0]),
+    ("llama2", "logits_scaling", 8.0),
+    ("llama2", "num_experts", 8),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), LACKING)
+def test_arithmetic_that_we_lack_is_refused_by_name(kind: str, key: str, value: object) -> None:
+    assert key in refusal(kind, **{key: value})
+
+
+ROPE_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"rope_type": "linear"}, "factor is missing"),
+    ({"rope_type": "linear", "factor": 0.5}, "at least 1"),
+    ({"rope_type": "linear", "factor": 1e300}, "context of"),
+    ({"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 64}, "make them equal"),
+    ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "keep the right one"),
+    ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast"),
+    ({"rope_type": "default", "factor": 2.0}, "factor"),
+    ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq"),
+    ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 2.0}, "beta_fast"),
+    ({"rope_type": "yarn", "factor": True}, "factor must be a number"),
+    ({"rope_type": ["yarn"]}, "rope_type must be a text"),
+    ({"rope_type": "default", "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+    ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), ROPE_ERRORS)
+def test_damaged_scalings_are_refused(values: dict[str, Any], words: str) -> None:
+    assert words in refusal("llama2", rope_scaling=values)
+
+
+def test_a_scaling_that_is_no_object_and_heads_that_cannot_turn_are_refused() -> None:
+    assert "must be an object" in refusal("llama2", rope_scaling="linear")
+    assert "a head has 15" in refusal("llama2", head_dim=15)
+    assert "a head has 2" in refusal("dynamic", head_dim=2)
+
+
+def test_unknown_architectures_are_refused_with_those_that_run() -> None:
+    message = refusal("llama2", architectures=["DeepseekV3ForCausalLM"])
+    assert "DeepseekV3ForCausalLM" in message
+    assert "LlamaForCausalLM" in message
+    assert "model_type 'mamba'" in refusal("llama2", architectures=None, model_type="mamba")
+    assert "does not belong" in refusal("llama2", model_type="phi3")
+    assert "one name" in refusal("llama2", architectures=["LlamaForCausalLM", "LlamaModel"])
+    assert "one name" in refusal("llama2", architectures="LlamaForCausalLM")
+    assert "one name" in refusal("llama2", architectures=[3])
+
+
+def test_unknown_keys_are_refused_and_harmless_ones_pass() -> None:
+    message = refusal("llama2", embedding_multiplier=12.0)
+    assert "embedding_multiplier = 12.0" in message
+    assert "remove it" in message
+    assert "3 more" in refusal("llama2", **{f"new_key_{i}": i for i in range(8)})
+    harmless = {"auto_map": {"AutoModel": "evil.py"}, "_private": 1, "attention_dropout": 0.1, "future": None}
+    assert parse("llama2", **harmless) == parse("llama2")
+
+
+def test_messages_stay_short_and_printable() -> None:
+    message = refusal("llama2", bad="\x1b[2J" + "x" * 10_000)
+    assert "\x1b" not in message
+    assert len(message) < 400
+    assert "num_hidden_layers" in refusal("llama2", num_hidden_layers=10**4000)
+
+
+def test_gpt2_keeps_q_k_and_v_in_one_transposed_tensor() -> None:
+    config = parse("gpt2")
+    sources = GPT2.sources(config)
+    assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, 2)
+    assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, 2)
+    assert sources["layers.2.attention.v.weight"].stored((64, 64)) == (64, 192)
+    assert sources["layers.2.attention.v.bias"].stored((64,)) == (192,)
+    assert sources["layers.0.mlp.up.weight"].stored((256, 64)) == (64, 256)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_has_a_place(kind: str) -> None:
+    family, config = parse_config(make_config(kind, changes={"tie_word_embeddings": False}))
+    sources = family.sources(config)
+    assert sources.keys() == config.shapes.keys()
+    assert sources["head.weight"] == Source("lm_head.weight")
+
+
+def test_buffers_are_inert_and_weights_are_not() -> None:
+    assert GPT2.inert.fullmatch("h.11.attn.bias")
+    assert GPT2.inert.fullmatch("h.0.attn.masked_bias")
+    assert not GPT2.inert.fullmatch("h.0.attn.c_attn.bias")
+    assert LLAMA.inert.fullmatch("layers.3.self_attn.rotary_emb.inv_freq")
+    assert LLAMA.inert.fullmatch("rotary_emb.inv_freq")
+    assert not LLAMA.inert.fullmatch("layers.3.self_attn.q_proj.bias")
+
+
+ODD: list[Any] = [0, -1, True, None, "x", "", [], {}, [None], {"a": 1}, 1e308, float("nan"), 10**30, 0.5, [[]]]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "yarn", "dynamic", "qwen2-window", "smollm3"])
+def test_an_odd_value_anywhere_is_read_or_refused_but_never_a_crash(kind: str) -> None:
+    for key in make_config(kind):
+        for value in ODD:
+            with contextlib.suppress(CheckpointError):
+                assert parse(kind, **{key: value}).parameters > 0
+    scaled = make_config(kind).get("rope_scaling") or {}
+    for key in [*scaled, "mscale", "mscale_all_dim", "attention_factor", "truncate", "beta_fast", "beta_slow"]:
+        for value in ODD:
+            with contextlib.suppress(CheckpointError):
+                assert parse(kind, rope_scaling={**scaled, key: value}).parameters > 0

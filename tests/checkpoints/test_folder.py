@@ -1,0 +1,358 @@
+"""Checkpoints of every family are read as transformers holds them; damaged ones are refused beforehand."""
+
+import json
+import math
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tests.models.fixtures import KINDS, make_checkpoint, write_json
+from tokenwright.checkpoints import folder as module
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.errors import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """One folder of each kind, made once; tests that damage it copy it first."""
+    root = tmp_path_factory.mktemp("kinds")
+
+    def folder(kind: str) -> Path:
+        if not (root / kind).exists():
+            make_checkpoint(root / kind, kind)
+        return root / kind
+
+    return folder
+
+
+@pytest.fixture
+def copy(made: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    return lambda kind: Path(shutil.copytree(made(kind), tmp_path / kind))
+
+
+def refusal(folder: str | Path, **options: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(folder, **options)
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def change_weights(folder: Path, change: Callable[[Tensors], object]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    write_json(file, json.loads(file.read_text()) | changes)
+
+
+def oracle(model: PreTrainedModel) -> Tensors:
+    """transformers' parameters under our names, written out by hand."""
+    config, state = model.config, model.state_dict()
+    head = state.pop("lm_head.weight")
+    theirs = {name.split(".", 1)[1]: value for name, value in state.items()}
+    if not config.tie_word_embeddings:
+        theirs["head.weight"] = head
+    renamed = [
+        ("wte.", "embed."), ("wpe.", "positions."), ("ln_f.", "norm."), ("embed_tokens.", "embed."),
+        ("ln_1.", "attention_norm."), ("ln_2.", "mlp_norm."), ("input_layernorm.", "attention_norm."),
+        ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
+        ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
+    ]  # fmt: skip
+    found: Tensors = {}
+    for name, value in theirs.items():
+        name = f"layers.{name[2:]}" if name.startswith("h.") else name
+        for old, new in renamed:
+            name = name.replace(old, new)
+        linear = config.model_type == "gpt2" and value.dim() == 2 and name.startswith("layers.")
+        value = value.t() if linear else value
+        if "c_attn" in name:
+            for part, letter in zip(value.split(64), "qkv", strict=True):
+                found[name.replace("attn.c_attn", f"attention.{letter}")] = part
+        else:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("spelling", ["old", "new"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:
+    path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
+    found = Checkpoint.open(path)
+    tensors, expected = found.tensors(), oracle(model)
+    assert list(tensors) == list(found.config.shapes)
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert tuple(tensor.shape) == found.config.shapes[name]
+        assert tensor.is_contiguous()
+        assert torch.equal(tensor, expected[name]), name
+    assert found.parameters == sum(one.numel() for one in expected.values())
+    assert found.nbytes == 4 * found.parameters
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sharded_half_precision_is_read_and_converted(dtype: str, tmp_path: Path) -> None:
+    path, model = make_checkpoint(tmp_path, "gpt2", dtype=dtype, shards=3)
+    found = Checkpoint.open(path)
+    assert found.config.dtype == dtype
+    assert found.nbytes == 2 * found.parameters
+    assert {one.dtype for one in found.tensors().values()} == {getattr(torch, dtype)}
+    expected = oracle(model)
+    for name, tensor in found.tensors(torch.float32).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_stored_dtype_counts_not_the_config(copy: Callable[[str], Path]) -> None:
+    folder = copy("qwen2")
+    change_config(folder, torch_dtype="bfloat16")
+    assert Checkpoint.open(folder).config.dtype == "float32"
+
+
+def test_progress_is_reported_in_bytes_up_to_all(made: Callable[[str], Path]) -> None:
+    found = Checkpoint.open(made("gpt2"))
+    seen: list[tuple[int, int]] = []
+    found.tensors(report=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (found.nbytes, found.nbytes)
+
+
+def test_the_pieces_of_a_fused_tensor_do_not_keep_it_alive(made: Callable[[str], Path]) -> None:
+    tensors = Checkpoint.open(made("gpt2")).tensors()
+    for name, tensor in tensors.items():
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * 4, name
+
+
+def test_generation_defaults_come_from_both_files(made: Callable[[str], Path]) -> None:
+    found = Checkpoint.open(made("llama3"))
+    assert found.generation.eos_ids == (2, 4)
+    assert found.generation.bos_id == 1
+
+
+def test_a_folder_without_generation_config_is_served(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    (folder / "generation_config.json").unlink()
+    assert Checkpoint.open(str(folder)).generation.eos_ids == (2,)
+
+
+def test_the_model_inside_is_called_stories(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "STORIES", made("llama2"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stories").mkdir()
+    assert Checkpoint.open("stories").path == made("llama2")
+    assert "config.json is missing" in refusal("./stories")
+
+
+def test_a_tied_head_in_the_file_must_be_the_embeddings(copy: Callable[[str], Path]) -> None:
+    folder = copy("qwen3")
+    change_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    found = Checkpoint.open(folder)
+    assert "head.weight" not in found.tensors()
+    assert found.nbytes == 4 * found.parameters
+    change_weights(folder, lambda t: t["lm_head.weight"].add_(1))
+    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
+        Checkpoint.open(folder).tensors()
+    change_weights(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].half()}))
+    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
+        Checkpoint.open(folder).tensors()
+
+
+def test_an_untied_head_must_be_there(copy: Callable[[str], Path]) -> None:
+    folder = copy("qwen3")
+    change_config(folder, tie_word_embeddings=False)
+    assert "the head is absent" in refusal(folder)
+
+
+def test_missing_extra_and_renamed_tensors_are_listed(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_weights(folder, lambda t: t.update({"model.layers.1.mlp.up.weight": t.pop(name)}))
+    message = refusal(folder)
+    assert "1 missing (layers.1.mlp.up_proj.weight)" in message
+    assert '1 not of this model ("layers.1.mlp.up.weight")' in message
+
+
+def test_biases_that_the_config_does_not_announce_are_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    change_weights(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}))
+    assert "q_proj.bias" in refusal(folder)
+
+
+def test_wrong_shapes_are_told_with_both(copy: Callable[[str], Path]) -> None:
+    folder = copy("gpt2")
+    change_weights(folder, lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(192, 64)}))
+    assert "h.0.attn.c_attn.weight is [192, 64], but [64, 192] by config.json" in refusal(folder)
+    change_config(folder, vocab_size=321)
+    assert "wte.weight is [320, 64], but [321, 64]" in refusal(folder)
+
+
+def test_a_long_list_of_complaints_is_cut(copy: Callable[[str], Path]) -> None:
+    folder = copy("gpt2")
+    change_config(folder, n_layer=500)
+    assert "5964 missing" in refusal(folder)
+
+
+def test_other_dtypes_are_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    change_weights(folder, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].double()}))
+    assert "1 neither F32, F16 nor BF16 (norm.weight is F64)" in refusal(folder)
+    change_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.bool)}))
+    assert "norm.weight is BOOL" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_not_finite_are_refused_by_name(
+    value: float, dtype: torch.dtype, copy: Callable[[str], Path]
+) -> None:
+    folder = copy("llama2")
+
+    def spoil(tensors: Tensors) -> None:
+        for name in tensors:
+            tensors[name] = tensors[name].to(dtype)
+        tensors["model.layers.2.mlp.down_proj.weight"][3, 5] = value
+
+    change_weights(folder, spoil)
+    with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.down_proj\.weight .* not finite"):
+        Checkpoint.open(folder).tensors()
+
+
+def test_values_too_large_for_float16_are_told_apart(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    change_weights(folder, lambda t: t["model.norm.weight"].fill_(1e6))
+    with pytest.raises(CheckpointError, match=r"does not fit torch\.float16; use bfloat16"):
+        Checkpoint.open(folder).tensors(torch.float16)
+    assert Checkpoint.open(folder).tensors(torch.bfloat16)
+
+
+def test_a_truncated_shard_is_told_by_how_much(tmp_path: Path) -> None:
+    path, _ = make_checkpoint(tmp_path, "mistral", shards=3)
+    shard = path / "model-00002-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-5])
+    message = refusal(path)
+    assert shard.name in message
+    assert "truncated: 5 of" in message
+
+
+def test_missing_shards_and_an_index_that_leaves_the_folder_are_refused(tmp_path: Path) -> None:
+    path, _ = make_checkpoint(tmp_path, "mistral", shards=3)
+    (path / "model-00002-of-00003.safetensors").unlink()
+    assert "lacks 1 of 3 shards (model-00002-of-00003.safetensors)" in refusal(path)
+    index = path / "model.safetensors.index.json"
+    for bad in ("../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "model.bin", "..", 7):
+        write_json(index, {"weight_map": {"lm_head.weight": bad}})
+        assert "not a safetensors file beside it" in refusal(path)
+    for empty in ({}, [], None):
+        write_json(index, {"weight_map": empty})
+        assert "no weight_map" in refusal(path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    path, _ = make_checkpoint(tmp_path, "mistral", shards=2)
+    one, two = (path / f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    tensors = load_file(two)
+    save_file(tensors | dict([next(iter(load_file(one).items()))]), two)
+    assert "lies twice" in refusal(path)
+
+
+def test_a_tensor_with_and_without_the_prefix_is_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("gpt2")
+    change_weights(folder, lambda t: t.update({"transformer.wte.weight": t["wte.weight"].clone()}))
+    assert "lies twice" in refusal(folder)
+
+
+def test_pickles_and_pointers_are_named(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "git lfs pull" in refusal(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "only as pickles" in refusal(folder)
+    (folder / "pytorch_model.bin").unlink()
+    assert "has no model.safetensors" in refusal(folder)
+
+
+def test_damaged_configs_are_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    file = folder / "config.json"
+    text = file.read_text()
+    for damaged in (text[:40], "[1]", "{" * 100_000, "", '{"n_layer": ' + "9" * 5000 + "}"):
+        file.write_text(damaged)
+        assert "config.json" in refusal(folder)
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "not valid JSON" in refusal(folder)
+    file.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "git lfs pull" in refusal(folder)
+    file.unlink()
+    assert "config.json is missing" in refusal(folder)
+    file.mkdir()
+    assert "cannot read" in refusal(folder)
+
+
+def test_a_gigantic_config_file_is_not_read(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    with (folder / "config.json").open("r+b") as file:
+        file.truncate(1 << 33)
+    assert "too many" in refusal(folder)
+
+
+PLACES: list[tuple[str | Path, str]] = [
+    ("no-such-model", "there is no folder"),
+    ("/nowhere/at/all", "there is no folder"),
+    ("./owner/name", "there is no folder"),
+    (Path("owner/name"), "there is no folder"),
+    ("a/b/c", "there is no folder"),
+    ("../owner", "there is no folder"),
+    ("nul\0byte", "there is no folder"),
+    ("", "config.json is missing"),
+    ("x" * 5000, "cannot look at"),
+    ("~no-such-user/model", "cannot look at"),
+]
+
+
+@pytest.mark.parametrize(("place", "words"), PLACES, ids=range(len(PLACES)))
+def test_places_that_hold_no_model_are_refused(
+    place: str | Path, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refusal(place)
+
+
+def test_a_file_and_a_revision_of_a_folder_are_refused(made: Callable[[str], Path]) -> None:
+    assert "is a file" in refusal(made("llama2") / "config.json")
+    assert "no revision 'main'" in refusal(made("llama2"), revision="main")
+
+
+def test_nothing_is_allocated_for_a_model_that_is_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    change_config(folder, vocab_size=1 << 24, hidden_size=1 << 16)
+    tracemalloc.start()
+    try:
+        assert "of another shape" in refusal(folder)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 21
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_changes_after_opening_is_an_error_not_a_fault(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama2")
+    found = Checkpoint.open(folder)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(CheckpointError, match="became shorter"):
+        found.tensors()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        found.tensors()

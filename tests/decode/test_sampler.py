@@ -1,0 +1,330 @@
+"""The sampler: the argmax, the inverse CDF, and what it answers to the chunks of a step."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenwright.decode import sampler
+from tokenwright.decode.logits_processors import filtered
+from tokenwright.decode.sampler import TorchSampler, log_totals, probabilities, top_ids, uniform
+from tokenwright.engine import (
+    Chunk,
+    Fault,
+    LogitsNeeded,
+    NoStopChecker,
+    Output,
+    Pick,
+    PromptLogprobs,
+    Request,
+    SamplingParams,
+    Step,
+    TokenConstraints,
+)
+from tokenwright.errors import EngineError
+
+# Values on a coarse grid make ties, which is where rules differ.
+rows = st.lists(st.integers(-12, 12).map(lambda n: n / 2), min_size=1, max_size=40).map(torch.tensor)
+
+
+def choose(logits, params, position):
+    [token] = sampler.choose(logits, probabilities(logits, params), params.seed, position)
+    return token
+
+
+@given(rows)
+def test_greedy_is_the_argmax_and_the_lowest_id_on_ties(logits):
+    best = max(range(len(logits)), key=lambda i: (float(logits[i]), -i))
+    assert choose(logits, SamplingParams(temperature=0.0), 0) == best
+
+
+@given(rows, st.integers(0, 2**64 - 1), st.integers(0, 10_000), st.integers(0, 5), st.floats(0.05, 1))
+def test_a_draw_is_the_inverse_cdf_over_the_kept_ids(logits, seed, position, k, p):
+    params = SamplingParams(seed=seed, top_k=k, top_p=p, temperature=0.7)
+    kept = filtered(logits, params)
+    u, mass = uniform(seed, position), 0.0
+    chances = kept.softmax(-1).tolist()
+    token = choose(logits, params, position)
+    assert chances[token] > 0
+    below = sum(chances[:token])
+    assert below - 1e-9 <= u <= below + chances[token] + 1e-9, (u, mass)
+
+
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (0.25, 2), (0.75, 4), (1 - 2**-53, 4), (1.0, 4)])
+def test_a_number_at_a_border_draws_a_token_that_has_a_chance(number, token, monkeypatch):
+    """Each token has its lower border, not its upper one; 1, which no number is, stands for what rounding may do."""
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position, choice: number)
+    chances = torch.tensor([0, 0.25, 0.5, 0, 0.25, 0], dtype=torch.float64)
+    assert sampler.choose(chances, chances, 1, 0) == [token]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e6])
+def test_extreme_temperatures_are_the_limits(temperature):
+    logits = torch.tensor([3.0, 9.0, -2.0, 9.0 - 1e-3])
+    params = SamplingParams(temperature=temperature, seed=1)
+    drawn = {choose(logits, params, position) for position in range(300)}
+    assert drawn == ({0, 1, 2, 3} if temperature > 1 else {1})
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_seed_and_position():
+    values = np.array([uniform(seed, position) for seed in range(40) for position in range(100)])
+    assert len(set(values)) == len(values)
+    assert 0 <= values.min() <= values.max() < 1
+    counts = np.histogram(values, bins=20, range=(0, 1))[0]
+    assert ((counts - 200) ** 2 / 200).sum() < 43.8  # chi-square, 19 degrees, 1 in 1,000; the values are fixed
+
+
+def test_uniform_numbers_never_change():
+    """Seeded text must be the same in every version: these values are part of the contract."""
+    assert [round(uniform(0, 0), 12), round(uniform(7, 3), 12), round(uniform(2**64 - 1, 123456), 12)] == PINNED
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20) | st.sampled_from([63, 64, 2**64 - 1]), st.integers(0, 9))
+def test_a_uniform_number_is_that_of_a_generator_of_its_own(seed, position, choice):
+    """However many are drawn at a time."""
+    bits = np.random.Philox(key=seed, counter=position + (choice << 64)).random_raw()
+    assert uniform(seed, position, choice) == (int(bits) >> 11) * 2.0**-53
+
+
+PINNED = [0.011546754286, 0.442052129471, 0.273522558015]
+
+
+ASKED = [
+    {},
+    {"logprobs": 2},
+    {"logit_bias": ((3, -50.0),)},
+    {"allowed_ids": (1, 2)},
+    {"banned_ids": (3,)},
+    {"min_tokens": 1},
+    {"repetition_penalty": 50.0},
+    {"presence_penalty": 50.0},
+    {"frequency_penalty": 50.0},
+    {"dry_multiplier": 50.0},
+    {"temperature": 0.7, "seed": 5},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
+    """The likeliest token is 3 unless something is asked for that makes it another."""
+    logits = torch.tensor([[0.5, 1.0, 2.0, 4.0, 3.0]])
+    params = SamplingParams(**{"temperature": 0.0, **asked})
+    text, constraints = (3, 4, 3, 4), TokenConstraints(end_ids=frozenset([3]))
+    prompt = text if "min_tokens" in asked else text[:1]
+    one = Chunk(0, Request(prompt, params, constraints=constraints), 3, text[3:], (), 9, LogitsNeeded.LAST, text=text)
+    plain, told = (
+        TorchSampler().pick(Output((range(1),), logits, *more), Step((one,)))
+        for more in ((), ((3,), tuple(log_totals(logits.numpy()))))
+    )
+    assert plain == told
+    if asked and "logprobs" not in asked and "temperature" not in asked:
+        assert told[0].token != 3
+
+
+class Masked(NoStopChecker):
+    def __init__(self, *constraints):
+        self.constraints = constraints
+
+    def mask(self):
+        return np.array(self.constraints, np.uint32)
+
+
+def chunk(
+    identity, logits_needed, following=(), *, stop_checker=None, constraints=None, search=None, choices=(0,), **params
+):
+    request = Request((1, 2, 3), SamplingParams(**params), constraints=constraints or TokenConstraints(), search=search)
+    stop_checker, text = stop_checker or NoStopChecker(), (1, 2, 3)
+    return Chunk(
+        identity,
+        request,
+        0,
+        text,
+        (),
+        9,
+        logits_needed,
+        following,
+        choices=choices,
+        text=text,
+        stop_checker=stop_checker,
+    )
+
+
+def pick(chunks, logits, look=sampler.unseen):
+    """One row for each chunk, but n for one that scores n tokens."""
+    rows, first = [], 0
+    for one in chunks:
+        count = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: 1, LogitsNeeded.ALL: len(one.tokens)}[one.logits_needed]
+        rows.append(range(first, first + count))
+        first += count
+    return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), look)
+
+
+def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
+    logits = torch.arange(40.0).reshape(8, 5).sin()
+    logits[1, 2] = math.nan
+    logits[7, 0] = math.inf
+    results = pick(
+        [
+            chunk(0, LogitsNeeded.LAST, temperature=0.0),
+            chunk(1, LogitsNeeded.LAST, temperature=0.0),
+            chunk(2, LogitsNeeded.NONE),
+            chunk(3, LogitsNeeded.ALL, (4, 0), temperature=0.0),
+            chunk(4, LogitsNeeded.ALL, (4, 0, 1)),
+        ],
+        logits,
+    )
+    assert [type(result) for result in results] == [Pick, Fault, PromptLogprobs, Pick, Fault]
+    assert [result.parent for result in results] == [0, 1, 3, 3, 4]
+    right = logits.log_softmax(-1)
+    assert results[0].token == int(logits[0].argmax())
+    assert results[0].logprob == pytest.approx(float(right[0].max()), abs=1e-6)
+    assert results[2].start == 1
+    assert results[2].logprobs == pytest.approx([float(right[2, 4]), float(right[3, 0])], abs=1e-6)
+    assert results[2].tops == ()
+
+
+def test_where_nothing_is_left_the_sequence_fails_alone():
+    closed = Masked(0b00010)  # id 1 alone
+    logits = torch.arange(15.0).reshape(3, 5)
+    results = pick(
+        [
+            chunk(0, LogitsNeeded.LAST, stop_checker=closed, temperature=0.0),
+            chunk(
+                1,
+                LogitsNeeded.LAST,
+                stop_checker=closed,
+                constraints=TokenConstraints(end_ids=frozenset({1})),
+                min_tokens=1,
+                seed=1,
+            ),
+            chunk(2, LogitsNeeded.LAST, stop_checker=closed, banned_ids=(1,), temperature=0.0),
+        ],
+        logits,
+    )
+    assert [type(result) for result in results] == [Pick, Fault, Fault]
+    assert results[0].token == 1
+    for fault in results[1:]:
+        assert isinstance(fault.error, EngineError)
+        assert "nothing is left to choose" in str(fault.error) and "loosen one" in str(fault.error)
+
+
+def test_the_prompt_is_no_written_text():
+    """Its tokens are repeated, but neither present nor frequent; and min_tokens are counted after it."""
+    logits = torch.tensor([[0.0, 1.0, 1.1, 1.2]])
+    common = {"temperature": 0.0}
+    assert (
+        pick([chunk(0, LogitsNeeded.LAST, presence_penalty=5.0, frequency_penalty=5.0, **common)], logits)[0].token == 3
+    )
+    assert pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, **common)], logits)[0].token == 3  # 0.012, above 0
+    assert (
+        pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, logit_bias={0: 0.1}, **common)], logits)[0].token == 0
+    )
+    ends = TokenConstraints(end_ids=frozenset({3}))
+    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=1, **common)], logits)[0].token == 2
+    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=0, **common)], logits)[0].token == 3
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(-6, 6).map(float), min_size=4, max_size=40),
+    st.integers(0, 50),
+    st.integers(0, 2**32),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_log_probabilities_of_the_model_and_of_the_sampler(row, n, seed, k, greedy):
+    """`top` is the model's own, whatever the processors do; beside it stands what the sampler made of it."""
+    logits = torch.tensor([row])
+    params = {"temperature": 0.0} if greedy else {"temperature": 0.7, "top_k": k, "seed": seed}
+    [found] = pick([chunk(0, LogitsNeeded.LAST, logprobs=n, logit_bias={0: 2.0}, **params)], logits)
+    of_model = logits[0].double().log_softmax(-1)
+    row_of_sampler = logits[0].clone()
+    row_of_sampler[0] += 2
+    if greedy:
+        of_sampler = torch.full((len(row),), -math.inf)
+        of_sampler[int(row_of_sampler.argmax())] = 0.0
+    else:
+        of_sampler = filtered(row_of_sampler, SamplingParams(temperature=0.7, top_k=k)).log_softmax(-1)
+    assert found.logprob == pytest.approx(float(of_model[found.token]), abs=1e-5)
+    assert found.sampler_logprob == pytest.approx(float(of_sampler[found.token]), abs=1e-9)
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:n]
+    assert [one.token for one in found.top] == order
+    assert [one.logprob for one in found.top] == pytest.approx(of_model[order].tolist(), abs=1e-5)
+    assert [one.sampler_logprob for one in found.top] == pytest.approx(of_sampler[order].tolist(), abs=1e-9)
+
+
+def test_scores_come_with_the_likeliest():
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).round()
+    [score] = pick([chunk(0, LogitsNeeded.ALL, (4, 0, 1), prompt_logprobs=2)], logits)
+    right = logits.double().log_softmax(-1)
+    assert score.logprobs == pytest.approx([float(right[i, token]) for i, token in enumerate((4, 0, 1))], abs=1e-6)
+    assert len(score.tops) == 3
+    for row, top in zip(right.tolist(), score.tops, strict=True):
+        order = sorted(range(6), key=lambda i: (-row[i], i))[:2]
+        assert [one.token for one in top] == order
+        assert [one.logprob for one in top] == pytest.approx([row[i] for i in order], abs=1e-6)
+        assert {one.sampler_logprob for one in top} == {0.0}
+
+
+@given(rows, st.integers(0, 50))
+def test_the_likeliest_are_in_order_and_the_lower_id_first_on_ties(row, n):
+    assert top_ids(row, n) == sorted(range(len(row)), key=lambda i: (-float(row[i]), i))[:n]
+
+
+class Search:
+    """Takes note of what it is handed, and answers with the lowest logit's id."""
+
+    def __init__(self):
+        self.asked = []
+
+    def pick(self, pairs):
+        self.asked.append([(one.sequence, row.tolist()) for one, row in pairs])
+        return [Pick(one.sequence, int(row.argmin()), 0.0) for one, row in pairs]
+
+
+def test_the_beams_of_a_search_choose_together():
+    mine, other = Search(), Search()
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(4))
+    seen = []
+    results = pick(
+        [
+            chunk(0, LogitsNeeded.LAST, search=mine, beams=2),
+            chunk(1, LogitsNeeded.LAST, temperature=0.0),
+            chunk(2, LogitsNeeded.LAST, search=other, beams=2),
+            chunk(3, LogitsNeeded.NONE, search=other, beams=2),
+            chunk(4, LogitsNeeded.ALL, (4, 0), search=mine, beams=2),
+        ],
+        logits,
+        lambda one, row, chances: seen.append((one.sequence, chances)),
+    )
+    assert mine.asked == [[(0, logits[0].tolist()), (4, logits[5].tolist())]]
+    assert other.asked == [[(2, logits[2].tolist())]]
+    assert [(type(result), result.parent) for result in results] == [
+        (Pick, 1), (PromptLogprobs, 4), (Pick, 0), (Pick, 4), (Pick, 2),
+    ]  # fmt: skip
+    assert seen == [(1, None), (0, None), (4, None), (2, None)]
+
+
+def test_a_bad_row_fails_its_whole_search_and_no_other():
+    mine, other = Search(), Search()
+    logits = torch.zeros(4, 5)
+    logits[1, 3] = math.nan
+    searches = (mine, mine, other, None)
+    results = pick([chunk(i, LogitsNeeded.LAST, search=search, seed=1) for i, search in enumerate(searches)], logits)
+    assert [(type(result), result.parent) for result in results] == [(Pick, 3), (Fault, 0), (Fault, 1), (Pick, 2)]
+    assert mine.asked == []
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_log_totals_are_the_logsumexp_in_blocks_of_any_size(seed, n):
+    logits = torch.randn(n, 50, generator=torch.Generator().manual_seed(seed)) * 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "BLOCK", seed % 200)
+        totals = log_totals(logits.numpy())
+    assert totals == pytest.approx(logits.double().logsumexp(-1).tolist(), abs=1e-5)
+    assert totals == [total for row in logits for total in log_totals(row[None].numpy())], "whatever its neighbours"
+    assert log_totals(logits[:0].numpy()) == []

@@ -1,0 +1,702 @@
+"""The page pool alone: tables that grow, share, fork, are parked and go in any order, against what stands in them.
+
+The oracle is the text of every table: each position that a later token reads must hold its token, whatever happened to
+the others. Which pages are free, shared or forgotten is counted anew from the tables every time.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.engine.hand import is_read_from, kept_pages
+from tokenwright.engine import AttentionWindow, Group, PagePool
+from tokenwright.engine.page_pool import Blank, PrefixHashes, SwappedPages, Tables
+
+COMMON = [[(step * place) % 5 for place in range(40)] for step in (1, 2)]
+SALTS = (b"", b"salt")
+
+
+class Slots:
+    """A memory of tokens."""
+
+    def __init__(self, groups, page_size):
+        self.pages = [[[None] * page_size for _ in range(group.pages)] for group in groups]
+
+    def copy(self, group, source, target):
+        self.pages[group][target] = list(self.pages[group][source])
+
+    def read(self, group, pages):
+        return [list(self.pages[group][page]) for page in pages]
+
+    def write(self, group, pages, contents):
+        for page, content in zip(pages, contents, strict=True):
+            self.pages[group][page] = list(content)
+
+
+@dataclass(eq=False)
+class Text:
+    """A sequence as far as the pool knows it."""
+
+    tokens: list[int]
+    salt: bytes
+    tables: Tables
+    chain: PrefixHashes
+    computed: int = 0
+    parked: SwappedPages | None = None
+
+
+attention_windows = st.one_of(
+    st.builds(AttentionWindow),
+    st.builds(AttentionWindow, size=st.integers(2, 9)),
+    st.builds(AttentionWindow, size=st.integers(2, 9), sinks=st.integers(1, 6)),
+    st.builds(AttentionWindow, stop=st.integers(1, 15)),
+    st.builds(AttentionWindow, size=st.none() | st.integers(2, 9), start=st.integers(1, 15)),
+)
+turns = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "begin",
+                "begin",
+                "go",
+                "go",
+                "go",
+                "fork",
+                "park",
+                "unpark",
+                "unpark",
+                "release",
+                "rewind",
+                "save",
+                "load",
+            ]
+        ),
+        st.integers(0, 9),  # whose turn it is
+        st.integers(1, 12),  # tokens
+        st.sampled_from([None, 0, 1]),  # how a text goes on
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    @initialize(
+        attention_windows=st.lists(attention_windows, min_size=1, max_size=3),
+        pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
+        page_size=st.integers(1, 5),
+        swap=st.sampled_from([0, 4, 20, 1000]),
+    )
+    def build(self, attention_windows, pages, page_size, swap):
+        self.groups = [
+            Group(count, window, page_bytes=1) for count, window in zip(pages, attention_windows, strict=False)
+        ]
+        self.memory = Slots(self.groups, page_size)
+        self.size = page_size
+        self.pool = PagePool(self.groups, page_size, self.memory, swap=swap)
+        self.texts: list[Text] = []
+        self.saved: list[tuple[Text, int, list[list[int]], list]] = []
+        self.meaning: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # of names
+        self.named: list[dict[tuple[bytes, tuple[int, ...]], int]] = [{} for _ in self.groups]  # before this turn
+        self.let_go: list[dict[int, tuple[int, int]]] = [{} for _ in self.groups]  # page: when, and in which order
+        self.clock = 0
+
+    @rule(turns=turns)
+    def turn(self, turns):
+        for name, who, tokens, way in turns:
+            self.clock += 1
+            before = [dict(pages) for pages in self.let_go]
+            if name == "begin" and len(self.texts) < 6:
+                self.begin(who, tokens, way)
+            elif name != "begin" and self.texts:
+                getattr(self, name)(self.texts[who % len(self.texts)], tokens, way)
+            self.check_names(before)
+            self.books_balance()
+
+    def begin(self, who, length, way):
+        tokens = COMMON[way or 0][: 3 * length] + [who] * (length % 3)
+        salt = SALTS[way is None]
+        text = Text(tokens, salt, self.pool.tables(), self.pool.chain(salt))
+        self.texts.append(text)
+        self.find(text)
+
+    def find(self, text):
+        """The longest beginning of which all that a later row reads has a name, and no more."""
+        cut = self.pool.match(text.chain, text.tokens)
+        assert cut == self.longest(text, len(text.tokens) - 1, tails=True)
+        held = [self.held(number) for number in range(len(self.groups))]
+        self.pool.adopt(text.tables, text.chain, text.tokens, cut)
+        for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
+            assert table.keys() == kept_pages(group.window, cut, self.size)
+            assert all(page in held[number] or page in self.let_go[number] for page in table.values())
+        text.computed = cut
+
+    def longest(self, text, most, *, tails):
+        """The longest beginning of which all is there that a row behind it reads, by trying."""
+        lengths = {len(tokens) for named in self.named for _, tokens in named} if tails else set()
+        cuts = [at for at in range(most + 1) if at % self.size == 0 or at in lengths]
+        return next(at for at in reversed(cuts) if self.is_there(text, at))
+
+    def is_there(self, text, at):
+        return all(
+            self.name(text, page, at) in named
+            for group, named in zip(self.groups, self.named, strict=True)
+            for page in kept_pages(group.window, at, self.size)
+        )
+
+    def name(self, text, page, at=1000):
+        return text.salt, tuple(text.tokens[: min((page + 1) * self.size, at)])
+
+    def held(self, number):
+        """Pages of a group that stand in a table."""
+        return {page for text in self.texts for page in text.tables[number].values()}
+
+    def go(self, text, tokens, way):
+        """Compute some tokens more, and name the pages that they fill, or do not."""
+        if text.parked is not None:
+            return
+        if text.computed == len(text.tokens):
+            text.tokens += COMMON[way or 0][:tokens]
+        stop = min(text.computed + tokens, len(text.tokens))
+        ahead = len(text.tokens) if way else stop
+        fits, before = self.fits(text, stop, ahead), [dict(table) for table in text.tables]
+        assert self.pool.extend(text.tables, text.computed, stop, ahead) is fits
+        if not fits:
+            assert text.tables == before, "all or nothing"
+            return
+        self.check_need()
+        for number, (old, table) in enumerate(zip(before, text.tables, strict=True)):
+            for place in [place for place in old if table[place] != old[place]]:  # copied, the first ones first
+                if old[place] not in self.held(number):
+                    self.let_go[number][old[place]] = (self.clock, place - 1000)  # before any that is trimmed
+        self.write(text, stop)
+        if way is not None:
+            self.seal(text, stop)
+        text.computed = stop
+        before = [dict(table) for table in text.tables]
+        self.pool.trim(text.tables, stop)
+        self.gone(before, text.tables, 1)
+        for group, table in zip(self.groups, text.tables, strict=True):
+            assert group.window.size is None or table.keys() == kept_pages(group.window, stop, self.size)
+
+    def seal(self, text, stop):
+        self.pool.seal(text.tables, text.chain, text.tokens, text.computed, stop)
+        for place in range(text.computed // self.size, stop // self.size):
+            name, meaning = text.chain.names[place], self.name(text, place)
+            assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
+            for shelf, table in zip(self.pool._shelves, text.tables, strict=True):
+                assert place not in table or table[place] == shelf.index[name], "there is one page of a name"
+
+    def fits(self, text, stop, ahead):
+        """Whether there are pages for all that is read or written, and for a copy of each that others hold too."""
+        for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
+            end = stop if group.window.size is not None else ahead
+            read = kept_pages(group.window, text.computed, self.size, end)
+            others = {page for one in self.texts if one is not text for page in one.tables[number].values()}
+            written = {position // self.size for position in range(text.computed, stop)}
+            copied = [place for place in written if table.get(place) in others]
+            if len(read - table.keys()) + len(copied) > group.pages - len(self.held(number)):
+                return False
+        return True
+
+    def write(self, text, stop):
+        for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
+            for position in range(text.computed, stop):
+                if is_read_from(group.window, position, text.computed):
+                    page = table[position // self.size]
+                    users = [one for one in self.texts if page in one.tables[number].values()]
+                    assert users == [text], "others hold what is written to"
+                    assert page not in self.pool._shelves[number].names, "others may find what is written to"
+                    self.memory.pages[number][page][position % self.size] = text.tokens[position]
+
+    def gone(self, before, after, order):
+        """Note when pages were let go, if nobody holds them now: later ones in a text first, or last."""
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            for place in old.keys() - new.keys():
+                if old[place] not in self.held(number):
+                    self.let_go[number][old[place]] = (self.clock, order * place)
+
+    def fork(self, text, tokens, way):
+        if text.parked is None and len(self.texts) < 6:
+            tables, chain = self.pool.fork(text.tables), text.chain.fork()
+            child = Text(list(text.tokens), text.salt, tables, chain, text.computed)
+            held = max((page + 1 for table in tables for page in table), default=0)
+            del child.tokens[max(text.computed, held * self.size, 1) :]  # they part here
+            del child.chain.names[len(child.tokens) // self.size :]
+            child.tokens += COMMON[way or 0][:tokens]
+            self.texts.append(child)
+
+    def park(self, text, tokens, way):
+        if text.parked is not None:
+            return
+        before = [dict(table) for table in text.tables]
+        nbytes = text_pages = sum(map(len, text.tables))
+        room = self.pool.swap - self.pool.parked
+        text.parked = self.pool.park(text.tables)
+        assert (text.parked is None) is (nbytes > room)
+        if text.parked is not None:
+            assert not any(text.tables) and text.parked.nbytes == text_pages
+            self.gone(before, text.tables, -1)
+
+    def unpark(self, text, tokens, way):
+        if text.parked is None:
+            return
+        needs = [len(pages) for pages in text.parked.pages]
+        frees = [group.pages - len(self.held(number)) for number, group in enumerate(self.groups)]
+        fits = all(need <= free for need, free in zip(needs, frees, strict=True))
+        assert self.pool.unpark(text.tables, text.parked) is fits
+        if fits:
+            self.check_need()
+            text.parked = None
+            assert [len(table) for table in text.tables] == needs
+
+    def release(self, text, tokens, way):
+        """It ends; or it falls back, and looks for what it left itself."""
+        before = [dict(table) for table in text.tables]
+        if text.parked is not None:
+            self.pool.forget(text.parked)
+            text.parked = None
+        elif way != 0:
+            self.seal_tail(text)
+            before = [dict(table) for table in text.tables]
+        self.pool.release(text.tables)
+        assert not any(text.tables)
+        self.gone(before, text.tables, -1)
+        if way is None:
+            self.texts.remove(text)
+        else:
+            self.find(text)
+
+    def seal_tail(self, text):
+        page, length = divmod(text.computed, self.size)
+        self.pool.seal_tail(text.tables, text.chain, text.tokens, text.computed)
+        if length:
+            name = text.chain.name(text.tokens, page, text.computed, self.size)
+            meaning = self.name(text, page, text.computed)
+            assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
+            for shelf, table, named in zip(self.pool._shelves, text.tables, self.named, strict=True):
+                if page in table:
+                    assert table[page] == shelf.index[name], "there is one page of a name"
+                    named[meaning] = table[page]
+
+    def rewind(self, text, tokens, way):
+        if text.parked is not None:
+            return
+        before = [dict(table) for table in text.tables]
+        self.pool.rewind(text.tables)
+        self.gone(before, text.tables, -1)
+        text.computed = 0
+        for group, old, new in zip(self.groups, before, text.tables, strict=True):
+            assert new == (old if group.window.size is None else {})
+
+    def save(self, text, tokens, way):
+        """Take out what is named of a text, held or not, and leave it where it is."""
+        cut, tables = self.pool.find(text.chain, text.tokens)
+        assert cut == self.longest(text, len(text.tokens), tails=False)
+        for named, table in zip(self.named, tables, strict=True):
+            there = {page: named.get(self.name(text, page)) for page in range(cut // self.size)}
+            assert table == {place: page for place, page in there.items() if page is not None}
+        contents = [self.memory.read(number, list(table.values())) for number, table in enumerate(tables)]
+        self.saved.append(
+            (Text(text.tokens[:cut], text.salt, [], PrefixHashes(b"")), cut, [*map(list, tables)], contents)
+        )
+
+    def load(self, text, tokens, way):
+        """Bring in what was taken out before and is not there any more: all of it, or as much as a row reads."""
+        if not self.saved:
+            return
+        text, cut, pages, contents = self.saved[tokens % len(self.saved)]
+        text.chain = self.pool.chain(text.salt)
+        rows = self.pool.room(text.chain, text.tokens, pages)
+        assert rows == self.fresh(text, cut, pages)
+        if rows is not None:
+            lists = [dict(zip(have, one, strict=True)) for have, one in zip(pages, contents, strict=True)]
+            chosen = [[one[page] for page in row] for one, row in zip(lists, rows, strict=True)]
+            self.pool.put(text.chain, text.tokens, rows, chosen)
+            pairs = zip(rows, self.pool._shelves, strict=True)
+            found = [{page: shelf.index[text.chain.names[page]] for page in row} for row, shelf in pairs]
+            self.gone(found, self.pool.tables(), -1)
+
+    def fresh(self, text, cut, pages):
+        rows = []
+        for number, (group, row, named) in enumerate(zip(self.groups, pages, self.named, strict=True)):
+            fresh = [page for page in row if self.name(text, page) not in named]
+            free = group.pages - len(self.held(number))
+            if len(fresh) > free:
+                fresh = [page for page in fresh if page in kept_pages(group.window, cut, self.size)]
+            if len(fresh) > free:
+                return None
+            rows.append(fresh)
+        return rows
+
+    @rule(data=st.data(), length=st.integers(1, 40), chunk=st.integers(1, 12))
+    def ask_for_room(self, data, length, chunk):
+        """Whether a text has room, if some tables were given up for it: by doing so in the head."""
+        spare = [one for one in self.texts if data.draw(st.booleans())]
+        others = [one for one in self.texts if one not in spare]
+        text = Text(COMMON[0][:length], b"", self.pool.tables(), self.pool.chain())
+        cut = self.pool.match(text.chain, text.tokens)
+        lacking = False
+        for number, group in enumerate(self.groups):
+            held = {page for one in others for page in one.tables[number].values()}
+            found = {
+                self.named[number][self.name(text, page, cut)] for page in kept_pages(group.window, cut, self.size)
+            }
+            most = group.window.most_pages(length, chunk, self.size)
+            lacking |= most - len(found & held) > group.pages - len(held)
+        assert self.pool.lacking(text.chain, text.tokens, cut, length, chunk, [one.tables for one in spare]) is lacking
+
+    def check_need(self):
+        """A page keeps its name as long as there are blank ones to take instead."""
+        for shelf, named in zip(self.pool._shelves, self.named, strict=True):
+            assert not shelf.blank or {self.meaning[name] for name in shelf.index} == named.keys()
+
+    def check_names(self, before):
+        """What has lost its name was let go before all that have kept theirs."""
+        for number, (shelf, let_go, old) in enumerate(zip(self.pool._shelves, self.let_go, before, strict=True)):
+            named = {self.meaning[name]: page for name, page in shelf.index.items()}
+            lost = {page for text, page in self.named[number].items() if named.get(text) != page}
+            left = [when for page, when in old.items() if page in shelf.kept and let_go[page] == when]
+            assert all(old[page] < when for page in lost for when in left), "what was let go last was used up first"
+            for page in [page for page in let_go if page in self.held(number) or page not in shelf.names]:
+                del let_go[page]
+            assert sorted(let_go, key=let_go.get) == list(shelf.kept)
+            self.named[number] = named
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check([text.tables for text in self.texts])
+        assert self.pool.parked == sum(text.parked.nbytes for text in self.texts if text.parked)
+        for number, group in enumerate(self.groups):
+            for text in (one for one in self.texts if one.parked is None):
+                self.check_text(number, group, text)
+            for (_, tokens), page in self.named[number].items():
+                start = (len(tokens) - 1) // self.size * self.size
+                slots = enumerate(self.memory.pages[number][page][: len(tokens) - start], start)
+                there = range(max(start, group.window.start), min(len(tokens), group.window.stop or len(tokens)))
+                assert all(token == tokens[place] for place, token in slots if place in there)
+
+    def check_text(self, number, group, text):
+        for position in range(text.computed):
+            if is_read_from(group.window, position, text.computed):
+                page = text.tables[number][position // self.size]
+                assert self.memory.pages[number][page][position % self.size] == text.tokens[position]
+
+
+PoolMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=12, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+TOKEN = st.integers(0, 2**32 - 1)
+SIZE = 3
+
+
+def names(tokens, seed=b"", salt=b""):
+    return PagePool([Group(1)], SIZE, seed=seed).chain(salt).upto(tokens, SIZE)
+
+
+@given(st.lists(TOKEN, min_size=SIZE, max_size=20), st.data())
+def test_another_token_changes_the_name_of_its_page_and_all_later_ones(tokens, data):
+    place, token = data.draw(st.integers(0, len(tokens) - 1)), data.draw(TOKEN)
+    other = [*tokens[:place], token, *tokens[place + 1 :]]
+    same = len(tokens) // SIZE if other == tokens else place // SIZE
+    assert [one == two for one, two in zip(names(tokens), names(other), strict=True)] == [
+        page < same for page in range(len(tokens) // SIZE)
+    ]
+
+
+@given(st.lists(TOKEN, min_size=SIZE, max_size=20), st.randoms())
+def test_the_order_counts(one, random):
+    other = list(one)
+    random.shuffle(other)
+    for page, (name, another) in enumerate(zip(names(one), names(other), strict=True), 1):
+        assert (name == another) is (one[: page * SIZE] == other[: page * SIZE])
+
+
+@given(st.binary(max_size=12), st.integers(0, 12), st.integers(0, 12))
+@example(b"ab", 0, 1)
+def test_seed_and_salt_are_framed(both, cut, another):
+    """What reads alike when it is put together is not alike."""
+    one, other = names([1] * 6, both[:cut], both[cut:]), names([1] * 6, both[:another], both[another:])
+    same = both[:cut] == both[:another]
+    assert (one == other) is same
+    assert same or not set(one) & set(other)
+
+
+@given(st.lists(TOKEN, max_size=30), st.lists(st.integers(0, 30), max_size=5))
+def test_names_given_bit_by_bit_are_those_given_at_once(tokens, cuts):
+    chain = PagePool([Group(1)], SIZE).chain()
+    for cut in sorted(cuts):
+        chain.upto(tokens[:cut], SIZE)
+    fork = chain.fork()
+    assert chain.upto(tokens, SIZE) == fork.upto(tokens, SIZE) == names(tokens)
+    assert chain.names is not fork.names
+
+
+def test_no_name_is_given_twice():
+    """Names of many texts, seeds and salts, and of all their pages: as many as there are texts."""
+    texts = [[a, b, c, *more] for a in range(4) for b in range(4) for c in range(4) for more in ([], [0, 0, 1])]
+    found = {
+        name for text in texts for seed in (b"", b"1", b"2") for salt in (b"", b"1") for name in names(text, seed, salt)
+    }
+    assert len(found) == 4**3 * 2 * 6
+
+
+TAKEN_BACK = {
+    "fork": lambda pool, tables, chain: pool.fork(tables),
+    "rewind": lambda pool, tables, chain: pool.rewind(tables),
+    "release": lambda pool, tables, chain: pool.release(tables),
+    "park": lambda pool, tables, chain: pool.park(tables),
+    "seal": lambda pool, tables, chain: pool.seal(tables, chain, range(8), 0, 8),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_BACK)
+def test_pages_are_ready_up_to_their_end_until_others_may_have_them(what):
+    """A step within them asks nothing of the pool; after a fork, a fall back, or under another name, it does again."""
+    pool = PagePool([Group(9)], 4, swap=99)
+    tables, chain = pool.tables(), pool.chain()
+    assert pool.extend(tables, 0, 6, 6)
+    assert tables[0].ready == 8 and pool.owns(tables, 0)
+    TAKEN_BACK[what](pool, tables, chain)
+    assert tables[0].ready == 0
+
+
+def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_named():
+    pool = PagePool([Group(9)], 4)
+    tables, chain = pool.tables(), pool.chain()
+    assert pool.extend(tables, 0, 4, 4)
+    pool.seal(tables, chain, range(8), 0, 4)
+    assert pool.extend(tables, 4, 8, 8) and tables[0].ready == 8
+    named = tables[0][0]
+    pool.rewind(tables)
+    assert pool.extend(tables, 0, 4, 4)
+    assert tables[0][0] != named and pool.match(chain, range(8)) == 4
+
+
+def test_a_pool_without_a_memory_counts_pages():
+    pool = PagePool([Group(3, page_bytes=1)], 2, swap=2)
+    tables = pool.tables()
+    assert isinstance(pool.memory, Blank)
+    assert pool.extend(tables, 0, 4, 4)
+    parked = pool.park(tables)
+    assert (parked.nbytes, pool.parked, pool.free) == (2, 2, 3)
+    assert pool.unpark(tables, parked)
+    fork = pool.fork(tables)
+    assert pool.extend(fork, 3, 4, 4) and pool.free == 0
+    assert not pool.extend(tables, 2, 5, 5)
+    pool.check([tables, fork])
+
+
+def leave(pool, tokens, salt=b""):
+    """Compute a text and let it go, its last page named though it is not full."""
+    tables, chain = pool.tables(), pool.chain(salt)
+    assert pool.extend(tables, 0, len(tokens), len(tokens))
+    for number, table in enumerate(tables):
+        for position, token in enumerate(tokens):
+            pool.memory.pages[number][table[position // SIZE]][position % SIZE] = token
+    pool.seal(tables, chain, tokens, 0, len(tokens))
+    pool.seal_tail(tables, chain, tokens, len(tokens))
+    pool.release(tables)
+    pool.check([])
+
+
+def tailed(*attention_windows, pages=9):
+    groups = [Group(pages, window) for window in attention_windows or [AttentionWindow()]]
+    return PagePool(groups, SIZE, Slots(groups, SIZE))
+
+
+def found(pool, tokens, most=None, salt=b""):
+    return pool.match(pool.chain(salt), tokens, most)
+
+
+LEFT = [7, 8, 9, 4, 5]  # a full page and a tail of two
+
+
+@pytest.mark.parametrize("place", range(len(LEFT)))
+def test_a_tail_is_found_by_a_text_that_begins_with_every_token_before_it(place):
+    pool = tailed()
+    leave(pool, LEFT)
+    assert found(pool, [*LEFT, 1]) == 5
+    other = [token + (position == place) for position, token in enumerate(LEFT)]
+    assert found(pool, [*other, 1]) == (0 if place < SIZE else SIZE)
+    assert found(pool, [*LEFT[:4], 1, 1]) == SIZE, "a tail is whole or nothing"
+    assert found(pool, [*LEFT, 1], salt=b"salt") == 0
+
+
+def test_a_tail_is_found_behind_the_page_that_it_followed_alone():
+    pool = tailed()
+    leave(pool, LEFT)
+    leave(pool, [1, 1, 1])
+    leave(pool, [4, 5])
+    assert found(pool, [1, 1, 1, 4, 5, 0]) == SIZE
+    assert found(pool, [4, 5, 0]) == 2, "the first page may be a tail"
+
+
+def test_a_tail_is_as_long_as_may_be_and_not_longer():
+    pool = tailed()
+    for tail in [4], [4, 5]:
+        leave(pool, [7, 8, 9, *tail])
+    assert [found(pool, [*LEFT, 6], most) for most in range(6)] == [0, 0, 0, 3, 4, 5]
+    assert found(pool, LEFT) == 4, "the last token's row is needed"
+    assert pool.match(pool.chain(), [*LEFT, 6], 5, tails=False) == SIZE
+
+
+def test_a_tail_must_be_there_in_every_group():
+    pool = tailed(AttentionWindow(), AttentionWindow(size=3))
+    leave(pool, LEFT)
+    assert found(pool, [*LEFT, 1]) == 5
+    shelf = pool._shelves[1]
+    shelf.forget(shelf.index[next(iter(shelf.tail_of))])
+    assert found(pool, [*LEFT, 1]) == SIZE
+    assert not shelf.tails and not shelf.tail_of, "what is forgotten is not looked for"
+
+
+def test_a_tail_that_two_texts_have_left_is_one_and_is_forgotten_once():
+    pool = tailed()
+    for _ in range(2):
+        leave(pool, LEFT)
+    assert pool.kept == 2
+    assert list(pool._shelves[0].tails.values()) == [{2: 1}]
+    pool.check([])
+    leave(pool, list(range(20, 20 + 9 * SIZE)))
+    assert found(pool, [*LEFT, 1]) == 0
+    assert not pool._shelves[0].tails
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(room):
+    pool = tailed(pages=2 + room)
+    leave(pool, LEFT)
+    tokens, chain, tables = [*LEFT, 6], pool.chain(), pool.tables()
+    pool.adopt(tables, chain, tokens, pool.match(chain, tokens))
+    tail = tables[0][1]
+    assert pool.extend(tables, 5, 6, 6)
+    assert (tables[0][1] == tail) is (room == 0)
+    pool.memory.pages[0][tables[0][1]][2] = 6
+    assert pool.memory.pages[0][tables[0][1]] == [4, 5, 6]
+    assert found(pool, [*LEFT, 1]) == (5 if room else SIZE), "what was written over is not found"
+    pool.seal(tables, chain, tokens, 5, 6)
+    assert found(pool, [*tokens, 1]) == 6
+    pool.check([tables])
+
+
+def test_two_that_go_on_behind_one_tail_part_there():
+    pool = tailed(pages=4)
+    leave(pool, LEFT)
+    ways = []
+    for last in 1, 2:
+        tokens, chain, tables = [*LEFT, last], pool.chain(), pool.tables()
+        assert pool.match(chain, tokens) == 5
+        pool.adopt(tables, chain, tokens, 5)
+        assert pool.extend(tables, 5, 6, 6)
+        pool.memory.pages[0][tables[0][1]][2] = last
+        ways.append(tables)
+    assert [pool.memory.pages[0][one[0][1]] for one in ways] == [[4, 5, 1], [4, 5, 2]]
+    assert ways[0][0][0] == ways[1][0][0]
+    pool.check(ways)
+
+
+def test_what_must_be_free_beside_a_text_is_counted():
+    pool = tailed(pages=4)
+    text = pool.chain(), [1] * 5, 0, 5, 9
+    assert [pool.lacking(*text, (), [pages]) for pages in range(4)] == [False, False, False, True]
+
+
+def test_texts_share_for_good_the_full_pages_of_what_they_have_in_common_but_not_a_windows():
+    pool = tailed(
+        AttentionWindow(), AttentionWindow(size=3, sinks=2), AttentionWindow(start=4), AttentionWindow(stop=4)
+    )
+    assert [pool.whole_pages(tokens) for tokens in (2, 3, 5, 6, 9)] == [
+        [0, 0, 0, 0],
+        [1, 0, 0, 1],
+        [1, 0, 0, 1],
+        [2, 0, 1, 2],
+        [3, 0, 2, 2],
+    ]
+
+
+class Broken(Slots):
+    """A memory that fails where it is told to."""
+
+    fails = None
+    error = RuntimeError
+
+    def copy(self, group, source, target):
+        self._fail("copy")
+        super().copy(group, source, target)
+
+    def read(self, group, pages):
+        self._fail("read")
+        return super().read(group, pages)
+
+    def write(self, group, pages, contents):
+        self._fail("write")
+        super().write(group, pages, contents)
+
+    def _fail(self, name):
+        if self.fails == name:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_no_page_is_lost_when_the_memory_fails(error):
+    groups = [Group(6, page_bytes=1), Group(6, page_bytes=1)]
+    memory = Broken(groups, 2)
+    memory.error = error
+    pool = PagePool(groups, 2, memory, swap=20)
+    tables, chain = pool.tables(), pool.chain()
+    assert pool.extend(tables, 0, 3, 3)
+    fork = pool.fork(tables)
+
+    def fails(name, call, quietly):
+        memory.fails = name
+        if quietly and error is RuntimeError:
+            assert not call()
+        else:
+            with pytest.raises(error):
+                call()
+        memory.fails = None
+        pool.check([tables, fork])
+
+    fails("copy", lambda: pool.extend(fork, 3, 4, 4), False)
+    assert fork == tables
+    fails("read", lambda: pool.park(tables), True)
+    assert pool.parked == 0 and all(len(table) == 2 for table in tables)
+    parked = pool.park(tables)
+    fails("write", lambda: pool.unpark(tables, parked), True)
+    assert pool.parked == 4 and not any(tables)
+    assert pool.unpark(tables, parked)
+    fails("write", lambda: pool.put(chain, [1, 2], [[0], [0]], [[[1, 2]], [[1, 2]]]), False)
+    assert (pool.kept, pool.parked) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["lost", "twice", "stranger", "index", "blank", "nameless"])
+def test_the_check_finds_what_is_wrong(wrong):
+    pool = PagePool([Group(4)], 1)
+    tables = pool.tables()
+    assert pool.extend(tables, 0, 2, 2)
+    pool.seal(tables, pool.chain(), [5, 6], 0, 1)
+    pool.check([tables])
+    (shelf,) = pool._shelves
+    match wrong:
+        case "lost":
+            shelf.blank.pop()
+        case "twice":
+            shelf.blank.append(tables[0][1])
+        case "stranger":
+            tables[0][7] = 3
+        case "index":
+            shelf.index.clear()
+        case "blank":
+            shelf.names[shelf.blank[0]] = b"name"
+            shelf.index[b"name"] = shelf.blank[0]
+        case "nameless":
+            shelf.kept[shelf.blank.pop()] = None
+    with pytest.raises(AssertionError):
+        pool.check([tables])

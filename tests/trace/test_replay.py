@@ -1,0 +1,132 @@
+"""Rows of attention of a past step: from the cache, from a cache made anew, and by the definition."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.backends.test_runner import KEPT
+from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
+from tokenwright.backends import ReferenceKernels
+from tokenwright.backends.torch.batch import Batcher
+from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.engine import one_chunk
+from tokenwright.engine.page_table import Table
+from tokenwright.models.taps import Site, ignore
+from tokenwright.trace.replay import AttentionReplay, Text
+
+WIDE = ReferenceKernels(torch.float64)
+SIZE = 4  # of a page
+
+
+def looker_of(subject: Subject, specs: Sequence[LayerSpec]) -> AttentionReplay:
+    return AttentionReplay(subject.config, subject.decoder(WIDE), specs, CPU)
+
+
+def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int]) -> Text:
+    """A text that was computed in pieces, on pages in any order, those that are not read any more taken away."""
+    pages = -(-len(tokens) // SIZE)
+    store = KVStore(replay.specs, pages, SIZE, replay.device)
+    store.poison()
+    random = torch.Generator().manual_seed(7)
+    tables = [Table(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
+    batcher = Batcher(replay.config, store)
+    for start, stop in pairwise([0, *cuts, len(tokens)]):
+        batch = one_chunk(tokens[start:stop], start, tables, len(tokens))
+        replay.decoder.forward(batcher(batch), store, ignore)
+    last = len(tokens) - 1
+    for group, table in zip(store.groups, tables, strict=True):
+        needed = {page for span in group.window.pages(last, last + 1, SIZE) for page in span}
+        for page in table.keys() - needed:
+            del table[page]
+    return Text(tokens, len(tokens), store, tables)
+
+
+@pytest.mark.parametrize(("kv", "window", "sinks"), [("native", None, 0), ("int8,first=500", None, 0), *KEPT])
+@pytest.mark.parametrize("kind", ["llama2", "qwen2-window", "smollm3"])
+def test_a_row_is_its_definition(kind: str, kv: str, window: int | None, sinks: int) -> None:
+    """From the engine's pages, from a cache of its own, and from the tokens alone."""
+    subject = make_subject(kind)
+    replay = looker_of(subject, subject.specs(kv, window, sinks))
+    for length in (1, 3, 19, 70):
+        tokens = prompt_of(length, 2)
+        text = text_of(replay, tokens, [cut for cut in (5, 6, 40) if cut < length])
+        for layer, head in ((0, 0), (1, 3), (2, 1)):
+            spec = replay.specs[layer]
+            right = torch.tensor(replay.reference(tokens, length, layer, head), dtype=torch.float64)
+            row = replay.row(text, length - 1, layer, head)
+            rebuilt = replay.row(replay.rebuilt(tokens, length), length - 1, layer, head)
+            assert row.shape == right.shape == (length,)
+            assert row.dtype == torch.float32
+            for one in (row, rebuilt):
+                assert (one - right).abs().max() <= 2e-6
+                assert abs(float(one.sum()) - 1) <= 1e-5
+            read = {p for span in spec.window.spans(length - 1, length) for p in span}
+            behind = [p for p in range(length) if p not in read]
+            assert not row[behind].any() and not right[behind].any()
+
+
+def test_an_earlier_row_needs_its_pages() -> None:
+    """Behind a window they go; a text says so, and a cache made anew has them."""
+    subject = make_subject("llama2")
+    replay, tokens = looker_of(subject, subject.specs("native", 9, 2)), prompt_of(60, 2)
+    text = text_of(replay, tokens, [])
+    assert [text.holds(position) for position in (59, 57, 56, 55, 40, 9)] == [True, True, True, False, False, False]
+    assert text.holds(0), "the first page, which has the sinks, is all that it reads"
+    with pytest.raises(KeyError):
+        replay.row(text, 40, 0, 0)
+    rebuilt = replay.rebuilt(tokens, 60)
+    right = torch.tensor(replay.reference(tokens[:41], 60, 0, 0), dtype=torch.float64)
+    assert rebuilt.holds(40)
+    assert (replay.row(rebuilt, 40, 0, 0) - right).abs().max() <= 2e-6
+    assert replay.rebuilt(tokens[:30], 60) is rebuilt, "it is kept for the next question"
+    assert replay.rebuilt(tokens[1:], 60) is not rebuilt
+
+
+@pytest.mark.parametrize(("kv", "window", "sinks"), KEPT)
+def test_looking_changes_no_page(kv: str, window: int | None, sinks: int) -> None:
+    subject = make_subject("qwen2-window")
+    replay, tokens = looker_of(subject, subject.specs(kv, window, sinks)), prompt_of(30, 2)
+    text = text_of(replay, tokens, [])
+    pages = range(8)
+
+    def held() -> list[bytes]:
+        groups = range(len(text.store.groups))
+        return [part.view(torch.uint8).numpy().tobytes() for g in groups for part in text.store.read(g, pages)]
+
+    before = held()
+    replay.row(text, 29, 2, 1)
+    assert held() == before
+
+
+def test_queries_of_sinks_are_a_site_of_their_own() -> None:
+    """Of the layers that turn and have sinks: not those without a window, nor those without positions."""
+    for kind, layers in (("qwen2-window", [2, 3]), ("smollm3", [0, 1, 3])):
+        subject = make_subject(kind)
+        seen: list[int] = []
+
+        def tap(site: Site, layer: int, value: torch.Tensor, seen: list[int] = seen) -> None:
+            if site is Site.SINK_QUERY:
+                assert value.shape == (10, 4, 16)
+                seen.append(layer)
+
+        window = None if kind == "qwen2-window" else 9
+        looker_of(subject, subject.specs("native", window, 2))._computed(prompt_of(10), 10, tap)
+        assert seen == layers
+
+
+@pytest.mark.parametrize("wrong", ["window", "sinks", "codec", "second query"])
+def test_the_definition_tells_faults_apart(wrong: str) -> None:
+    """A row that was read in another way is not what `reference` says: else agreeing would mean little."""
+    subject, tokens = make_subject("llama2"), prompt_of(60, 2)
+    right = looker_of(subject, subject.specs("int4,first=3", 20, 4))
+    other = {"window": ("int4,first=3", 19, 4), "sinks": ("int4,first=3", 20, 3), "codec": ("int8,first=3", 20, 4)}
+    if wrong == "second query":
+        replay = right
+        replay.decoder.layers[1].attention._sink_query = lambda *_: None  # type: ignore[method-assign]
+    else:
+        replay = looker_of(subject, subject.specs(*other[wrong]))
+    row = replay.row(text_of(replay, tokens, []), 59, 1, 1)
+    expected = looker_of(subject, subject.specs("int4,first=3", 20, 4)).reference(tokens, 60, 1, 1)
+    assert (row - torch.tensor(expected)).abs().max() > 1e-3
