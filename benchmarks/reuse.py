@@ -76,7 +76,7 @@ def physical(llm: LLM, prompts: list[list[int]]) -> tuple[int, list[tuple[int, .
         for stream in list(live):
             if next(stream, None) is None:
                 live.remove(stream)
-            most = max(most, pool.pages - pool.free)
+            most = max(most, pool.pages - pool.available)
     return most, [stream.completion.token_ids for stream in streams]
 
 

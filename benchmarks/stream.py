@@ -142,7 +142,7 @@ def anonymous() -> int | None:
 
 def writer(llm: LLM, window: int, sinks: int, tokens: int) -> LLM:
     """An engine whose pool has as many pages as one text can come to hold."""
-    pages = AttentionWindow(window, sinks).most_pages(tokens, llm.options.token_budget, PAGE)
+    pages = AttentionWindow(window, sinks).max_pages(tokens, llm.options.token_budget, PAGE)
     return LLM(
         llm.loaded, window=window, sinks=sinks, page_size=PAGE, pages=pages, token_budget=llm.options.token_budget
     )
@@ -155,7 +155,7 @@ def write(llm: LLM, tokens: int) -> dict[str, Any]:
     pages, kv_bytes, process, logprobs = [], [], [anonymous()], []
     with llm.stream(PROMPT, params) as stream:
         for number, piece in zip(range(1, tokens + 1), stream, strict=False):
-            pages.append(pool.pages - pool.free)
+            pages.append(pool.pages - pool.available)
             logprobs.append(piece.logprob)
             if number % 100 == 0:
                 kv_bytes.append(stream.completion.usage.kv_bytes)

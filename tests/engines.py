@@ -30,4 +30,4 @@ def assert_at_rest(llm: LLM) -> None:
     engine = settled(llm)
     engine.scheduler.check()
     assert not engine.scheduler.sequences, "a request was left behind"
-    assert engine.pool.free == engine.pool.pages, "pages were left behind"
+    assert engine.pool.available == engine.pool.pages, "pages were left behind"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.engines import assert_at_rest
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
 from tokenwright.decode import BeamSearch, stopping
 from tokenwright.engine import NoStopChecker
@@ -21,8 +22,7 @@ PROMPT = "Once upon a time"
 def llm():
     with LLM("stories") as llm:
         yield llm
-        llm.engine.scheduler.check()
-        assert llm.engine.pool.free == llm.engine.pool.pages
+        assert_at_rest(llm)
 
 
 def one(llm, prompt=PROMPT, **params):

@@ -66,7 +66,7 @@ def test_a_text_without_end_takes_constant_memory(folder: Path, sinks: int) -> N
         pool, held, bytes_ = llm.engine.pool, [], []
         with llm.stream(text_of(100), most(700)) as stream:
             for _ in stream:
-                held.append(pool.pages - pool.free)
+                held.append(pool.pages - pool.available)
                 bytes_.append(stream.completion.usage.kv_bytes)
         done = stream.completion
         assert len(done.token_ids) == 700 and done.finish_reason == "length"
@@ -181,7 +181,7 @@ def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path, swap: int) -> N
         if swap:
             assert all(one.usage.forward_tokens == len(p) + 11 for one, p in zip(done, prompts, strict=True))
             assert any(one.usage.reused_tokens for one in done)
-        assert tight.engine.pool.parked == 0
+        assert tight.engine.scheduler.swap.used == 0
 
 
 def test_two_caches_over_the_same_weights(folder: Path) -> None:

@@ -21,7 +21,7 @@ from tokenwright.checkpoints.positions import LONGEST
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, ModelConfig, Rope, WeightFormat
 from tokenwright.decode import TorchSampler
-from tokenwright.engine import Engine, PagePool, Request, SamplingParams, Scheduler
+from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, SamplingParams, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.loaded import LoadedModel
@@ -116,8 +116,9 @@ class LLM:
         endless = options.window is not None and isinstance(loaded.config.positions, Rope)
         self.context = LONGEST if endless else loaded.config.context
         store, groups = make_store(self.specs, options, self.context, loaded.device)
-        pool = PagePool(groups, options.page_size, store, repr(self.specs).encode(), options.swap_memory)
-        scheduler = Scheduler(pool, options.token_budget, options.max_sequences)
+        pool = PagePool(groups, options.page_size, store)
+        prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
+        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
         self._store = store
         self._model = Model(loaded.config, loaded.decoder, self.specs, loaded.device)
         self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)

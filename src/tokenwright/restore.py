@@ -21,7 +21,7 @@ def save_pages(
     """Write the full pages that the pool has of a text; how many tokens they spare. 0: none, and no file."""
 
     def read(engine: Engine[Any]) -> Snapshot:
-        spared, held = engine.pool.find(engine.pool.chain(salt), tokens)
+        spared, held = engine.prefixes.find_pages(engine.prefixes.hashes(salt), tokens)
         contents = [store.read(group, list(table.values())) for group, table in enumerate(held)]
         return Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents)
 
@@ -39,16 +39,16 @@ def load_pages(
     found = load(path, about, like)
 
     def write(engine: Engine[Any]) -> int | None:
-        chain = engine.pool.chain(salt(len(found.tokens)))
-        fresh = engine.pool.room(chain, found.tokens, found.pages)
+        hashes = engine.prefixes.hashes(salt(len(found.tokens)))
+        fresh = engine.prefixes.missing_pages(hashes, found.tokens, found.pages)
         if fresh is None:
             return None
         contents = [
             tuple(part[:, [list(pages).index(page) for page in chosen]] for part in parts)
             for parts, pages, chosen in zip(found.contents, found.pages, fresh, strict=True)
         ]
-        engine.pool.put(chain, found.tokens, fresh, contents)
-        return engine.pool.find(chain, found.tokens)[0]
+        engine.prefixes.insert_pages(hashes, found.tokens, fresh, contents)
+        return engine.prefixes.find_pages(hashes, found.tokens)[0]
 
     spared = loop.call(write)
     if spared is None:

@@ -77,7 +77,7 @@ class Run:
     def fits_beside(self, others: Iterable["Run"]) -> bool:
         """Whether the KV cache holds all of them at their longest."""
         scheduler = self._loop.engine.scheduler
-        return scheduler.pool.holds([scheduler.most_pages(run._handle.sequence) for run in (self, *others)])
+        return scheduler.pool.fits([scheduler.max_pages(run._handle.sequence) for run in (self, *others)])
 
     @property
     def ended(self) -> bool:

@@ -134,15 +134,15 @@ const Kept KEPT[] = {{"float32", F32, 160, 0}, {"bfloat16", BF16, 80, 0}, {"floa
                      {"int8", INT8, 40, 2},    {"int4", INT4, 20, 2},     {"fp8", FP8, 40, 0}};
 
 void attention(const Kernels* k) {
-  auto keep = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const Span*, int64_t, const float*,
+  auto keep = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t, const float*,
                          const float*)>("tw_keep");
-  auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const Span*, int64_t,
+  auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
                               const Queries*, int64_t)>("tw_attend");
   const int64_t page_size = 16, pages = 6, size = 40, rows = 90;
   const tw::Heads heads{4, 2, size, 0.2};
   const int32_t table[pages] = {4, 0, 5, 2, 1, 3};
   const int32_t* tables[] = {table};
-  const Span span{0, rows, 0, nullptr, nullptr, tables};
+  const ChunkRows chunk{0, rows, 0, nullptr, nullptr, tables};
   const Floats keys = noise(rows * 2 * size, 9, 3), values = noise(rows * 2 * size, 10, 3), q = noise(rows * 4 * size, 11, 3);
   for (const Kept& form : KEPT)
     for (int64_t window : {0, 20}) {
@@ -155,10 +155,10 @@ void attention(const Kernels* k) {
         sides[i] = Side{form.format, codes[i].data(), form.scales ? scales[i].data() : nullptr};
       }
       const KVLayer layer{1, {Part{0, -1, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0};
-      keep(k, &layer, &heads, 1, &span, page_size, keys.data(), values.data());
+      keep(k, &layer, &heads, 1, &chunk, page_size, keys.data(), values.data());
       Floats out(rows * 4 * size);
       const Queries queries{0, 0, 0, 0, q.data(), nullptr, out.data(), 4 * size, 4 * size, 4 * size};
-      if (attend(k, workspace, &layer, &heads, 1, &span, page_size, &queries, 2)) exit(3);
+      if (attend(k, workspace, &layer, &heads, 1, &chunk, page_size, &queries, 2)) exit(3);
       const std::string name = std::string(form.name) + ", window " + std::to_string(window);
       tell_whole("kept K " + name, codes[0]);
       tell_whole("kept V " + name, codes[1]);

@@ -15,10 +15,10 @@ from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import Places, kv_layer
+from tokenwright.backends.native.kernels import ChunkArray, kv_layer
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
@@ -136,7 +136,9 @@ class Text:
         self.store = KVStore([self.spec], count + 2, size, CPU)
         self.store.poison()
         self.tables = [
-            Table({page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found})
+            PageTable(
+                {page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found}
+            )
             for group in self.store.groups
         ]
         shape = (case.tokens, case.kv_heads, case.size)
@@ -176,13 +178,13 @@ class Text:
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         for chunk in chunks or [range(self.case.rows)]:
-            places = Places([(chunk, self.case.start + chunk.start, tables)])
+            array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])
             kernels.compute(
                 kernels.library.tw_attend,
                 byref(layer),
                 byref(shape),
                 1,
-                places.spans,
+                array.address,
                 self.store.page_size,
                 byref(queries),
                 count,
@@ -272,7 +274,7 @@ def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     right = text.attend(isa)
     text.store.poison()
     k, v = (noise(90, 2, 34, seed=3 + i) for i in range(2))
-    table = Table(dict(enumerate(range(13))))
+    table = PageTable(dict(enumerate(range(13))))
     slots = [text.store.slots(group, table.pages, range(90)) for group in range(2)]
     kernels.store(text.store.view(0), slots, k, v)
     chunk = text.store.chunk_rows([table.pages] * 2, range(20), case.start)

@@ -1,6 +1,7 @@
 """A step as one native call against the same kernels called part by part: equal to the bit, in logits and in memory."""
 
 import math
+import pickle
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -14,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.backends.native import KERNELS, each_isa, needs_native, threads
-from tests.engine.chunks import BareChunk
+from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
 from tests.profiles import examples
@@ -26,8 +27,8 @@ from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import KVFormat, WeightFormat
-from tokenwright.engine import LogitsNeeded, flatten
-from tokenwright.engine.page_table import Table
+from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site
 
 KINDS = ("gpt2", "llama3", "dynamic", "mistral", "qwen2", "qwen2-window", "qwen3", "smollm3")
@@ -77,7 +78,7 @@ class Bench:
         self.store.poison()
         self.backend = backend_over(config, made, self.store)
         self.free = torch.randperm(self.PAGES, generator=torch.Generator().manual_seed(1)).tolist()
-        self.tables: dict[int, list[Table]] = {}
+        self.tables: dict[int, list[PageTable]] = {}
 
     def chunk(
         self,
@@ -86,23 +87,23 @@ class Bench:
         start: int,
         stop: int,
         logits_needed: LogitsNeeded = LogitsNeeded.ALL,
-    ) -> BareChunk:
-        tables = self.tables.setdefault(text, [Table() for _ in self.store.groups])
+    ) -> Chunk:
+        tables = self.tables.setdefault(text, [PageTable() for _ in self.store.groups])
         for page in range(-(-stop // self.store.page_size)):
             if page not in tables[0]:
                 taken = self.free.pop()
                 for table in tables:
                     table[page] = taken
-        return BareChunk(tokens[start:stop], start, tables, len(tokens), logits_needed)
+        return Chunk(sequence_of(*tokens, limit=len(tokens), tables=tables), start, stop, logits_needed)
 
-    def whole(self, chunks: Sequence[BareChunk]) -> Logits:
+    def whole(self, chunks: Sequence[Chunk]) -> Logits:
         """In one native call."""
-        return self.backend(flatten(chunks))
+        return self.backend(flatten(Step(tuple(chunks))))
 
-    def by_parts(self, chunks: Sequence[BareChunk]) -> Logits:
+    def by_parts(self, chunks: Sequence[Chunk]) -> Logits:
         """Operation by operation, as for one who looks."""
         seen: list[Site] = []
-        logits = self.backend(flatten(chunks), lambda site, layer, x: seen.append(site))
+        logits = self.backend(flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
         assert seen, "who looks is told"
         return logits
 
@@ -114,7 +115,7 @@ class Bench:
 
 def steps(
     bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int], logits_needed: LogitsNeeded
-) -> list[list[BareChunk]]:
+) -> list[list[Chunk]]:
     """All texts side by side, cut at the same places."""
     edges = [0, *cuts, max(map(len, texts))]
     return [
@@ -173,6 +174,33 @@ def test_the_whole_step_is_its_parts(
             rtol=1e-6,
             atol=1e-6,
         )
+
+
+def emptied(tables: dict[int, list[PageTable]]) -> None:
+    """As when the sequences have ended."""
+    for table in (table for tables_of_text in tables.values() for table in tables_of_text):
+        table.clear()
+
+
+@pytest.mark.parametrize("kept", [KEPT[0], KEPT[1], KEPT[5]])
+@pytest.mark.parametrize("tapped", [False, True])
+def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], tapped: bool) -> None:
+    """Pickled, its sequences gone, and computed by another backend over another store: logits and memory alike."""
+    made = decoder("qwen2-window", "int8", next(iter(KERNELS)))
+    here, there = (Bench(made, "qwen2-window", kept) for _ in range(2))
+    texts = [prompt_of(length, length) for length in (50, 1, 33)]
+    for chunks in steps(here, texts, [30, 31], LogitsNeeded.ALL):
+        batch = flatten(Step(tuple(chunks)))
+        sent = pickle.dumps(batch)
+        right = here.backend(batch)
+        got = pickle.loads(sent)
+        logits = there.backend(got, lambda site, layer, x: None) if tapped else there.backend(got)
+        assert torch.equal(logits.rows, right.rows)
+        assert (logits.best, logits.log_totals) == (right.best, right.log_totals)
+        assert all(map(torch.equal, here.memory(), there.memory()))
+    last = pickle.loads(sent)
+    emptied(here.tables)
+    assert torch.equal(there.backend(last).rows, right.rows)
 
 
 @each_isa

@@ -1,5 +1,6 @@
 """The decoder as a function over a growing cache, and as the engine's runner over pages."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.hand import sequence_of
 from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import CPU, TOLERANCE, Subject, greedy, make_subject, prompt_of
@@ -16,8 +18,8 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.engine import Chunk, LogitsNeeded, Step
-from tokenwright.engine.page_table import Table
+from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
+from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
 
 
@@ -198,9 +200,9 @@ def chunk_of(
     runner: ModelRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], logits_needed: LogitsNeeded
 ) -> Chunk:
     """A chunk whose pages have the same numbers in every group."""
-    tables = (Table(dict(enumerate(pages))),) * len(runner.store.groups)
-    part, rest = tuple(tokens[start:stop]), tuple(tokens[start + 1 :])
-    return Chunk(pages[0], greedy(tokens, 9), start, part, tables, len(tokens) + 9, logits_needed, rest)
+    tables = (PageTable(dict(enumerate(pages))),) * len(runner.store.groups)
+    sequence = sequence_of(*tokens, asked=greedy(tokens, 9), limit=len(tokens) + 9, tables=tables)
+    return Chunk(sequence, start, stop, logits_needed)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "dynamic", "qwen2-window", "smollm3"])
@@ -248,7 +250,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
         for text, whole, first in zip(texts, right, (0, 13), strict=True):
             stop = min(len(text), cut + 9)
             wanted = [
-                Table({page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span})
+                PageTable({page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span})
                 for group, order in zip(store.groups, orders, strict=True)
             ]
             for group, (order, table) in enumerate(zip(orders, wanted, strict=True)):
@@ -256,10 +258,16 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 for page in gone:
                     store.write(group, [page], nothing[group])
             if cut < stop:
-                part = tuple(text[cut:stop])
-                chunks.append(Chunk(first, greedy(text, 9), cut, part, tuple(wanted), 99, LogitsNeeded.ALL))
+                sequence = sequence_of(*text, asked=greedy(text, 9), limit=99, tables=wanted)
+                chunks.append(Chunk(sequence, cut, stop, LogitsNeeded.ALL))
                 rows.append(whole[cut:stop])
-        assert torch.equal(runner.forward(Step(tuple(chunks))).logits, torch.cat(rows))
+        step = Step(tuple(chunks))
+        sent = pickle.dumps(flatten(step))
+        assert torch.equal(runner.forward(step).logits, torch.cat(rows))
+        for chunk in chunks:
+            for table in chunk.tables:
+                table.clear()
+        assert torch.equal(runner.backend(pickle.loads(sent)).rows, torch.cat(rows)), "it has tables of its own"
 
 
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:

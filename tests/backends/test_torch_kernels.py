@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenwright.backends import Dense, Kernels, ReferenceKernels
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.rotary import Rotation
 
@@ -128,7 +128,7 @@ def store_of(spec: LayerSpec, pages: int, page_size: int) -> KVStore:
     return store
 
 
-def fill(store: KVStore, tables: Sequence[Table], k: torch.Tensor, v: torch.Tensor) -> None:
+def fill(store: KVStore, tables: Sequence[PageTable], k: torch.Tensor, v: torch.Tensor) -> None:
     """Store K and V [t, G, D] of the first t positions of a text."""
     slots = [store.slots(group, table.pages, range(len(k))) for group, table in enumerate(tables)]
     KERNELS.store(store.view(0), slots, k, v)
@@ -204,7 +204,7 @@ def test_attention_over_scattered_pages(
     chunks: list[ChunkRows] = []
     row = 0
     for number, (start, n) in enumerate(lengths):
-        tables = [Table(dict(enumerate(order[number].tolist()))) for order in orders]
+        tables = [PageTable(dict(enumerate(order[number].tolist()))) for order in orders]
         k, v = (noise(start + n, kv_heads, SIZE, seed=seed + 10 * number + i) for i in (1, 2))
         fill(store, tables, k, v)
         for group, table in zip(store.groups, tables, strict=True):
@@ -226,7 +226,7 @@ def test_attention_over_scattered_pages(
 @pytest.mark.parametrize("most", [1, 60, 100])
 def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(spec_of(Heads(2, 4), AttentionWindow(5, 2)), 4, 4)
-    table = Table({page: page for page in range(4)})
+    table = PageTable({page: page for page in range(4)})
     fill(store, [table], noise(16, 2, 4), noise(16, 2, 4, seed=1))
     q, sink_q = noise(13, 4, 4, seed=2), noise(13, 4, 4, seed=3)
     chunks = [store.chunk_rows([table.pages], range(13), 3)]
@@ -256,7 +256,7 @@ def test_attention_keeps_the_dtype_and_sums_in_fp32(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     store = store_of(spec_of(Heads(1, 2), k=name, v=name), 1, 300)
     v = (1 + noise(300, 1, 2, seed=1) / 100).to(dtype)
-    table = Table({0: 0})
+    table = PageTable({0: 0})
     fill(store, [table], torch.ones(300, 1, 2, dtype=dtype), v)
     chunk = store.chunk_rows([table.pages], range(1), 299)
     out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), store.view(0), [chunk], 1.0)
@@ -309,7 +309,7 @@ def test_what_is_not_wide_is_left_as_it_is() -> None:
 def test_a_wide_row_does_not_depend_on_its_neighbours(codec: str) -> None:
     """One row of a chunk, alone and among the others, to the bit; sums in fp32 would differ here."""
     store = store_of(spec_of(Heads(2, SIZE), AttentionWindow(20, 3), codec, codec, 5), 8, 16)
-    tables = [Table({page: page for page in range(8)})] * len(store.groups)
+    tables = [PageTable({page: page for page in range(8)})] * len(store.groups)
     fill(store, tables, noise(100, 2, SIZE), noise(100, 2, SIZE, seed=1))
     q, sink_q = noise(60, 4, SIZE, seed=2), noise(60, 4, SIZE, seed=3)
 

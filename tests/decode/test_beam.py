@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.hand import sequence_of
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import (
     Chunk,
@@ -227,18 +228,15 @@ class Player:
 
     def chunk(self, identity):
         text = [*PROMPT, *self.texts[identity]]
-        return Chunk(
-            identity,
-            self.request,
-            len(text) - 1,
-            (text[-1],),
-            ({},),
-            len(PROMPT) + self.case.limit,
-            LogitsNeeded.LAST,
+        sequence = sequence_of(
+            *text,
+            identity=identity,
+            asked=self.request,
+            limit=len(PROMPT) + self.case.limit,
             choices=(self.choices[identity],),
-            text=text,
             stop_checker=self.search,
         )
+        return Chunk(sequence, len(text) - 1, len(text), LogitsNeeded.LAST)
 
     def step(self):
         order = sorted(self.texts, reverse=self.reverse)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.hand import sequence_of
 from tokenwright.decode.logits_processors import filtered
 from tokenwright.decode.sampler import TorchSampler, choose, probabilities, uniform
 from tokenwright.engine import Chunk, LogitsNeeded, Output, Pick, Request, SamplingParams, Step
@@ -125,19 +126,8 @@ def batches(draw):
         )
         text = tuple(draw(st.lists(st.integers(0, 39), min_size=2, max_size=12)))
         start = draw(st.integers(0, len(text) - 1))
-        chunks.append(
-            Chunk(
-                number,
-                Request(text[:2], params),
-                start,
-                text[start:],
-                (),
-                99,
-                LogitsNeeded.LAST,
-                text=text,
-                choices=(0,),
-            )
-        )
+        sequence = sequence_of(*text, identity=number, asked=Request(text[:2], params), limit=99)
+        chunks.append(Chunk(sequence, start, len(text), LogitsNeeded.LAST))
     return chunks, draw(st.permutations(range(count)))
 
 
@@ -162,7 +152,8 @@ def test_choices_of_one_chunk_are_those_of_each_alone():
     params = SamplingParams(seed=9, n=3)
 
     def chunk(choices):
-        return Chunk(4, Request((1, 2), params), 0, (1, 2), (), 99, LogitsNeeded.LAST, text=(1, 2), choices=choices)
+        sequence = sequence_of(1, 2, identity=4, asked=Request((1, 2), params), limit=99, choices=choices)
+        return Chunk(sequence, 0, 2, LogitsNeeded.LAST)
 
     def picks(choices):
         return TorchSampler().pick(Output((range(1),), LOGITS[None]), Step((chunk(choices),)))

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.hand import sequence_of
 from tokenwright.decode import sampler
 from tokenwright.decode.logits_processors import filtered
 from tokenwright.decode.sampler import TorchSampler, log_totals, probabilities, top_ids, uniform
@@ -114,7 +115,8 @@ def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
     params = SamplingParams(**{"temperature": 0.0, **asked})
     text, constraints = (3, 4, 3, 4), TokenConstraints(end_ids=frozenset([3]))
     prompt = text if "min_tokens" in asked else text[:1]
-    one = Chunk(0, Request(prompt, params, constraints=constraints), 3, text[3:], (), 9, LogitsNeeded.LAST, text=text)
+    request = Request(prompt, params, constraints=constraints)
+    one = Chunk(sequence_of(*text, asked=request, limit=9), 3, 4, LogitsNeeded.LAST)
     plain, told = (
         TorchSampler().pick(Output((range(1),), logits, *more), Step((one,)))
         for more in ((), ((3,), tuple(log_totals(logits.numpy()))))
@@ -135,21 +137,11 @@ class Masked(NoStopChecker):
 def chunk(
     identity, logits_needed, following=(), *, stop_checker=None, constraints=None, search=None, choices=(0,), **params
 ):
-    request = Request((1, 2, 3), SamplingParams(**params), constraints=constraints or TokenConstraints(), search=search)
-    stop_checker, text = stop_checker or NoStopChecker(), (1, 2, 3)
-    return Chunk(
-        identity,
-        request,
-        0,
-        text,
-        (),
-        9,
-        logits_needed,
-        following,
-        choices=choices,
-        text=text,
-        stop_checker=stop_checker,
-    )
+    """Three tokens of a text that goes on with `following` behind the first."""
+    text = (1, *(following or (2, 3)))
+    asked = Request(text[:3], SamplingParams(**params), constraints=constraints or TokenConstraints(), search=search)
+    sequence = sequence_of(*text, identity=identity, asked=asked, limit=9, choices=choices, stop_checker=stop_checker)
+    return Chunk(sequence, 0, 3, logits_needed)
 
 
 def pick(chunks, logits, look=sampler.unseen):
@@ -281,8 +273,8 @@ class Search:
         self.asked = []
 
     def pick(self, pairs):
-        self.asked.append([(one.sequence, row.tolist()) for one, row in pairs])
-        return [Pick(one.sequence, int(row.argmin()), 0.0) for one, row in pairs]
+        self.asked.append([(one.sequence.id, row.tolist()) for one, row in pairs])
+        return [Pick(one.sequence.id, int(row.argmin()), 0.0) for one, row in pairs]
 
 
 def test_the_beams_of_a_search_choose_together():
@@ -298,7 +290,7 @@ def test_the_beams_of_a_search_choose_together():
             chunk(4, LogitsNeeded.ALL, (4, 0), search=mine, beams=2),
         ],
         logits,
-        lambda one, row, chances: seen.append((one.sequence, chances)),
+        lambda one, row, chances: seen.append((one.sequence.id, chances)),
     )
     assert mine.asked == [[(0, logits[0].tolist()), (4, logits[5].tolist())]]
     assert other.asked == [[(2, logits[2].tolist())]]

@@ -9,12 +9,17 @@ from tokenwright.engine import (
     Failed,
     Fault,
     Group,
+    NoStopChecker,
     PagePool,
     Pick,
+    PrefixIndex,
     Request,
     SamplingParams,
     Scheduler,
+    Sequence,
+    SwapSpace,
 )
+from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.scripted import ScriptedModel
 
 
@@ -81,17 +86,17 @@ class Watched(ScriptedModel):
             raise Planted
         output = super().forward(step)
         for chunk in step.chunks:
-            if chunk.sequence in self.faulty:
+            if chunk.sequence.id in self.faulty:
                 self._spoil(chunk)
         for chunk in step.chunks:
-            if chunk.sequence not in self.faulty:
+            if chunk.sequence.id not in self.faulty:
                 self._compare(chunk)
         self.steps.append(step)
         return output
 
     def pick(self, output, step):
         results = [result for result in super().pick(output, step) if result.parent not in self.faulty]
-        results += [Fault(chunk.sequence, Planted()) for chunk in step.chunks if chunk.sequence in self.faulty]
+        results += [Fault(chunk.sequence.id, Planted()) for chunk in step.chunks if chunk.sequence.id in self.faulty]
         for result in results:
             if isinstance(result, Pick):
                 self.texts[result.parent].append(result.token)
@@ -118,7 +123,7 @@ class Watched(ScriptedModel):
                     slots[self._slot(table, position)] = RUBBISH
 
     def _compare(self, chunk):
-        text = self.texts.setdefault(chunk.sequence, list(chunk.request.prompt))
+        text = self.texts.setdefault(chunk.sequence.id, list(chunk.request.prompt))
         assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
         for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
             for position in range(chunk.stop):
@@ -133,12 +138,24 @@ def build(
     """An engine over a watched model, and the model. A number of pages stands for a group without a window."""
     groups = [Group(group, page_bytes=1) if isinstance(group, int) else group for group in groups]
     memory = model(script, groups, page_size)
-    pool = PagePool(groups, page_size, memory, seed, swap)
-    return Engine(memory, memory, Scheduler(pool, token_budget, max_sequences), context), memory
+    pool = PagePool(groups, page_size, memory)
+    prefixes, space = PrefixIndex(pool, seed), SwapSpace(pool, swap)
+    return Engine(memory, memory, Scheduler(pool, token_budget, max_sequences, prefixes, space), context), memory
+
+
+def running(engine):
+    """The sequences that run, in the order of their groups."""
+    return [sequence for group in engine.scheduler.running for sequence in group.sequences]
 
 
 def request(*prompt, most=4, **options):
     return Request(tuple(prompt), SamplingParams(max_tokens=most), **options)
+
+
+def sequence_of(*tokens, identity=0, asked=None, limit=1000, tables=(), choices=(0,), stop_checker=None):
+    """A sequence outside any engine, for chunks made by hand; `asked`: its request."""
+    checker, hashes = stop_checker or NoStopChecker(), PrefixHashes(b"", 1)
+    return Sequence(identity, asked or Request(tokens), limit, list(tokens), tables, hashes, checker, choices)
 
 
 def drain(engine):

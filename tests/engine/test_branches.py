@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.hand import Planted, seen
+from tests.engine.hand import Planted, running, seen
 from tokenwright.engine import (
     AttentionWindow,
     Dropped,
@@ -35,6 +35,7 @@ from tokenwright.engine import (
     Scheduler,
     State,
     Step,
+    SwapSpace,
     Token,
 )
 from tokenwright.engine.scripted import ScriptedModel
@@ -77,10 +78,10 @@ class Search:
         if self.beams:
             assert {choice: texts[place] for choice, place in places.items()} == self.beams, "beams stay in lockstep"
         order = [texts[places[choice]] for choice in sorted(places)]
-        by_choice = [rows[places[choice]][0].sequence for choice in sorted(places)]
+        by_choice = [rows[places[choice]][0].sequence.id for choice in sorted(places)]
         if len(order[0]) == self.end:
             self.found = order
-            return [Finish(chunk.sequence, FinishReason.EOS) for chunk, _ in rows]
+            return [Finish(chunk.sequence.id, FinishReason.EOS) for chunk, _ in rows]
         ways = self.next(order)
         self.beams = {slot: [*order[place], token] for slot, (place, token) in enumerate(ways)}
         return [Pick(by_choice[place], token, 0.0, choice=slot) for slot, (place, token) in enumerate(ways)]
@@ -98,7 +99,7 @@ class Branching(ScriptedModel):
         results, searches = [], {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
             if chunk.logits_needed is LogitsNeeded.ALL:
-                results.append(PromptLogprobs(chunk.sequence, chunk.start + 1, (0.0,) * len(chunk.following)))
+                results.append(PromptLogprobs(chunk.sequence.id, chunk.start + 1, (0.0,) * len(chunk.following)))
             if chunk.picks:
                 read = output.logits[rows[-1]]
                 assert read == seen(self.groups[0].window, list(chunk.text)), "the pages hold the text"
@@ -107,7 +108,7 @@ class Branching(ScriptedModel):
                     searches.setdefault(id(search), (search, []))[1].append((chunk, read))
                 else:
                     results += [
-                        Pick(chunk.sequence, choice_of(chunk.text, choice), 0.0, choice=choice)
+                        Pick(chunk.sequence.id, choice_of(chunk.text, choice), 0.0, choice=choice)
                         for choice in chunk.choices
                     ]
         for search, rows in searches.values():
@@ -120,8 +121,8 @@ def build(attention_windows, pages, page_size, budget, sequences, swap=0) -> Eng
     groups = [Group(pages, window, page_bytes=1) for window in attention_windows]
     model = Branching(lambda text: 0, groups, page_size)
     model.budget = budget
-    pool = PagePool(groups, page_size, model, swap=swap)
-    return Engine(model, model, Scheduler(pool, budget, sequences), 60)
+    pool = PagePool(groups, page_size, model)
+    return Engine(model, model, Scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), 60)
 
 
 def texts_of(prompt, choices, most):
@@ -149,12 +150,12 @@ def drain(engine, mischief=()):
 
 
 def disturb(scheduler, what, which):
-    """Put one that runs off, let it forget its pages, or schedule a step that never comes."""
-    running = [one for one in scheduler.running if one.cache]
+    """Preempt one that runs, let it drop its pages, or schedule a step that never comes."""
+    running = [one for group in scheduler.running for one in group.sequences if one.cache]
     if what == "peek":
         scheduler.schedule()
-    elif running and what == "put off":
-        scheduler.preempt(running[which % len(running)])
+    elif running and what == "preempt":
+        scheduler.preempt(running[which % len(running)].group)
     elif running and what == "forget":
         for cache in False, True:
             scheduler.use_cache(running[which % len(running)].id, cache)
@@ -209,7 +210,7 @@ requests = st.lists(
     st.sampled_from([2, 3, 5, 6, 12]),
     st.sampled_from([0, 1, 8]),
     st.sampled_from([0, 12]),
-    st.lists(st.tuples(st.sampled_from(["peek", "put off", "put off", "forget", ""]), st.integers(0, 5)), max_size=20),
+    st.lists(st.tuples(st.sampled_from(["peek", "preempt", "preempt", "forget", ""]), st.integers(0, 5)), max_size=20),
 )
 def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
     asked, attention_windows, page_size, budget, sequences, spare, swap, mischief
@@ -222,7 +223,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
     def pages_for(kind, prompt, width, most, share):
         engine = build(attention_windows, 1000, page_size, budget, sequences)
         request = Request(tuple(prompt), SamplingParams(max_tokens=most + 1), width=width, share=share)
-        return max(engine.scheduler.most_pages(engine.scheduler.new(request, request.limit(60))))
+        return max(engine.scheduler.max_pages(engine.scheduler.new(request, request.limit(60))))
 
     needs = [
         pages_for(kind, prompt, width if kind == "beams" else 1, most, share and cache)
@@ -248,11 +249,11 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
             expected[sequence.id] = texts_of(prompt, width if kind == "choices" else 1, most)
     check = engine.scheduler.check
 
-    def check_seats():
+    def check_slots():
         check()
-        assert len(engine.scheduler.running) <= sequences, "more run than may"
+        assert len(running(engine)) <= sequences, "more run than may"
 
-    engine.scheduler.check = check_seats
+    engine.scheduler.check = check_slots
     events = drain(engine, mischief)
     texts, ended = written(events, prompts)
     parents = {event.sequence: event.parent for event in events if isinstance(event, Forked)}
@@ -266,7 +267,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
         assert sorted(of_root[root]) == sorted(wanted)
     for root, search in searches.items():
         assert search.found == search.run(prompts[root])
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
     assert all(isinstance(event, Finished | Dropped) for event in ended.values())
 
 
@@ -282,7 +283,7 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
     events = engine.step()
     forks = [event.branch for event in events if isinstance(event, Forked)]
     assert [one.choices for one in (sequence, *forks)] == [(choice,) for choice in range(6)]
-    assert engine.scheduler.running == [sequence, *forks]
+    assert running(engine) == [sequence, *forks]
     assert {tuple(one.tables[0].items()) for one in forks} == {tuple(sequence.tables[0].items())}
     drain(engine)
     assert engine.runner.forwarded == 20 + 6 * 3
@@ -290,13 +291,13 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3])
-def test_texts_that_find_no_seat_wait_for_one(sequences):
+def test_texts_that_find_no_slot_wait_for_one(sequences):
     """Who waits finds what its parent has left, and its own text's pages are its own."""
     engine = build([AttentionWindow()], 64, 2, 64, sequences)
     prompt = [1, 2, 3, 4, 5]
     sequence = engine.submit(Request(tuple(prompt), SamplingParams(max_tokens=12, n=5, seed=1)))
     first = engine.step()
-    assert len(engine.scheduler.running) == sequences
+    assert len(running(engine)) == sequences
     assert len(engine.scheduler.waiting) == 5 - sequences
     texts, _ = written([*first, *drain(engine)], {sequence.id: prompt})
     assert sorted(texts.values()) == sorted(texts_of(prompt, 5, 12))
@@ -314,7 +315,7 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         engine = build([AttentionWindow()], 64, 4, 64, sequences)
         request = Request(tuple(range(9)), SamplingParams(max_tokens=6, n=4, seed=1), prompt_logprobs_from=1)
         sequence = engine.submit(request)
-        engine.hold(sequence.id, 12)
+        engine.pause(sequence.id, 12)
         engine.use_cache(sequence.id, False)
         events, branches = family(engine, sequence)
         for _ in range(20):
@@ -324,7 +325,7 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         assert [one.cache for one in branches] == [False] * 4
         assert not engine.busy
         for one in branches:
-            engine.hold(one.id, None)
+            engine.resume(one.id)
         events += drain(engine)
         assert [event.start for event in events if isinstance(event, PromptLogprobsAdded)] == [1]
         texts, _ = written(
@@ -359,18 +360,18 @@ def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, fo
     sequence = engine.submit(beams(prompt=range(20), most=8))
     for _ in range(steps):
         engine.step()
-    team, before = list(sequence.team), engine.runner.forwarded
+    group, before = list(sequence.group.sequences), engine.runner.forwarded
     if forgotten:
-        for one in team:
-            engine.hold(one.id, 0)
-        engine.scheduler.preempt(sequence)
+        for one in group:
+            engine.pause(one.id)
+        engine.scheduler.preempt(sequence.group)
         engine.submit(Request(tuple(range(50, 90)), SamplingParams(max_tokens=1)))
         drain(engine)
         before += 40
-        for one in team:
-            engine.hold(one.id, None)
+        for one in group:
+            engine.resume(one.id)
     else:
-        engine.scheduler.preempt(sequence)
+        engine.scheduler.preempt(sequence.group)
     length = len(sequence.tokens)
     for _ in range(9):
         if len(sequence.tokens) == length:
@@ -378,7 +379,7 @@ def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, fo
             engine.scheduler.check()
     assert len(sequence.tokens) == length + 1
     common = 20 if forgotten else 0
-    assert engine.runner.forwarded - before <= common + len(team) * (length - 20)
+    assert engine.runner.forwarded - before <= common + len(group) * (length - 20)
     drain(engine)
     assert sequence.request.search.found == sequence.request.search.run(range(20))
 
@@ -395,29 +396,29 @@ def test_beams_that_share_nothing_catch_up_side_by_side():
 
 
 @pytest.mark.parametrize("steps", range(7))
-def test_an_abort_of_one_beam_ends_the_team_in_every_state(steps):
+def test_an_abort_of_one_beam_ends_the_group_in_every_state(steps):
     engine = build([AttentionWindow()], 64, 4, 5, 8)
     sequence = engine.submit(beams(prompt=range(12)))
     other = engine.submit(Request((7,), SamplingParams(max_tokens=2)))
     events = [event for _ in range(steps) for event in engine.step()]
-    live = [one for one in engine.scheduler.sequences.values() if one.root == sequence.id]
+    live = list(sequence.group.sequences)
     ends = engine.abort(live[-1].id) if live else []
     assert [event.reason for event in ends] == [FinishReason.ABORTED] * len(live)
     engine.scheduler.check()
     rest = drain(engine)
     assert any(event == Finished(other.id, FinishReason.LENGTH) for event in [*events, *rest])
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
 
 
-def test_a_fault_in_one_beam_fails_the_team_alone():
+def test_a_fault_in_one_beam_fails_the_group_alone():
     engine = build([AttentionWindow()], 64, 4, 64, 8)
     pick = engine.sampler.pick
 
     def with_fault(output, step):
         results = pick(output, step)
-        team = [one for one in results if isinstance(one, Pick) and one.parent != other.id]
-        if len(team) > 1:
-            return [Fault(team[-1].parent, Planted()), *[one for one in results if one.parent == other.id]]
+        group = [one for one in results if isinstance(one, Pick) and one.parent != other.id]
+        if len(group) > 1:
+            return [Fault(group[-1].parent, Planted()), *[one for one in results if one.parent == other.id]]
         return results
 
     engine.sampler.pick = with_fault
@@ -434,7 +435,7 @@ def test_beams_that_could_never_advance_in_one_step_are_refused():
             build([AttentionWindow()], 64, 4, budget, sequences).submit(beams(width=5))
 
 
-def test_a_team_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_not():
+def test_a_group_that_could_never_fit_is_refused_and_one_that_fits_by_sharing_is_not():
     prompt = range(16)
     with pytest.raises(CapacityError, match="pages"):
         build([AttentionWindow()], 10, 4, 64, 8).submit(beams(width=4, prompt=prompt, share=False))
@@ -460,36 +461,36 @@ def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
     engine, stop_checker = build([AttentionWindow()], 64, 4, 64, 8), Common()
     sequence = engine.submit(beams(stop_checker=stop_checker))
     engine.step()
-    team = list(sequence.team)
+    group = list(sequence.group.sequences)
     stop_checker.over = True
     events = engine.scheduler.expire()
     kinds = {"told": Finished, "raised": Failed}
-    assert [(event.sequence, type(event)) for event in events] == [(one.id, kinds[how]) for one in team]
+    assert [(event.sequence, type(event)) for event in events] == [(one.id, kinds[how]) for one in group]
     assert not engine.busy
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
 
 
-def test_a_step_that_fails_with_one_beam_ends_the_team():
+def test_a_step_that_fails_with_one_beam_ends_the_group():
     engine = build([AttentionWindow()], 64, 4, 64, 8)
     sequence = engine.submit(beams())
     engine.step()
-    team, step = list(sequence.team), engine.scheduler.schedule()
+    group, step = list(sequence.group.sequences), engine.scheduler.schedule()
     events = engine.scheduler.fail(Step(step.chunks[1:2]), Planted())
-    assert [(event.sequence, type(event)) for event in events] == [(one.id, Failed) for one in team]
+    assert [(event.sequence, type(event)) for event in events] == [(one.id, Failed) for one in group]
     assert not engine.busy
 
 
-def test_a_search_is_parked_before_it_has_beams_and_not_with_them():
+def test_a_search_is_swapped_out_before_it_has_beams_and_not_with_them():
     engine = build([AttentionWindow()], 64, 4, 5, 8, swap=64)
     sequence = engine.submit(beams(prompt=range(12)))
-    parked = []
+    swapped = []
     for _ in range(5):
         engine.step()
-        engine.scheduler.preempt(sequence)
-        parked.append((len(sequence.team), engine.pool.parked))
+        engine.scheduler.preempt(sequence.group)
+        swapped.append((len(sequence.group.sequences), engine.scheduler.swap.used))
         engine.scheduler.check()
-    assert [pages for width, pages in parked if width == 1] == [3, 3]  # the prompt's, held for all of it
-    assert {pages for width, pages in parked if width > 1} == {0}
+    assert [pages for width, pages in swapped if width == 1] == [3, 3]  # the prompt's, for all of it
+    assert {pages for width, pages in swapped if width > 1} == {0}
 
 
 @pytest.mark.parametrize(("share", "pages"), [(True, 9), (False, 17)])
@@ -500,9 +501,9 @@ def test_beams_that_were_put_off_wait_until_there_is_room_for_all_of_them(share,
     for _ in range(3):
         engine.step()
     sequence = next(iter(engine.scheduler.sequences.values()))  # one that nobody dropped
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     others = engine.pool.tables()
-    assert engine.pool.extend(others, 0, 4 * (32 - pages), 4 * (32 - pages))
+    assert engine.pool.reserve(others, 0, 4 * (32 - pages), 4 * (32 - pages))
     for _ in range(3):
         engine.step()
     assert sequence.state is State.WAITING and sequence.preemptions == 1
@@ -532,7 +533,7 @@ class Timed(NoStopChecker):
         return self.reason
 
 
-@pytest.mark.parametrize("state", ["waiting", "held", "running"])
+@pytest.mark.parametrize("state", ["waiting", "paused", "running"])
 def test_a_guard_may_end_a_sequence_without_a_token(state):
     engine = build([AttentionWindow()], 64, 4, 64, 1)
     stop_checker = Timed()
@@ -544,8 +545,8 @@ def test_a_guard_may_end_a_sequence_without_a_token(state):
     late = first
     if state == "waiting":
         late = engine.submit(Request((2,), SamplingParams(max_tokens=3), stop_checker=stop_checker))
-    if state == "held":
-        engine.hold(first.id, 0)
+    if state == "paused":
+        engine.pause(first.id)
     stop_checker.reason = FinishReason.TIME
     events = engine.step()
     assert Finished(late.id, FinishReason.TIME) in events
@@ -565,17 +566,17 @@ def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
     assert Finished(good.id, FinishReason.LENGTH) in events
 
 
-def test_a_team_is_held_and_loses_its_cache_as_a_whole():
+def test_a_group_is_paused_and_loses_its_cache_as_a_whole():
     engine = build([AttentionWindow()], 64, 4, 64, 8)
     sequence = engine.submit(beams())
     engine.step()
-    team = list(sequence.team)
-    assert len(team) == 3
-    engine.hold(team[1].id, 0)
+    group = list(sequence.group.sequences)
+    assert len(group) == 3
+    engine.pause(group[1].id)
     assert not engine.busy
-    engine.hold(team[2].id, None)
-    engine.use_cache(team[2].id, False)
-    assert not any(one.pages or one.computed for one in team)
+    engine.resume(group[2].id)
+    engine.use_cache(group[2].id, False)
+    assert not any(one.pages or one.computed for one in group)
     engine.scheduler.check()
     drain(engine)
     assert sequence.request.search.found == sequence.request.search.run((1, 2, 3))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.engine.hand import Planted, build, drain, request
+from tests.engine.hand import Planted, build, drain, request, sequence_of
 from tokenwright.engine import (
     AttentionWindow,
     Chunk,
@@ -19,7 +19,7 @@ from tokenwright.engine import (
     State,
     Token,
 )
-from tokenwright.engine.scheduler import MOST_PREEMPTIONS
+from tokenwright.engine.scheduler import MAX_PREEMPTIONS
 from tokenwright.engine.scripted import ScriptedModel, main, scripted_engine
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
@@ -69,7 +69,7 @@ def test_the_youngest_gives_way_and_nothing_is_lost(swap):
     for sequence in sequences:
         first = sequence.tokens[0]
         assert sequence.tokens == list(range(first, first + 10))
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
 
 
 def test_a_pool_far_too_small_for_all_thrashes_nobody():
@@ -95,7 +95,7 @@ def test_short_prompts_that_all_grow_at_once_put_nobody_off_more_than_four_times
     while engine.busy:
         engine.step()
     assert [len(sequence.tokens) for sequence in sequences] == [202 + i % 200 for i in range(64)]
-    assert max(sequence.preemptions for sequence in sequences) == MOST_PREEMPTIONS
+    assert max(sequence.preemptions for sequence in sequences) == MAX_PREEMPTIONS
 
 
 def test_what_cannot_be_served_is_refused_with_the_reason():
@@ -113,7 +113,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason():
 
 def test_a_window_takes_as_many_pages_as_it_reads_back_and_each_group_must_have_its_own():
     engine, _ = build(8, Group(3, AttentionWindow(size=5)), token_budget=4)
-    assert engine.submit(request(1, most=32)).slots == 32
+    assert engine.submit(request(1, most=32)).max_computed == 32
     with pytest.raises(CapacityError, match=r"33 tokens in the KV cache, which need 9 \+ 3 pages, and it has 8 \+ 3;"):
         engine.submit(request(1, most=33))
     drain(engine)
@@ -223,82 +223,82 @@ def test_an_abort_ends_a_request_in_every_state(steps):
         assert [event.reason for event in engine.abort(sequence.id)] in ([FinishReason.ABORTED], [])
         engine.scheduler.check()
     assert not engine.scheduler.sequences
-    assert engine.pool.free == 3
+    assert engine.pool.available == 3
     assert engine.abort(sequences[0].id) == []
 
 
-def test_a_held_request_computes_nothing_and_goes_on_where_it_was():
+def test_a_paused_request_computes_nothing_and_goes_on_where_it_was():
     engine, model = scripted_engine(up)
     sequence = engine.submit(request(1, 2, 3))
-    engine.hold(sequence.id, 0)
+    engine.pause(sequence.id)
     assert engine.step() == [] and model.forwarded == 0
     for written in (1, 2):
-        engine.hold(sequence.id, 3 + written)
-        drain_held(engine)
-        assert len(sequence.written) == written and sequence.held
-    engine.hold(sequence.id, None)
+        engine.pause(sequence.id, 3 + written)
+        drain_paused(engine)
+        assert len(sequence.written) == written and sequence.paused
+    engine.resume(sequence.id)
     drain(engine)
     assert list(sequence.written) == [4, 5, 6, 7]
     assert sequence.forwarded == 3 + 4 - 1, "a pause costs nothing"
 
 
-def drain_held(engine):
+def drain_paused(engine):
     while engine.step():
         engine.scheduler.check()
 
 
-def test_a_held_request_keeps_its_pages_until_somebody_needs_them():
+def test_a_paused_request_keeps_its_pages_until_somebody_needs_them():
     engine, _ = scripted_engine(up, pages=4, page_size=4)
-    held = engine.submit(request(*range(8), most=8))
-    engine.hold(held.id, 9)
-    drain_held(engine)
-    assert held.pages == 2
+    paused = engine.submit(request(*range(8), most=8))
+    engine.pause(paused.id, 9)
+    drain_paused(engine)
+    assert paused.pages == 2
     small = engine.submit(request(1, most=4))
     while small.state is not State.FINISHED:
         engine.step()
-    assert held.pages == 2, "there was room beside it"
+    assert paused.pages == 2, "there was room beside it"
     large = engine.submit(request(*range(50, 59), most=7))
     while large.state is not State.FINISHED:
         engine.step()
-    assert (held.pages, held.preemptions) == (0, 1), "the other came first"
-    engine.hold(held.id, None)
+    assert (paused.pages, paused.preemptions) == (0, 1), "the other came first"
+    engine.resume(paused.id)
     drain(engine)
-    assert list(held.written) == list(range(8, 16))
+    assert list(paused.written) == list(range(8, 16))
 
 
-def test_one_that_grows_takes_the_pages_of_a_held_one_before_its_own():
+def test_one_that_grows_takes_the_pages_of_a_paused_one_before_its_own():
     engine, _ = scripted_engine(up, pages=4, page_size=4)
-    held = engine.submit(request(*range(7), most=8))
-    engine.hold(held.id, 8)
-    drain_held(engine)
+    paused = engine.submit(request(*range(7), most=8))
+    engine.pause(paused.id, 8)
+    drain_paused(engine)
     growing = engine.submit(request(1, 2, most=11))
     while growing.state is not State.FINISHED:
         engine.step()
-    assert (growing.preemptions, held.preemptions) == (0, 1)
-    engine.hold(held.id, None)
+    assert (growing.preemptions, paused.preemptions) == (0, 1)
+    engine.resume(paused.id)
     drain(engine)
-    assert list(held.written) == list(range(7, 15))
+    assert list(paused.written) == list(range(7, 15))
 
 
-def test_an_engine_whose_requests_are_all_held_is_not_busy():
+def test_an_engine_whose_requests_are_all_paused_is_not_busy():
     engine, _ = scripted_engine(up)
     sequence = engine.submit(request(1, 2))
-    engine.hold(sequence.id, 0)
+    engine.pause(sequence.id)
     assert not engine.busy
-    engine.hold(sequence.id, None)
+    engine.resume(sequence.id)
     assert engine.busy
     drain(engine)
 
 
-def test_a_held_request_in_the_queue_is_passed_by():
+def test_a_paused_request_in_the_queue_is_passed_by():
     engine, _ = scripted_engine(up, pages=4, page_size=4)
     first = engine.submit(request(1, 2))
-    engine.hold(first.id, 0)
+    engine.pause(first.id)
     second = engine.submit(request(5, 6))
     while second.state is not State.FINISHED:
         engine.step()
     assert first.state is State.WAITING
-    engine.hold(first.id, None)
+    engine.resume(first.id)
     drain(engine)
     assert list(first.written) == [3, 4, 5, 6]
 
@@ -332,10 +332,13 @@ def test_a_prompt_of_one_token_has_nothing_to_score():
 
 
 def test_a_chunk_knows_whether_a_token_is_to_be_chosen():
-    plain = Chunk(0, request(1, 2, 3), 0, (1, 2), ({0: 0},), 7, LogitsNeeded.NONE, (2, 3))
-    assert not plain.picks
-    assert Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 7, LogitsNeeded.LAST).picks
-    assert not Chunk(0, request(1, 2, 3), 2, (3,), ({0: 0},), 3, LogitsNeeded.ALL).picks
+    def picks(start, stop, limit, logits_needed):
+        return Chunk(sequence_of(1, 2, 3, limit=limit), start, stop, logits_needed).picks
+
+    assert not picks(0, 2, 7, LogitsNeeded.NONE)
+    assert not picks(0, 2, 7, LogitsNeeded.ALL)
+    assert picks(2, 3, 7, LogitsNeeded.LAST)
+    assert not picks(2, 3, 3, LogitsNeeded.ALL)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engine.test_engine import request
-from tokenwright.engine import Engine, Group, PagePool, Scheduler
+from tokenwright.engine import Engine, Group, PagePool, Scheduler, SwapSpace
 from tokenwright.engine.scripted import ScriptedModel
 
 
@@ -29,7 +29,8 @@ class Failing(ScriptedModel):
 def build():
     groups = [Group(6, page_bytes=1)]
     model = Failing(lambda text: text[-1] + 1, groups, 2)
-    return Engine(model, model, Scheduler(PagePool(groups, 2, model, swap=100), 32, 4), 100), model
+    pool = PagePool(groups, 2, model)
+    return Engine(model, model, Scheduler(pool, 32, 4, swap=SwapSpace(pool, 100)), 100), model
 
 
 @pytest.mark.parametrize("call", ["read", "write"])
@@ -49,4 +50,4 @@ def test_texts_end_right_all_the_same(call, fault):
         engine.scheduler.check()
     assert model.fault is None, "the fault has happened"
     assert all(text.tokens == list(range(text.tokens[0], text.tokens[0] + 10)) for text in texts)
-    assert (engine.pool.free, engine.pool.parked) == (6, 0)
+    assert (engine.pool.available, engine.scheduler.swap.used) == (6, 0)

@@ -26,7 +26,7 @@ def loop():
     yield running
     if running._stopped is None:
         assert not running.call(lambda engine: engine.scheduler.check() or engine.scheduler.sequences)
-        assert running.call(lambda engine: engine.pool.free == engine.pool.pages), "pages were left behind"
+        assert running.call(lambda engine: engine.pool.available == engine.pool.pages), "pages were left behind"
     running.close()
 
 
@@ -202,7 +202,8 @@ def test_a_message_that_comes_too_late_is_refused_by_its_sender(loop):
 
 def test_close_ends_what_is_being_written_with_an_error_and_joins_the_thread(loop):
     inbox = Inbox()
-    loop.submit([asked(1, 150)], inbox)
+    [handle] = loop.submit([asked(1, 150)], inbox, paused=True)
+    handle.let_write(3)
     inbox.get()
     loop.close()
     assert not loop._thread.is_alive()

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, seen
+from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, running, seen
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -20,6 +20,7 @@ from tokenwright.engine import (
     FinishReason,
     Group,
     PagePool,
+    PrefixIndex,
     PromptLogprobsAdded,
     Request,
     SamplingParams,
@@ -27,9 +28,10 @@ from tokenwright.engine import (
     Sequence,
     State,
     Step,
+    SwapSpace,
     Token,
 )
-from tokenwright.engine.scheduler import MOST_PREEMPTIONS
+from tokenwright.engine.scheduler import MAX_PREEMPTIONS
 from tokenwright.errors import CapacityError, ContextError
 
 CONTEXT = 40
@@ -83,37 +85,39 @@ def requests(prompts, salts):
 
 
 ACTIONS = ["abort", "step_that_fails", "row_that_fails", "interrupt"]
-TOYS = ["fork", "fork", "hold", "hold", "hold_all", "hold_all", "let_all_go_on", "use_cache", "put_off"]
+TOYS = ["fork", "fork", "pause", "pause", "pause_all", "pause_all", "resume_all", "use_cache", "preempt"]
 
 
-class RecordedPool(PagePool):
-    """Remembers which text every name was given for."""
+class RecordedIndex(PrefixIndex):
+    """Remembers which text every hash was made of."""
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.texts: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}
 
-    def seal(self, tables, chain, tokens, start, stop):
-        super().seal(tables, chain, tokens, start, stop)
-        for page, name in enumerate(chain.upto(tokens, self.page_size)[: stop // self.page_size], 1):
-            text = (chain.root, tuple(tokens[: page * self.page_size]))
-            assert self.texts.setdefault(name, text) == text, "a name for two texts"
+    def cache_pages(self, tables, hashes, tokens, start, stop):
+        super().cache_pages(tables, hashes, tokens, start, stop)
+        size = self.pool.page_size
+        for page, page_hash in enumerate(hashes.extend(tokens)[: stop // size], 1):
+            text = (hashes.root, tuple(tokens[: page * size]))
+            assert self.texts.setdefault(page_hash, text) == text, "a hash for two texts"
 
-    def seal_tail(self, tables, chain, tokens, stop):
-        super().seal_tail(tables, chain, tokens, stop)
-        if stop % self.page_size:
-            text = (chain.root, tuple(tokens[:stop]))
-            name = chain.name(tokens, stop // self.page_size, stop, self.page_size)
-            assert self.texts.setdefault(name, text) == text, "a name for two texts"
+    def cache_tail(self, tables, hashes, tokens, stop):
+        super().cache_tail(tables, hashes, tokens, stop)
+        if stop % self.pool.page_size:
+            text = (hashes.root, tuple(tokens[:stop]))
+            tail = hashes.hash(tokens, stop // self.pool.page_size, stop)
+            assert self.texts.setdefault(tail, text) == text, "a hash for two texts"
 
     def check_contents(self, slots):
-        """What is named holds the text that it is named for, where any row behind the page reads it."""
-        for group, shelf, memory in zip(self.groups, self._shelves, slots, strict=True):
-            for name, page in shelf.index.items():
-                _, text = self.texts[name]
-                for position in range((len(text) - 1) // self.page_size * self.page_size, len(text)):
-                    if self.is_kept(group.window, position):
-                        assert memory[page * self.page_size + position % self.page_size] == text[position]
+        """Cached pages hold the text of their hash, where any row behind the page reads it."""
+        size = self.pool.page_size
+        for pool, memory in zip(self.pool.group_pools, slots, strict=True):
+            for page_hash, page in pool.index.items():
+                _, text = self.texts[page_hash]
+                for position in range((len(text) - 1) // size * size, len(text)):
+                    if self.is_kept(pool.group.window, position):
+                        assert memory[page * size + position % size] == text[position]
 
     @staticmethod
     def is_kept(window, position):
@@ -136,23 +140,24 @@ class Machine(RuleBasedStateMachine):
     )
     def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm):
         """Every group has the pages for so many texts of `room` tokens, and a few more."""
-        least = [max(1, window.most_pages(room, budget, page_size)) for window in attention_windows]
+        least = [max(1, window.max_pages(room, budget, page_size)) for window in attention_windows]
         groups = [
             Group(texts * pages + extra, window, page_bytes=1)
             for pages, extra, window in zip(least, more, attention_windows, strict=False)
         ]
         self.model = Watched(mixed, groups, page_size)
-        self.pool = RecordedPool(groups, page_size, self.model, swap=swap)
-        self.scheduler = Scheduler(self.pool, budget, sequences)
+        self.pool = PagePool(groups, page_size, self.model)
+        self.prefixes = RecordedIndex(self.pool)
+        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, SwapSpace(self.pool, swap))
         self.engine = Engine(self.model, self.model, self.scheduler, CONTEXT)
-        self.calm = calm  # nobody holds, switches, forks or puts off
+        self.calm = calm  # nobody pauses, switches, forks or preempts
         self.requests: dict[int, Request] = {}
         self.live: dict[int, Sequence] = {}
         self.texts: dict[int, list[int]] = {}
         self.scores: dict[int, dict[int, float]] = {}
         self.terminal: dict[int, Event] = {}
         self.reserved = False
-        self.toyed: set[int] = set()  # held, switched, forked or put off by hand at some time
+        self.toyed: set[int] = set()  # paused, switched, forked or preempted by hand at some time
         self.family: set[int] = set()  # forks and their parents
         self.computed: dict[bytes, set[tuple[int, ...]]] = {salt: set() for salt in SALTS}  # by those who share
 
@@ -192,7 +197,7 @@ class Machine(RuleBasedStateMachine):
             return None
         except CapacityError:
             slots = max(len(request.prompt), request.limit(CONTEXT) - 1)
-            most = self.pool.most_pages(slots, self.scheduler.token_budget)
+            most = self.pool.max_pages(slots, self.scheduler.token_budget)
             assert any(pages > group.pages for pages, group in zip(most, self.pool.groups, strict=True))
             return None
         self.requests[sequence.id] = request
@@ -202,9 +207,9 @@ class Machine(RuleBasedStateMachine):
         return sequence
 
     def step(self):
-        oldest = next((sequence for sequence in self.scheduler.running if not sequence.held), None)
+        oldest = next((sequence for sequence in running(self.engine) if not sequence.paused), None)
         before = None if oldest is None else (oldest.forwarded, len(oldest.tokens))
-        reused = {identity: (one.reused, one.parked, one.computed) for identity, one in self.live.items()}
+        reused = {identity: (one.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         steps = len(self.model.steps)
         events = self.engine.step()
         assert events or len(self.model.steps) > steps, "who is busy gets on"
@@ -215,11 +220,11 @@ class Machine(RuleBasedStateMachine):
             assert (oldest.forwarded, len(oldest.tokens)) > before, "the oldest always advances"
 
     def check_reused(self, before):
-        """What was not computed was found: where it was parked, or where a text of the same salt has left it."""
-        for identity, (reused, parked, computed) in before.items():
+        """What was not computed was found: where it was swapped out, or where a text of the same salt has left it."""
+        for identity, (reused, swapped, computed) in before.items():
             sequence, request = self.live[identity], self.requests[identity]
             more = sequence.reused - reused
-            if more and parked is not None:
+            if more and swapped is not None:
                 assert more == computed
             elif more:
                 assert sequence.cache and request.share
@@ -234,13 +239,13 @@ class Machine(RuleBasedStateMachine):
     def remember(self, steps):
         """What this step has computed, and left for others."""
         size = self.pool.page_size
-        for chunk in (chunk for step in steps for chunk in step.chunks if chunk.sequence not in self.model.faulty):
-            if self.live[chunk.sequence].cache and chunk.request.share:
-                text = tuple(self.texts[chunk.sequence])
+        for chunk in (chunk for step in steps for chunk in step.chunks if chunk.sequence.id not in self.model.faulty):
+            if self.live[chunk.sequence.id].cache and chunk.request.share:
+                text = tuple(self.texts[chunk.sequence.id])
                 self.computed[chunk.request.salt].update(text[:end] for end in range(size, chunk.stop + 1, size))
 
     def step_that_fails(self, data):
-        expected = {chunk.sequence for chunk in self.peek().chunks}
+        expected = {chunk.sequence.id for chunk in self.peek().chunks}
         self.model.breaks = True
         events = self.engine.step()
         self.model.breaks = False
@@ -252,7 +257,7 @@ class Machine(RuleBasedStateMachine):
         """What the model computes for one sequence of the step is rubbish, and it says so."""
         chunks = self.peek().chunks
         if chunks:
-            bad = data.draw(st.sampled_from([chunk.sequence for chunk in chunks]))
+            bad = data.draw(st.sampled_from([chunk.sequence.id for chunk in chunks]))
             self.model.faulty = {bad}
             self.step()
             self.model.faulty = set()
@@ -265,7 +270,7 @@ class Machine(RuleBasedStateMachine):
 
     def peek(self) -> Step:
         """What the next step will compute. Scheduling twice without a commit names the same chunks."""
-        reused = {identity: (one.reused, one.parked, one.computed) for identity, one in self.live.items()}
+        reused = {identity: (one.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         step = self.scheduler.schedule()
         self.check_reused(reused)
         assert self.scheduler.schedule() == step
@@ -279,11 +284,14 @@ class Machine(RuleBasedStateMachine):
             assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
             self.hear(events)
 
-    def hold(self, data):
+    def pause(self, data):
         if self.live:
             identity = self.toy_with(data)
             more = data.draw(st.none() | st.integers(-2, 3))
-            self.engine.hold(identity, None if more is None else len(self.texts[identity]) + more)
+            if more is None:
+                self.engine.resume(identity)
+            else:
+                self.engine.pause(identity, len(self.texts[identity]) + more)
 
     def toy_with(self, data):
         """One of those that live."""
@@ -291,28 +299,28 @@ class Machine(RuleBasedStateMachine):
         self.toyed.add(identity)
         return identity
 
-    def hold_all(self, data):
+    def pause_all(self, data):
         for identity in self.live:
             self.toyed.add(identity)
-            self.engine.hold(identity, 0)
+            self.engine.pause(identity)
 
-    def let_all_go_on(self, data):
+    def resume_all(self, data):
         for identity in self.live:
-            self.engine.hold(identity, None)
+            self.engine.resume(identity)
 
     def use_cache(self, data):
         if self.live:
             self.engine.use_cache(self.toy_with(data), data.draw(st.booleans()))
 
-    def put_off(self, data):
+    def preempt(self, data):
         if self.scheduler.running:
-            sequence = data.draw(st.sampled_from(self.scheduler.running))
+            sequence = data.draw(st.sampled_from(running(self.engine)))
             self.toyed.add(sequence.id)
-            self.scheduler.preempt(sequence)
+            self.scheduler.preempt(sequence.group)
 
     def unknown(self):
         assert self.engine.abort(10_000) == []
-        self.engine.hold(10_000, 0)
+        self.engine.pause(10_000)
         self.engine.use_cache(10_000, False)
 
     def hear(self, events: list[Event]) -> None:
@@ -321,8 +329,8 @@ class Machine(RuleBasedStateMachine):
             assert identity in self.live, "nothing is told of a request after its end"
             match event:
                 case Token(token=token):
-                    hold = self.live[identity].hold_at
-                    assert hold is None or len(self.texts[identity]) < hold, "what is held writes nothing"
+                    at = self.live[identity].group.pause_at
+                    assert at is None or len(self.texts[identity]) < at, "a paused sequence writes nothing"
                     text = self.texts[identity]
                     assert token == mixed(seen(self.window, text)), "the text is the naive loop's"
                     text.append(token)
@@ -345,7 +353,7 @@ class Machine(RuleBasedStateMachine):
     def end(self, identity: int) -> None:
         event, request = self.terminal[identity], self.requests[identity]
         sequence = self.live.pop(identity)
-        assert sequence.pages == 0 and sequence.parked is None
+        assert sequence.pages == 0 and sequence.swapped is None
         if isinstance(event, Finished) and event.reason is not FinishReason.ABORTED:
             text = self.texts[identity]
             assert text == naive(request, self.window, CONTEXT)
@@ -375,38 +383,37 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check()
-        self.pool.check_contents(self.model.slots)
+        self.prefixes.check_contents(self.model.slots)
         self.check_tables()
         self.check_order()
         for identity, sequence in self.scheduler.sequences.items():
             assert sequence.tokens == self.texts[identity]
-            assert sequence.preemptions <= MOST_PREEMPTIONS or identity in self.toyed
+            assert sequence.preemptions <= MAX_PREEMPTIONS or identity in self.toyed
             assert not sequence.reused or sequence.preemptions or identity in self.family or sequence.request.share
 
     def check_tables(self):
         """Who holds which page: what a row reads, no more than a window needs, and only of texts it may share."""
         holders: dict[tuple[int, int], set[int]] = {}
         for sequence in self.scheduler.sequences.values():
-            root = self.pool.chain(sequence.request.salt).root
-            for number, (group, shelf) in enumerate(zip(self.pool.groups, self.pool._shelves, strict=True)):
+            root = self.prefixes.hashes(sequence.request.salt).root
+            for number, pool in enumerate(self.pool.group_pools):
                 table = sequence.tables[number]
-                self.check_table(sequence, group.window, table)
+                self.check_table(sequence, pool.group.window, table)
                 for place, page in table.items():
                     holders.setdefault((number, page), set()).add(sequence.id)
-                    if page in shelf.names:
+                    if page in pool.hashes:
                         end = (place + 1) * self.pool.page_size
-                        assert self.pool.texts[shelf.names[page]] == (root, tuple(sequence.tokens[:end]))
+                        assert self.prefixes.texts[pool.hashes[page]] == (root, tuple(sequence.tokens[:end]))
                         assert sequence.shares or sequence.id in self.family, "it shares nothing"
         for several in holders.values():
             assert len({self.requests[identity].salt for identity in several}) == 1, "salts keep apart"
             lonely = [one for one in several if not self.requests[one].share and one not in self.family]
             assert not lonely or len(several) == 1, "it shares nothing"
-        held = len(holders)
-        assert self.pool.free == self.pool.pages - held
+        assert self.pool.available == self.pool.pages - len(holders)
 
     def check_table(self, sequence, window, table):
         size = self.pool.page_size
-        assert len(table) <= window.most_pages(sequence.slots, self.scheduler.token_budget, size)
+        assert len(table) <= window.max_pages(sequence.max_computed, self.scheduler.token_budget, size)
         if sequence.state is State.WAITING:
             assert not table
             return
@@ -417,30 +424,30 @@ class Machine(RuleBasedStateMachine):
         assert table.keys() <= kept, "and no more"
 
     def check_order(self):
-        """First come, first served; who was held and put off queues where it was, behind those that went on."""
+        """First come, first served; one that was preempted while paused queues where it was."""
         if self.toyed:
             return
-        waiting = [sequence.id for sequence in self.scheduler.waiting]
-        running = [sequence.id for sequence in self.scheduler.running]
-        assert running + waiting == sorted(running + waiting)
-        assert len(running) <= self.scheduler.max_sequences
+        waiting = [group.first.id for group in self.scheduler.waiting]
+        ahead = [sequence.id for sequence in running(self.engine)]
+        assert ahead + waiting == sorted(ahead + waiting)
+        assert len(ahead) <= self.scheduler.max_sequences
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
         self.unknown()
-        self.let_all_go_on(None)
+        self.resume_all(None)
         while self.engine.busy:
             self.step()
             self.books_balance()
         assert self.terminal.keys() == self.requests.keys(), "every request ended"
-        assert self.pool.free == self.pool.pages and self.pool.parked == 0
+        assert self.pool.available == self.pool.pages and self.scheduler.swap.used == 0
         self.ask_twice()
 
     def ask_twice(self):
         """With nobody beside it, a prompt that was just computed is found, up to the page of its last token."""
         size, budget = self.pool.page_size, self.scheduler.token_budget
-        n = max((n for n in range(1, CONTEXT) if self.pool.holds([self.pool.most_pages(n, budget)])), default=0)
+        n = max((n for n in range(1, CONTEXT) if self.pool.fits([self.pool.max_pages(n, budget)])), default=0)
         if n:
             request = Request(tuple(range(100, 100 + n)), SamplingParams(max_tokens=1))
             whole = (n - 1) // size * size

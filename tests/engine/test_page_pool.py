@@ -1,4 +1,4 @@
-"""The page pool alone: tables that grow, share, fork, are parked and go in any order, against what stands in them.
+"""The page pool, its prefix index and its swap space: tables grow, share, fork, are swapped and go in any order.
 
 The oracle is the text of every table: each position that a later token reads must hold its token, whatever happened to
 the others. Which pages are free, shared or forgotten is counted anew from the tables every time.
@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import is_read_from, kept_pages
-from tokenwright.engine import AttentionWindow, Group, PagePool
-from tokenwright.engine.page_pool import Blank, PrefixHashes, SwappedPages, Tables
+from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex, SwapSpace
+from tokenwright.engine.page_pool import NullMemory
+from tokenwright.engine.page_table import PageTables
+from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.engine.swap import SwappedPages
 
 COMMON = [[(step * place) % 5 for place in range(40)] for step in (1, 2)]
 SALTS = (b"", b"salt")
@@ -42,10 +45,10 @@ class Text:
 
     tokens: list[int]
     salt: bytes
-    tables: Tables
-    chain: PrefixHashes
+    tables: PageTables
+    hashes: PrefixHashes
     computed: int = 0
-    parked: SwappedPages | None = None
+    swapped: SwappedPages | None = None
 
 
 attention_windows = st.one_of(
@@ -65,9 +68,9 @@ turns = st.lists(
                 "go",
                 "go",
                 "fork",
-                "park",
-                "unpark",
-                "unpark",
+                "swap_out",
+                "swap_in",
+                "swap_in",
                 "release",
                 "rewind",
                 "save",
@@ -96,10 +99,11 @@ class PoolMachine(RuleBasedStateMachine):
         ]
         self.memory = Slots(self.groups, page_size)
         self.size = page_size
-        self.pool = PagePool(self.groups, page_size, self.memory, swap=swap)
+        self.pool = PagePool(self.groups, page_size, self.memory)
+        self.prefixes, self.swap = PrefixIndex(self.pool), SwapSpace(self.pool, swap)
         self.texts: list[Text] = []
         self.saved: list[tuple[Text, int, list[list[int]], list]] = []
-        self.meaning: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # of names
+        self.meaning: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # of hashes
         self.named: list[dict[tuple[bytes, tuple[int, ...]], int]] = [{} for _ in self.groups]  # before this turn
         self.let_go: list[dict[int, tuple[int, int]]] = [{} for _ in self.groups]  # page: when, and in which order
         self.clock = 0
@@ -119,16 +123,16 @@ class PoolMachine(RuleBasedStateMachine):
     def begin(self, who, length, way):
         tokens = COMMON[way or 0][: 3 * length] + [who] * (length % 3)
         salt = SALTS[way is None]
-        text = Text(tokens, salt, self.pool.tables(), self.pool.chain(salt))
+        text = Text(tokens, salt, self.pool.tables(), self.prefixes.hashes(salt))
         self.texts.append(text)
         self.find(text)
 
     def find(self, text):
         """The longest beginning of which all that a later row reads has a name, and no more."""
-        cut = self.pool.match(text.chain, text.tokens)
+        cut = self.prefixes.match_prefix(text.hashes, text.tokens)
         assert cut == self.longest(text, len(text.tokens) - 1, tails=True)
         held = [self.held(number) for number in range(len(self.groups))]
-        self.pool.adopt(text.tables, text.chain, text.tokens, cut)
+        self.prefixes.attach_prefix(text.tables, text.hashes, text.tokens, cut)
         for number, (group, table) in enumerate(zip(self.groups, text.tables, strict=True)):
             assert table.keys() == kept_pages(group.window, cut, self.size)
             assert all(page in held[number] or page in self.let_go[number] for page in table.values())
@@ -156,14 +160,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     def go(self, text, tokens, way):
         """Compute some tokens more, and name the pages that they fill, or do not."""
-        if text.parked is not None:
+        if text.swapped is not None:
             return
         if text.computed == len(text.tokens):
             text.tokens += COMMON[way or 0][:tokens]
         stop = min(text.computed + tokens, len(text.tokens))
         ahead = len(text.tokens) if way else stop
         fits, before = self.fits(text, stop, ahead), [dict(table) for table in text.tables]
-        assert self.pool.extend(text.tables, text.computed, stop, ahead) is fits
+        assert self.pool.reserve(text.tables, text.computed, stop, ahead) is fits
         if not fits:
             assert text.tables == before, "all or nothing"
             return
@@ -174,7 +178,7 @@ class PoolMachine(RuleBasedStateMachine):
                     self.let_go[number][old[place]] = (self.clock, place - 1000)  # before any that is trimmed
         self.write(text, stop)
         if way is not None:
-            self.seal(text, stop)
+            self.cache_pages(text, stop)
         text.computed = stop
         before = [dict(table) for table in text.tables]
         self.pool.trim(text.tables, stop)
@@ -182,13 +186,13 @@ class PoolMachine(RuleBasedStateMachine):
         for group, table in zip(self.groups, text.tables, strict=True):
             assert group.window.size is None or table.keys() == kept_pages(group.window, stop, self.size)
 
-    def seal(self, text, stop):
-        self.pool.seal(text.tables, text.chain, text.tokens, text.computed, stop)
+    def cache_pages(self, text, stop):
+        self.prefixes.cache_pages(text.tables, text.hashes, text.tokens, text.computed, stop)
         for place in range(text.computed // self.size, stop // self.size):
-            name, meaning = text.chain.names[place], self.name(text, place)
+            name, meaning = text.hashes.hashes[place], self.name(text, place)
             assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
-            for shelf, table in zip(self.pool._shelves, text.tables, strict=True):
-                assert place not in table or table[place] == shelf.index[name], "there is one page of a name"
+            for pool, table in zip(self.pool.group_pools, text.tables, strict=True):
+                assert place not in table or table[place] == pool.index[name], "there is one page of a name"
 
     def fits(self, text, stop, ahead):
         """Whether there are pages for all that is read or written, and for a copy of each that others hold too."""
@@ -209,7 +213,7 @@ class PoolMachine(RuleBasedStateMachine):
                     page = table[position // self.size]
                     users = [one for one in self.texts if page in one.tables[number].values()]
                     assert users == [text], "others hold what is written to"
-                    assert page not in self.pool._shelves[number].names, "others may find what is written to"
+                    assert page not in self.pool.group_pools[number].hashes, "others may find what is written to"
                     self.memory.pages[number][page][position % self.size] = text.tokens[position]
 
     def gone(self, before, after, order):
@@ -220,47 +224,47 @@ class PoolMachine(RuleBasedStateMachine):
                     self.let_go[number][old[place]] = (self.clock, order * place)
 
     def fork(self, text, tokens, way):
-        if text.parked is None and len(self.texts) < 6:
-            tables, chain = self.pool.fork(text.tables), text.chain.fork()
-            child = Text(list(text.tokens), text.salt, tables, chain, text.computed)
+        if text.swapped is None and len(self.texts) < 6:
+            tables, hashes = self.pool.fork(text.tables), text.hashes.fork()
+            child = Text(list(text.tokens), text.salt, tables, hashes, text.computed)
             held = max((page + 1 for table in tables for page in table), default=0)
             del child.tokens[max(text.computed, held * self.size, 1) :]  # they part here
-            del child.chain.names[len(child.tokens) // self.size :]
+            del child.hashes.hashes[len(child.tokens) // self.size :]
             child.tokens += COMMON[way or 0][:tokens]
             self.texts.append(child)
 
-    def park(self, text, tokens, way):
-        if text.parked is not None:
+    def swap_out(self, text, tokens, way):
+        if text.swapped is not None:
             return
         before = [dict(table) for table in text.tables]
         nbytes = text_pages = sum(map(len, text.tables))
-        room = self.pool.swap - self.pool.parked
-        text.parked = self.pool.park(text.tables)
-        assert (text.parked is None) is (nbytes > room)
-        if text.parked is not None:
-            assert not any(text.tables) and text.parked.nbytes == text_pages
+        room = self.swap.capacity - self.swap.used
+        text.swapped = self.swap.swap_out(text.tables)
+        assert (text.swapped is None) is (nbytes > room)
+        if text.swapped is not None:
+            assert not any(text.tables) and text.swapped.nbytes == text_pages
             self.gone(before, text.tables, -1)
 
-    def unpark(self, text, tokens, way):
-        if text.parked is None:
+    def swap_in(self, text, tokens, way):
+        if text.swapped is None:
             return
-        needs = [len(pages) for pages in text.parked.pages]
+        needs = [len(pages) for pages in text.swapped.pages]
         frees = [group.pages - len(self.held(number)) for number, group in enumerate(self.groups)]
         fits = all(need <= free for need, free in zip(needs, frees, strict=True))
-        assert self.pool.unpark(text.tables, text.parked) is fits
+        assert self.swap.swap_in(text.tables, text.swapped) is fits
         if fits:
             self.check_need()
-            text.parked = None
+            text.swapped = None
             assert [len(table) for table in text.tables] == needs
 
     def release(self, text, tokens, way):
         """It ends; or it falls back, and looks for what it left itself."""
         before = [dict(table) for table in text.tables]
-        if text.parked is not None:
-            self.pool.forget(text.parked)
-            text.parked = None
+        if text.swapped is not None:
+            self.swap.discard(text.swapped)
+            text.swapped = None
         elif way != 0:
-            self.seal_tail(text)
+            self.cache_tail(text)
             before = [dict(table) for table in text.tables]
         self.pool.release(text.tables)
         assert not any(text.tables)
@@ -270,20 +274,20 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.find(text)
 
-    def seal_tail(self, text):
+    def cache_tail(self, text):
         page, length = divmod(text.computed, self.size)
-        self.pool.seal_tail(text.tables, text.chain, text.tokens, text.computed)
+        self.prefixes.cache_tail(text.tables, text.hashes, text.tokens, text.computed)
         if length:
-            name = text.chain.name(text.tokens, page, text.computed, self.size)
+            name = text.hashes.hash(text.tokens, page, text.computed)
             meaning = self.name(text, page, text.computed)
             assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
-            for shelf, table, named in zip(self.pool._shelves, text.tables, self.named, strict=True):
+            for pool, table, named in zip(self.pool.group_pools, text.tables, self.named, strict=True):
                 if page in table:
-                    assert table[page] == shelf.index[name], "there is one page of a name"
+                    assert table[page] == pool.index[name], "there is one page of a name"
                     named[meaning] = table[page]
 
     def rewind(self, text, tokens, way):
-        if text.parked is not None:
+        if text.swapped is not None:
             return
         before = [dict(table) for table in text.tables]
         self.pool.rewind(text.tables)
@@ -293,15 +297,15 @@ class PoolMachine(RuleBasedStateMachine):
             assert new == (old if group.window.size is None else {})
 
     def save(self, text, tokens, way):
-        """Take out what is named of a text, held or not, and leave it where it is."""
-        cut, tables = self.pool.find(text.chain, text.tokens)
+        """Read the cached pages of a text, in use or not, and leave them where they are."""
+        cut, tables = self.prefixes.find_pages(text.hashes, text.tokens)
         assert cut == self.longest(text, len(text.tokens), tails=False)
         for named, table in zip(self.named, tables, strict=True):
             there = {page: named.get(self.name(text, page)) for page in range(cut // self.size)}
             assert table == {place: page for place, page in there.items() if page is not None}
         contents = [self.memory.read(number, list(table.values())) for number, table in enumerate(tables)]
         self.saved.append(
-            (Text(text.tokens[:cut], text.salt, [], PrefixHashes(b"")), cut, [*map(list, tables)], contents)
+            (Text(text.tokens[:cut], text.salt, [], PrefixHashes(b"", self.size)), cut, [*map(list, tables)], contents)
         )
 
     def load(self, text, tokens, way):
@@ -309,15 +313,15 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.saved:
             return
         text, cut, pages, contents = self.saved[tokens % len(self.saved)]
-        text.chain = self.pool.chain(text.salt)
-        rows = self.pool.room(text.chain, text.tokens, pages)
+        text.hashes = self.prefixes.hashes(text.salt)
+        rows = self.prefixes.missing_pages(text.hashes, text.tokens, pages)
         assert rows == self.fresh(text, cut, pages)
         if rows is not None:
             lists = [dict(zip(have, one, strict=True)) for have, one in zip(pages, contents, strict=True)]
             chosen = [[one[page] for page in row] for one, row in zip(lists, rows, strict=True)]
-            self.pool.put(text.chain, text.tokens, rows, chosen)
-            pairs = zip(rows, self.pool._shelves, strict=True)
-            found = [{page: shelf.index[text.chain.names[page]] for page in row} for row, shelf in pairs]
+            self.prefixes.insert_pages(text.hashes, text.tokens, rows, chosen)
+            pairs = zip(rows, self.pool.group_pools, strict=True)
+            found = [{page: pool.index[text.hashes.hashes[page]] for page in row} for row, pool in pairs]
             self.gone(found, self.pool.tables(), -1)
 
     def fresh(self, text, cut, pages):
@@ -337,33 +341,34 @@ class PoolMachine(RuleBasedStateMachine):
         """Whether a text has room, if some tables were given up for it: by doing so in the head."""
         spare = [one for one in self.texts if data.draw(st.booleans())]
         others = [one for one in self.texts if one not in spare]
-        text = Text(COMMON[0][:length], b"", self.pool.tables(), self.pool.chain())
-        cut = self.pool.match(text.chain, text.tokens)
-        lacking = False
+        text = Text(COMMON[0][:length], b"", self.pool.tables(), self.prefixes.hashes())
+        cut = self.prefixes.match_prefix(text.hashes, text.tokens)
+        fits = True
         for number, group in enumerate(self.groups):
             held = {page for one in others for page in one.tables[number].values()}
             found = {
                 self.named[number][self.name(text, page, cut)] for page in kept_pages(group.window, cut, self.size)
             }
-            most = group.window.most_pages(length, chunk, self.size)
-            lacking |= most - len(found & held) > group.pages - len(held)
-        assert self.pool.lacking(text.chain, text.tokens, cut, length, chunk, [one.tables for one in spare]) is lacking
+            most = group.window.max_pages(length, chunk, self.size)
+            fits &= most - len(found & held) <= group.pages - len(held)
+        needs, tables = self.pool.max_pages(length, chunk), [one.tables for one in spare]
+        assert self.prefixes.can_admit(text.hashes, text.tokens, cut, needs, tables) is fits
 
     def check_need(self):
-        """A page keeps its name as long as there are blank ones to take instead."""
-        for shelf, named in zip(self.pool._shelves, self.named, strict=True):
-            assert not shelf.blank or {self.meaning[name] for name in shelf.index} == named.keys()
+        """A page stays cached as long as there are free ones to allocate instead."""
+        for pool, named in zip(self.pool.group_pools, self.named, strict=True):
+            assert not pool.free or {self.meaning[name] for name in pool.index} == named.keys()
 
     def check_names(self, before):
         """What has lost its name was let go before all that have kept theirs."""
-        for number, (shelf, let_go, old) in enumerate(zip(self.pool._shelves, self.let_go, before, strict=True)):
-            named = {self.meaning[name]: page for name, page in shelf.index.items()}
+        for number, (pool, let_go, old) in enumerate(zip(self.pool.group_pools, self.let_go, before, strict=True)):
+            named = {self.meaning[name]: page for name, page in pool.index.items()}
             lost = {page for text, page in self.named[number].items() if named.get(text) != page}
-            left = [when for page, when in old.items() if page in shelf.kept and let_go[page] == when]
+            left = [when for page, when in old.items() if page in pool.cached and let_go[page] == when]
             assert all(old[page] < when for page in lost for when in left), "what was let go last was used up first"
-            for page in [page for page in let_go if page in self.held(number) or page not in shelf.names]:
+            for page in [page for page in let_go if page in self.held(number) or page not in pool.hashes]:
                 del let_go[page]
-            assert sorted(let_go, key=let_go.get) == list(shelf.kept)
+            assert sorted(let_go, key=let_go.get) == list(pool.cached)
             self.named[number] = named
 
     @invariant()
@@ -371,9 +376,9 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check([text.tables for text in self.texts])
-        assert self.pool.parked == sum(text.parked.nbytes for text in self.texts if text.parked)
+        assert self.swap.used == sum(text.swapped.nbytes for text in self.texts if text.swapped)
         for number, group in enumerate(self.groups):
-            for text in (one for one in self.texts if one.parked is None):
+            for text in (one for one in self.texts if one.swapped is None):
                 self.check_text(number, group, text)
             for (_, tokens), page in self.named[number].items():
                 start = (len(tokens) - 1) // self.size * self.size
@@ -396,8 +401,8 @@ TOKEN = st.integers(0, 2**32 - 1)
 SIZE = 3
 
 
-def names(tokens, seed=b"", salt=b""):
-    return PagePool([Group(1)], SIZE, seed=seed).chain(salt).upto(tokens, SIZE)
+def hashes_of(tokens, seed=b"", salt=b""):
+    return PrefixIndex(PagePool([Group(1)], SIZE), seed).hashes(salt).extend(tokens)
 
 
 @given(st.lists(TOKEN, min_size=SIZE, max_size=20), st.data())
@@ -405,7 +410,7 @@ def test_another_token_changes_the_name_of_its_page_and_all_later_ones(tokens, d
     place, token = data.draw(st.integers(0, len(tokens) - 1)), data.draw(TOKEN)
     other = [*tokens[:place], token, *tokens[place + 1 :]]
     same = len(tokens) // SIZE if other == tokens else place // SIZE
-    assert [one == two for one, two in zip(names(tokens), names(other), strict=True)] == [
+    assert [one == two for one, two in zip(hashes_of(tokens), hashes_of(other), strict=True)] == [
         page < same for page in range(len(tokens) // SIZE)
     ]
 
@@ -414,7 +419,7 @@ def test_another_token_changes_the_name_of_its_page_and_all_later_ones(tokens, d
 def test_the_order_counts(one, random):
     other = list(one)
     random.shuffle(other)
-    for page, (name, another) in enumerate(zip(names(one), names(other), strict=True), 1):
+    for page, (name, another) in enumerate(zip(hashes_of(one), hashes_of(other), strict=True), 1):
         assert (name == another) is (one[: page * SIZE] == other[: page * SIZE])
 
 
@@ -422,7 +427,7 @@ def test_the_order_counts(one, random):
 @example(b"ab", 0, 1)
 def test_seed_and_salt_are_framed(both, cut, another):
     """What reads alike when it is put together is not alike."""
-    one, other = names([1] * 6, both[:cut], both[cut:]), names([1] * 6, both[:another], both[another:])
+    one, other = hashes_of([1] * 6, both[:cut], both[cut:]), hashes_of([1] * 6, both[:another], both[another:])
     same = both[:cut] == both[:another]
     assert (one == other) is same
     assert same or not set(one) & set(other)
@@ -430,78 +435,88 @@ def test_seed_and_salt_are_framed(both, cut, another):
 
 @given(st.lists(TOKEN, max_size=30), st.lists(st.integers(0, 30), max_size=5))
 def test_names_given_bit_by_bit_are_those_given_at_once(tokens, cuts):
-    chain = PagePool([Group(1)], SIZE).chain()
+    hashes = PrefixIndex(PagePool([Group(1)], SIZE)).hashes()
     for cut in sorted(cuts):
-        chain.upto(tokens[:cut], SIZE)
-    fork = chain.fork()
-    assert chain.upto(tokens, SIZE) == fork.upto(tokens, SIZE) == names(tokens)
-    assert chain.names is not fork.names
+        hashes.extend(tokens[:cut])
+    fork = hashes.fork()
+    assert hashes.extend(tokens) == fork.extend(tokens) == hashes_of(tokens)
+    assert hashes.hashes is not fork.hashes
 
 
 def test_no_name_is_given_twice():
     """Names of many texts, seeds and salts, and of all their pages: as many as there are texts."""
     texts = [[a, b, c, *more] for a in range(4) for b in range(4) for c in range(4) for more in ([], [0, 0, 1])]
     found = {
-        name for text in texts for seed in (b"", b"1", b"2") for salt in (b"", b"1") for name in names(text, seed, salt)
+        name
+        for text in texts
+        for seed in (b"", b"1", b"2")
+        for salt in (b"", b"1")
+        for name in hashes_of(text, seed, salt)
     }
     assert len(found) == 4**3 * 2 * 6
 
 
 TAKEN_BACK = {
-    "fork": lambda pool, tables, chain: pool.fork(tables),
-    "rewind": lambda pool, tables, chain: pool.rewind(tables),
-    "release": lambda pool, tables, chain: pool.release(tables),
-    "park": lambda pool, tables, chain: pool.park(tables),
-    "seal": lambda pool, tables, chain: pool.seal(tables, chain, range(8), 0, 8),
+    "fork": lambda pool, tables: pool.fork(tables),
+    "rewind": lambda pool, tables: pool.rewind(tables),
+    "release": lambda pool, tables: pool.release(tables),
+    "swap_out": lambda pool, tables: SwapSpace(pool, 99).swap_out(tables),
+    "cache_pages": lambda pool, tables: cache(pool, tables, range(8), 0, 8),
 }
 
 
+def cache(pool, tables, tokens, start, stop):
+    prefixes = PrefixIndex(pool)
+    prefixes.cache_pages(tables, prefixes.hashes(), tokens, start, stop)
+
+
 @pytest.mark.parametrize("what", TAKEN_BACK)
-def test_pages_are_ready_up_to_their_end_until_others_may_have_them(what):
-    """A step within them asks nothing of the pool; after a fork, a fall back, or under another name, it does again."""
-    pool = PagePool([Group(9)], 4, swap=99)
-    tables, chain = pool.tables(), pool.chain()
-    assert pool.extend(tables, 0, 6, 6)
-    assert tables[0].ready == 8 and pool.owns(tables, 0)
-    TAKEN_BACK[what](pool, tables, chain)
-    assert tables[0].ready == 0
-
-
-def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_named():
+def test_pages_are_reserved_up_to_their_end_until_others_may_have_them(what):
+    """A step within them asks nothing of the pool; after a fork, a fall back, or under another hash, it does again."""
     pool = PagePool([Group(9)], 4)
-    tables, chain = pool.tables(), pool.chain()
-    assert pool.extend(tables, 0, 4, 4)
-    pool.seal(tables, chain, range(8), 0, 4)
-    assert pool.extend(tables, 4, 8, 8) and tables[0].ready == 8
-    named = tables[0][0]
+    tables = pool.tables()
+    assert pool.reserve(tables, 0, 6, 6)
+    assert tables[0].reserved == 8 and pool.writable(tables, 0)
+    TAKEN_BACK[what](pool, tables)
+    assert tables[0].reserved == 0
+
+
+def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_cached():
+    pool = PagePool([Group(9)], 4)
+    tables = pool.tables()
+    assert pool.reserve(tables, 0, 4, 4)
+    cache(pool, tables, range(8), 0, 4)
+    assert pool.reserve(tables, 4, 8, 8) and tables[0].reserved == 8
+    cached = tables[0][0]
     pool.rewind(tables)
-    assert pool.extend(tables, 0, 4, 4)
-    assert tables[0][0] != named and pool.match(chain, range(8)) == 4
+    assert pool.reserve(tables, 0, 4, 4)
+    assert tables[0][0] != cached and found(pool, range(8)) == 4
 
 
 def test_a_pool_without_a_memory_counts_pages():
-    pool = PagePool([Group(3, page_bytes=1)], 2, swap=2)
-    tables = pool.tables()
-    assert isinstance(pool.memory, Blank)
-    assert pool.extend(tables, 0, 4, 4)
-    parked = pool.park(tables)
-    assert (parked.nbytes, pool.parked, pool.free) == (2, 2, 3)
-    assert pool.unpark(tables, parked)
+    pool = PagePool([Group(3, page_bytes=1)], 2)
+    swap, tables = SwapSpace(pool, 2), pool.tables()
+    assert isinstance(pool.memory, NullMemory)
+    assert pool.reserve(tables, 0, 4, 4)
+    swapped = swap.swap_out(tables)
+    assert (swapped.nbytes, swap.used, pool.available) == (2, 2, 3)
+    assert swap.swap_in(tables, swapped)
     fork = pool.fork(tables)
-    assert pool.extend(fork, 3, 4, 4) and pool.free == 0
-    assert not pool.extend(tables, 2, 5, 5)
+    assert pool.reserve(fork, 3, 4, 4) and pool.available == 0
+    assert not pool.reserve(tables, 2, 5, 5)
     pool.check([tables, fork])
 
 
 def leave(pool, tokens, salt=b""):
     """Compute a text and let it go, its last page named though it is not full."""
-    tables, chain = pool.tables(), pool.chain(salt)
-    assert pool.extend(tables, 0, len(tokens), len(tokens))
+    tables, prefixes = pool.tables(), PrefixIndex(pool)
+    hashes = prefixes.hashes(salt)
+    assert pool.reserve(tables, 0, len(tokens), len(tokens))
     for number, table in enumerate(tables):
         for position, token in enumerate(tokens):
             pool.memory.pages[number][table[position // SIZE]][position % SIZE] = token
-    pool.seal(tables, chain, tokens, 0, len(tokens))
-    pool.seal_tail(tables, chain, tokens, len(tokens))
+    prefixes.cache_pages(tables, hashes, tokens, 0, len(tokens))
+    prefixes.cache_tail(tables, hashes, tokens, len(tokens))
     pool.release(tables)
     pool.check([])
 
@@ -511,8 +526,9 @@ def tailed(*attention_windows, pages=9):
     return PagePool(groups, SIZE, Slots(groups, SIZE))
 
 
-def found(pool, tokens, most=None, salt=b""):
-    return pool.match(pool.chain(salt), tokens, most)
+def found(pool, tokens, most=None, salt=b"", tails=True):
+    prefixes = PrefixIndex(pool)
+    return prefixes.match_prefix(prefixes.hashes(salt), tokens, most, tails=tails)
 
 
 LEFT = [7, 8, 9, 4, 5]  # a full page and a tail of two
@@ -544,44 +560,45 @@ def test_a_tail_is_as_long_as_may_be_and_not_longer():
         leave(pool, [7, 8, 9, *tail])
     assert [found(pool, [*LEFT, 6], most) for most in range(6)] == [0, 0, 0, 3, 4, 5]
     assert found(pool, LEFT) == 4, "the last token's row is needed"
-    assert pool.match(pool.chain(), [*LEFT, 6], 5, tails=False) == SIZE
+    assert found(pool, [*LEFT, 6], 5, tails=False) == SIZE
 
 
 def test_a_tail_must_be_there_in_every_group():
     pool = tailed(AttentionWindow(), AttentionWindow(size=3))
     leave(pool, LEFT)
     assert found(pool, [*LEFT, 1]) == 5
-    shelf = pool._shelves[1]
-    shelf.forget(shelf.index[next(iter(shelf.tail_of))])
+    one = pool.group_pools[1]
+    one.evict(one.index[next(iter(one.tail_of))])
     assert found(pool, [*LEFT, 1]) == SIZE
-    assert not shelf.tails and not shelf.tail_of, "what is forgotten is not looked for"
+    assert not one.tails and not one.tail_of, "what is forgotten is not looked for"
 
 
 def test_a_tail_that_two_texts_have_left_is_one_and_is_forgotten_once():
     pool = tailed()
     for _ in range(2):
         leave(pool, LEFT)
-    assert pool.kept == 2
-    assert list(pool._shelves[0].tails.values()) == [{2: 1}]
+    assert pool.cached == 2
+    assert list(pool.group_pools[0].tails.values()) == [{2: 1}]
     pool.check([])
     leave(pool, list(range(20, 20 + 9 * SIZE)))
     assert found(pool, [*LEFT, 1]) == 0
-    assert not pool._shelves[0].tails
+    assert not pool.group_pools[0].tails
 
 
 @pytest.mark.parametrize("room", [0, 1])
 def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(room):
     pool = tailed(pages=2 + room)
     leave(pool, LEFT)
-    tokens, chain, tables = [*LEFT, 6], pool.chain(), pool.tables()
-    pool.adopt(tables, chain, tokens, pool.match(chain, tokens))
+    tokens, prefixes, tables = [*LEFT, 6], PrefixIndex(pool), pool.tables()
+    hashes = prefixes.hashes()
+    prefixes.attach_prefix(tables, hashes, tokens, prefixes.match_prefix(hashes, tokens))
     tail = tables[0][1]
-    assert pool.extend(tables, 5, 6, 6)
+    assert pool.reserve(tables, 5, 6, 6)
     assert (tables[0][1] == tail) is (room == 0)
     pool.memory.pages[0][tables[0][1]][2] = 6
     assert pool.memory.pages[0][tables[0][1]] == [4, 5, 6]
     assert found(pool, [*LEFT, 1]) == (5 if room else SIZE), "what was written over is not found"
-    pool.seal(tables, chain, tokens, 5, 6)
+    prefixes.cache_pages(tables, hashes, tokens, 5, 6)
     assert found(pool, [*tokens, 1]) == 6
     pool.check([tables])
 
@@ -591,10 +608,11 @@ def test_two_that_go_on_behind_one_tail_part_there():
     leave(pool, LEFT)
     ways = []
     for last in 1, 2:
-        tokens, chain, tables = [*LEFT, last], pool.chain(), pool.tables()
-        assert pool.match(chain, tokens) == 5
-        pool.adopt(tables, chain, tokens, 5)
-        assert pool.extend(tables, 5, 6, 6)
+        tokens, prefixes, tables = [*LEFT, last], PrefixIndex(pool), pool.tables()
+        hashes = prefixes.hashes()
+        assert prefixes.match_prefix(hashes, tokens) == 5
+        prefixes.attach_prefix(tables, hashes, tokens, 5)
+        assert pool.reserve(tables, 5, 6, 6)
         pool.memory.pages[0][tables[0][1]][2] = last
         ways.append(tables)
     assert [pool.memory.pages[0][one[0][1]] for one in ways] == [[4, 5, 1], [4, 5, 2]]
@@ -604,15 +622,16 @@ def test_two_that_go_on_behind_one_tail_part_there():
 
 def test_what_must_be_free_beside_a_text_is_counted():
     pool = tailed(pages=4)
-    text = pool.chain(), [1] * 5, 0, 5, 9
-    assert [pool.lacking(*text, (), [pages]) for pages in range(4)] == [False, False, False, True]
+    prefixes, (own,) = PrefixIndex(pool), pool.max_pages(5, 9)
+    text = prefixes.hashes(), [1] * 5, 0
+    assert [prefixes.can_admit(*text, [own + more]) for more in range(4)] == [True, True, True, False]
 
 
 def test_texts_share_for_good_the_full_pages_of_what_they_have_in_common_but_not_a_windows():
     pool = tailed(
         AttentionWindow(), AttentionWindow(size=3, sinks=2), AttentionWindow(start=4), AttentionWindow(stop=4)
     )
-    assert [pool.whole_pages(tokens) for tokens in (2, 3, 5, 6, 9)] == [
+    assert [pool.shareable_pages(tokens) for tokens in (2, 3, 5, 6, 9)] == [
         [0, 0, 0, 0],
         [1, 0, 0, 1],
         [1, 0, 0, 1],
@@ -649,9 +668,9 @@ def test_no_page_is_lost_when_the_memory_fails(error):
     groups = [Group(6, page_bytes=1), Group(6, page_bytes=1)]
     memory = Broken(groups, 2)
     memory.error = error
-    pool = PagePool(groups, 2, memory, swap=20)
-    tables, chain = pool.tables(), pool.chain()
-    assert pool.extend(tables, 0, 3, 3)
+    pool = PagePool(groups, 2, memory)
+    prefixes, swap, tables = PrefixIndex(pool), SwapSpace(pool, 20), pool.tables()
+    assert pool.reserve(tables, 0, 3, 3)
     fork = pool.fork(tables)
 
     def fails(name, call, quietly):
@@ -664,39 +683,39 @@ def test_no_page_is_lost_when_the_memory_fails(error):
         memory.fails = None
         pool.check([tables, fork])
 
-    fails("copy", lambda: pool.extend(fork, 3, 4, 4), False)
+    fails("copy", lambda: pool.reserve(fork, 3, 4, 4), False)
     assert fork == tables
-    fails("read", lambda: pool.park(tables), True)
-    assert pool.parked == 0 and all(len(table) == 2 for table in tables)
-    parked = pool.park(tables)
-    fails("write", lambda: pool.unpark(tables, parked), True)
-    assert pool.parked == 4 and not any(tables)
-    assert pool.unpark(tables, parked)
-    fails("write", lambda: pool.put(chain, [1, 2], [[0], [0]], [[[1, 2]], [[1, 2]]]), False)
-    assert (pool.kept, pool.parked) == (0, 0)
+    fails("read", lambda: swap.swap_out(tables), True)
+    assert swap.used == 0 and all(len(table) == 2 for table in tables)
+    swapped = swap.swap_out(tables)
+    fails("write", lambda: swap.swap_in(tables, swapped), True)
+    assert swap.used == 4 and not any(tables)
+    assert swap.swap_in(tables, swapped)
+    fails("write", lambda: prefixes.insert_pages(prefixes.hashes(), [1, 2], [[0], [0]], [[[1, 2]], [[1, 2]]]), False)
+    assert (pool.cached, swap.used) == (0, 0)
 
 
-@pytest.mark.parametrize("wrong", ["lost", "twice", "stranger", "index", "blank", "nameless"])
+@pytest.mark.parametrize("wrong", ["lost", "twice", "stranger", "index", "free", "no hash"])
 def test_the_check_finds_what_is_wrong(wrong):
     pool = PagePool([Group(4)], 1)
     tables = pool.tables()
-    assert pool.extend(tables, 0, 2, 2)
-    pool.seal(tables, pool.chain(), [5, 6], 0, 1)
+    assert pool.reserve(tables, 0, 2, 2)
+    cache(pool, tables, [5, 6], 0, 1)
     pool.check([tables])
-    (shelf,) = pool._shelves
+    (one,) = pool.group_pools
     match wrong:
         case "lost":
-            shelf.blank.pop()
+            one.free.pop()
         case "twice":
-            shelf.blank.append(tables[0][1])
+            one.free.append(tables[0][1])
         case "stranger":
             tables[0][7] = 3
         case "index":
-            shelf.index.clear()
-        case "blank":
-            shelf.names[shelf.blank[0]] = b"name"
-            shelf.index[b"name"] = shelf.blank[0]
-        case "nameless":
-            shelf.kept[shelf.blank.pop()] = None
+            one.index.clear()
+        case "free":
+            one.hashes[one.free[0]] = b"hash"
+            one.index[b"hash"] = one.free[0]
+        case "no hash":
+            one.cached[one.free.pop()] = None
     with pytest.raises(AssertionError):
         pool.check([tables])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import build, request
 from tokenwright.engine import AttentionWindow, Group, Pick
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 
 PAGES = st.integers(0, 12)
 TURNS = st.lists(st.tuples(st.sampled_from(["set", "set", "set", "pop", "popitem", "copy"]), PAGES, PAGES), max_size=40)
@@ -23,7 +23,7 @@ def by_address(table):
 
 @given(TURNS)
 def test_it_is_a_dictionary(turns):
-    table, right = Table(), {}
+    table, right = PageTable(), {}
     for name, page, found in turns:
         match name:
             case "set":
@@ -44,7 +44,7 @@ def test_it_is_a_dictionary(turns):
 
 
 def test_what_is_absent_is_an_error():
-    table = Table()
+    table = PageTable()
     table[2] = 5
     for page in (-1, 0, 1, 3):
         with pytest.raises(KeyError):
@@ -85,7 +85,7 @@ def test_a_step_costs_the_same_however_long_the_text_is(window):
         sequence = engine.submit(request(*[5 + place % 90 for place in range(length)], most=50))
         while len(sequence.written) < 8:
             engine.scheduler.commit(
-                step := engine.scheduler.schedule(), [Pick(c.sequence, 7, 0.0) for c in step.chunks]
+                step := engine.scheduler.schedule(), [Pick(c.sequence.id, 7, 0.0) for c in step.chunks]
             )
         scheduler = engine.scheduler
         steps = []

@@ -1,4 +1,4 @@
-"""Pages that several texts hold: found by what they hold, forked, copied before they are written to, and parked.
+"""Pages that several texts hold: found by what they hold, forked, copied before they are written to, and swapped.
 
 Each test says in counts what sharing is for. That the texts stay right is found by the watched model, which compares
 what every row reads with what was to be there, and by the naive loop.
@@ -9,8 +9,8 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, heard, naive, request, run
-from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, PagePool, State, Token
-from tokenwright.engine.scheduler import MOST_PREEMPTIONS
+from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, PagePool, State, SwapSpace, Token
+from tokenwright.engine.scheduler import MAX_PREEMPTIONS
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
 WINDOW = AttentionWindow(size=6)
@@ -22,7 +22,7 @@ def group(pages, window=AttentionWindow()):  # noqa: B008  (it is frozen)
 
 
 def used(engine):
-    return engine.pool.pages - engine.pool.free
+    return engine.pool.pages - engine.pool.available
 
 
 def text(length, first=0):
@@ -94,7 +94,7 @@ def test_a_hit_needs_what_a_row_reads_and_no_more(window, found):
     for pages, reused in enumerate(found):
         engine, _ = build(group(8, window), token_budget=40)
         run(engine, request(*text(32), most=1))
-        assert engine.pool.kept == 8
+        assert engine.pool.cached == 8
         if pages:
             run(engine, request(*text(4 * pages, 50), most=1, share=False))  # uses up so many of them
         (again,) = run(engine, request(*text(32), most=1))
@@ -104,8 +104,8 @@ def test_a_hit_needs_what_a_row_reads_and_no_more(window, found):
 def test_a_hit_needs_the_sinks_too():
     engine, _ = build(group(8, WITH_SINKS), token_budget=40)
     run(engine, request(*text(32), most=1))
-    (shelf,) = engine.pool._shelves
-    shelf.kept.move_to_end(next(reversed(shelf.kept)), last=False)  # the page with the sinks
+    (pool,) = engine.pool.group_pools
+    pool.cached.move_to_end(next(reversed(pool.cached)), last=False)  # the page with the sinks
     run(engine, request(1, most=1, share=False))
     (again,) = run(engine, request(*text(32), most=1))
     assert (again.reused, again.tokens) == (0, naive(again.request, WITH_SINKS))
@@ -138,9 +138,9 @@ def test_one_that_was_put_off_finds_its_pages_again(window):
     for _ in range(6):
         heard(engine.step())
     assert sequence.computed == 14
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     engine.scheduler.check()
-    assert (sequence.computed, sequence.pages, sequence.parked) == (0, 0, None)
+    assert (sequence.computed, sequence.pages, sequence.swapped) == (0, 0, None)
     drain(engine)
     assert (sequence.reused, sequence.forwarded) == (12, 20 + 2), "all but the page that was not full"
     assert sequence.tokens == naive(sequence.request, window)
@@ -149,41 +149,41 @@ def test_one_that_was_put_off_finds_its_pages_again(window):
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_one_that_was_parked_computes_nothing_twice(window, share):
+def test_one_that_was_swapped_out_computes_nothing_twice(window, share):
     engine, model = build(group(20, window), swap=20)
     sequence = engine.submit(request(*text(9), most=12, share=share))
     for _ in range(6):
         heard(engine.step())
     held = sequence.pages
-    engine.scheduler.preempt(sequence)
+    engine.scheduler.preempt(sequence.group)
     engine.scheduler.check()
-    assert (sequence.computed, sequence.pages, engine.pool.parked) == (14, 0, held)
+    assert (sequence.computed, sequence.pages, engine.scheduler.swap.used) == (14, 0, held)
     run(engine, request(*text(30, 50), most=1))  # stands behind it
     assert (sequence.reused, sequence.forwarded) == (14, 20)
     assert sequence.tokens == naive(sequence.request, window)
-    assert (model.moved, engine.pool.parked) == (2 * held, 0)
+    assert (model.moved, engine.scheduler.swap.used) == (2 * held, 0)
 
 
-def test_parking_takes_no_more_bytes_than_it_may():
+def test_swapping_takes_no_more_bytes_than_it_may():
     engine, _ = build(20, swap=5, token_budget=40)
     one, two = [engine.submit(request(*text(12, first), most=3)) for first in (1, 2)]
     heard(engine.step()), heard(engine.step())
-    engine.scheduler.preempt(two), engine.scheduler.preempt(one)
+    engine.scheduler.preempt(two.group), engine.scheduler.preempt(one.group)
     engine.scheduler.check()
-    assert [sequence.parked and sequence.parked.nbytes for sequence in (one, two)] == [None, 4]
+    assert [sequence.swapped and sequence.swapped.nbytes for sequence in (one, two)] == [None, 4]
     drain(engine)
     assert [one.tokens, two.tokens] == [naive(one.request), naive(two.request)]
 
 
 @pytest.mark.parametrize("end", ["abort", "cache off"])
-def test_what_is_parked_is_given_up_with_its_sequence(end):
+def test_what_is_swapped_out_is_given_up_with_its_sequence(end):
     engine, _ = build(20, swap=20)
     sequence = engine.submit(request(*text(12), most=3))
     heard(engine.step())
-    engine.scheduler.preempt(sequence)
-    assert engine.pool.parked
+    engine.scheduler.preempt(sequence.group)
+    assert engine.scheduler.swap.used
     engine.abort(sequence.id) if end == "abort" else engine.use_cache(sequence.id, False)
-    assert engine.pool.parked == 0
+    assert engine.scheduler.swap.used == 0
     engine.scheduler.check()
     drain(engine)
 
@@ -193,8 +193,8 @@ def test_a_page_is_left_once_it_is_full(computed):
     engine, _ = build(20, token_budget=computed)
     sequence = engine.submit(request(*text(11)))
     heard(engine.step())
-    engine.scheduler.preempt(sequence)
-    assert engine.pool.kept == computed // 4
+    engine.scheduler.preempt(sequence.group)
+    assert engine.pool.cached == computed // 4
     drain(engine)
     assert (sequence.reused, sequence.tokens) == (computed // 4 * 4, naive(sequence.request))
 
@@ -210,7 +210,7 @@ def test_salts_keep_texts_apart():
 def test_who_does_not_share_neither_takes_nor_leaves():
     engine, _ = build(40)
     (alone,) = run(engine, request(*text(12), 5, share=False))
-    assert engine.pool.kept == 0
+    assert engine.pool.cached == 0
     (first,) = run(engine, request(*text(12), 5))
     (after,) = run(engine, request(*text(12), 5, share=False))
     assert [one.reused for one in (alone, first, after)] == [0, 0, 0]
@@ -219,7 +219,7 @@ def test_who_does_not_share_neither_takes_nor_leaves():
 def test_the_naive_loop_neither_takes_nor_leaves():
     engine, model = build(40, group(20, WINDOW))
     (first,) = run(engine, request(*text(12), most=3, cache=False))
-    assert engine.pool.kept == 0
+    assert engine.pool.cached == 0
     run(engine, request(*text(12), most=3))
     before = model.forwarded
     (again,) = run(engine, request(*text(12), most=3, cache=False))
@@ -275,7 +275,7 @@ def test_what_failed_is_not_waited_for_and_not_found(whole):
     model.breaks, model.faulty = whole, set() if whole else {one.id}
     (event,) = engine.step()
     assert isinstance(event, Failed) and event.sequence == one.id
-    assert engine.pool.kept == 0, "it leaves nothing"
+    assert engine.pool.cached == 0, "it leaves nothing"
     model.breaks, model.faulty = False, set()
     drain(engine)
     assert [(two.reused, two.forwarded), (three.reused, three.forwarded)] == [(0, 36), (32, 4)]
@@ -346,7 +346,7 @@ def test_parent_and_children_part_and_each_reads_its_own_text(window):
     texts = {tuple(sequence.tokens) for sequence in (parent, *children)}
     assert len(texts) == 5
     assert children[3].tokens[:13] == children[0].tokens[:13]
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
 
 
 @pytest.mark.parametrize("ends", ["parent", "child"])
@@ -367,10 +367,10 @@ def test_either_may_end_without_the_other(ends, later):
 @pytest.mark.parametrize("swap", [0, 20])
 def test_a_fork_of_one_that_waits_is_queued(swap):
     engine, _, parent = fork_after(3, swap=swap)
-    engine.scheduler.preempt(parent)
+    engine.scheduler.preempt(parent.group)
     child = child_of(engine, parent, most=9)
     engine.scheduler.check()
-    assert (child.state, bool(parent.parked)) == (State.WAITING, bool(swap))
+    assert (child.state, bool(parent.swapped)) == (State.WAITING, bool(swap))
     drain(engine)
     assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
     assert child.reused == 8, "it finds what its parent has left"
@@ -432,50 +432,50 @@ def test_a_fork_is_refused_like_any_request():
         child_of(engine, parent)
 
 
-def test_pages_that_several_held_texts_share_are_given_up_for_one_that_waits():
-    """None of the held ones alone would free them; together they do, and nobody waits for ever."""
+def test_pages_that_several_paused_texts_share_are_given_up_for_one_that_waits():
+    """None of the paused ones alone would free them; together they do, and nobody waits for ever."""
     engine, _ = build(5)
-    held = [engine.submit(request(*range(13), most=3)) for _ in range(2)]
-    for sequence in held:
-        engine.hold(sequence.id, 14)
+    paused = [engine.submit(request(*range(13), most=3)) for _ in range(2)]
+    for sequence in paused:
+        engine.pause(sequence.id, 14)
     while engine.step():
         pass
-    assert engine.pool.free == 0 and [sequence.pages for sequence in held] == [4, 4]
+    assert engine.pool.available == 0 and [sequence.pages for sequence in paused] == [4, 4]
     other = engine.submit(request(*range(50, 60), most=3))
     for _ in range(10):
         heard(engine.step())
         engine.scheduler.check()
     assert other.state is State.FINISHED
-    for sequence in held:
-        engine.hold(sequence.id, None)
+    for sequence in paused:
+        engine.resume(sequence.id)
     drain(engine)
-    assert [sequence.tokens for sequence in held] == [naive(sequence.request) for sequence in held]
+    assert [sequence.tokens for sequence in paused] == [naive(sequence.request) for sequence in paused]
 
 
-def test_a_held_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
-    """What is found in a held text's pages is no page to be had besides."""
+def test_a_paused_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
+    """What is found in a paused text's pages is no page to be had besides."""
     engine, _ = build(5)
-    held = engine.submit(request(*text(12), most=6))
-    engine.hold(held.id, 13)
+    paused = engine.submit(request(*text(12), most=6))
+    engine.pause(paused.id, 13)
     while engine.step():
         pass
     running = engine.submit(request(70, 71, 72, most=6))
     for _ in range(3):
         heard(engine.step())
-    assert engine.pool.free == 0
+    assert engine.pool.available == 0
     late = engine.submit(request(*text(12), 90, 91, most=3))
     heard(engine.step())
-    assert (late.preemptions, held.preemptions) == (0, 0)
+    assert (late.preemptions, paused.preemptions) == (0, 0)
     while late.state is not State.FINISHED:
         heard(engine.step())
     assert (running.state, late.reused) == (State.FINISHED, 12)
 
 
-def test_a_pool_without_swap_parks_nothing():
+def test_without_swap_space_nothing_is_swapped():
     pool = PagePool([group(3)], 2)
     tables = pool.tables()
-    assert pool.extend(tables, 0, 2, 2)
-    assert pool.park(tables) is None
+    assert pool.reserve(tables, 0, 2, 2)
+    assert SwapSpace(pool).swap_out(tables) is None
     assert len(tables[0]) == 1
 
 
@@ -495,7 +495,7 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
     rng = random.Random(11)
     budget, size, longest = 48, 8, 80
     attention_windows = SHAPES[shape]
-    pages = [int(1.2 * window.most_pages(longest, budget, size)) for window in attention_windows]
+    pages = [int(1.2 * window.max_pages(longest, budget, size)) for window in attention_windows]
     groups = [group(count, window) for count, window in zip(pages, attention_windows, strict=True)]
     engine, _ = build(*groups, page_size=size, token_budget=budget, max_sequences=16, swap=swap)
     beginnings = [text(30, 1), text(30, 2)]
@@ -512,8 +512,8 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
     engine.scheduler.check()
     assert [one.tokens for one in sequences] == [naive(one, attention_windows[0]) for one in requests]
     assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
-    assert max(one.preemptions for one in sequences) <= MOST_PREEMPTIONS
-    assert (engine.pool.free, engine.pool.parked) == (engine.pool.pages, 0)
+    assert max(one.preemptions for one in sequences) <= MAX_PREEMPTIONS
+    assert (engine.pool.available, engine.scheduler.swap.used) == (engine.pool.pages, 0)
     undisturbed = [one for one in sequences if not one.preemptions]
     assert all(one.forwarded + one.reused == len(one.tokens) - 1 for one in undisturbed)
     assert not common or sum(one.reused for one in undisturbed) > 0

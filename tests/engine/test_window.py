@@ -72,23 +72,23 @@ def taken(window, tokens, chunk, size):
 @given(attention_windows, st.integers(1, LONGEST), st.integers(1, 12), st.integers(1, 9))
 @example(AttentionWindow(size=5, sinks=3), 40, 2, 4)
 def test_no_chunk_takes_more_pages_than_the_most(window, tokens, chunk, size):
-    assert taken(window, tokens, chunk, size) <= window.most_pages(tokens, chunk, size)
+    assert taken(window, tokens, chunk, size) <= window.max_pages(tokens, chunk, size)
 
 
 @given(st.none() | st.integers(1, 9), st.integers(0, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, LONGEST))
-def test_the_most_is_really_taken(length, sinks, chunk, size, tokens):
+def test_the_most_is_really_taken(near, sinks, chunk, size, tokens):
     """Where it matters, the bound is no guess: some chunk of a long text takes as many. Shorter ones take all."""
-    window = AttentionWindow(length, sinks)
-    far = -(-sinks // size) * size + (length or 0) + chunk + 2 * size  # the window is away from the sinks
-    assume(length is None or tokens <= max(1, length - 1) or tokens >= far)
-    assert taken(window, tokens, chunk, size) == window.most_pages(tokens, chunk, size)
+    window = AttentionWindow(near, sinks)
+    far = -(-sinks // size) * size + (near or 0) + chunk + 2 * size  # the window is away from the sinks
+    assume(near is None or tokens <= max(1, near - 1) or tokens >= far)
+    assert taken(window, tokens, chunk, size) == window.max_pages(tokens, chunk, size)
 
 
 @given(attention_windows, st.integers(1, LONGEST), st.integers(1, 12), st.integers(1, 9))
 def test_longer_texts_and_longer_chunks_never_take_less(window, tokens, chunk, size):
-    most = window.most_pages(tokens, chunk, size)
-    assert most <= window.most_pages(tokens + 1, chunk, size)
-    assert most <= window.most_pages(tokens, chunk + 1, size)
+    most = window.max_pages(tokens, chunk, size)
+    assert most <= window.max_pages(tokens + 1, chunk, size)
+    assert most <= window.max_pages(tokens, chunk + 1, size)
 
 
 def test_the_picture_in_the_docstring():

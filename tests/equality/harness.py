@@ -32,7 +32,7 @@ from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DType, KVFormat, WeightFormat
-from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler
+from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler, SwapSpace
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.window import AttentionWindow
 
@@ -159,8 +159,10 @@ class Case:
         ]
         sampler = Recorder(forced)
         runner = ModelRunner(self.subject.config, self.decoder(kernels), memory)
-        pool = PagePool(groups, page_size, memory, swap=swap)
-        engine = Engine(around(runner), sampler, scheduler(pool, budget, sequences), CONTEXT)
+        pool = PagePool(groups, page_size, memory)
+        engine = Engine(
+            around(runner), sampler, scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), CONTEXT
+        )
         return Bench(engine, memory, sampler)
 
     def decoder(self, kernels: Kernels | None) -> Decoder:
@@ -282,15 +284,16 @@ def way(name: str) -> Callable[[Way], Way]:
 
 def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> int:
     """Save what `donor` has of a text and put it into `bench`; how many tokens that spares."""
-    pool = donor.engine.pool
-    spared, held = pool.find(pool.chain(), tokens)
+    prefixes = donor.engine.prefixes
+    spared, held = prefixes.find_pages(prefixes.hashes(), tokens)
     contents = [donor.store.read(group, list(table.values())) for group, table in enumerate(held)]
     save(file, Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents), {"spec": "same"})
     shapes = [bench.store.read(group, [0]) for group in range(len(held))]
     found = load(file, {"spec": "same"}, shapes)
-    pool = bench.engine.pool
-    assert pool.room(pool.chain(), found.tokens, found.pages) == [list(pages) for pages in found.pages]
-    pool.put(pool.chain(), found.tokens, found.pages, found.contents)
+    prefixes = bench.engine.prefixes
+    missing = prefixes.missing_pages(prefixes.hashes(), found.tokens, found.pages)
+    assert missing == [list(pages) for pages in found.pages]
+    prefixes.insert_pages(prefixes.hashes(), found.tokens, found.pages, found.contents)
     return spared
 
 

@@ -24,7 +24,9 @@ from tokenwright.backends.runner import ModelRunner
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch, Scheduler
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.page_pool import GroupPool, PagePool, PrefixHashes, Table, Tables
+from tokenwright.engine.page_pool import GroupPool, PagePool
+from tokenwright.engine.page_table import PageTables
+from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.errors import EngineError
 
@@ -108,10 +110,10 @@ class NoRollback(Scheduler):
         super()._drop(sequence)
         sequence.computed = computed
 
-    def _start(self, sequence: Text, cut: int) -> None:
+    def _attach(self, sequence: Text, cached: int) -> None:
         computed = sequence.computed
-        super()._start(sequence, cut)
-        self.pool.extend(sequence.tables, 0, computed or 1, len(sequence.tokens))
+        super()._attach(sequence, cached)
+        self.pool.reserve(sequence.tables, 0, computed or 1, len(sequence.tokens))
         sequence.computed = computed
 
     def check(self) -> None: ...
@@ -119,36 +121,39 @@ class NoRollback(Scheduler):
 
 def weak_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is named after its own tokens alone, not after the whole text up to its end."""
-    old = PrefixHashes.upto
+    old = PrefixHashes.extend
 
-    def upto(self: PrefixHashes, tokens: Sequence[int], page_size: int) -> list[bytes]:
-        old(self, tokens, page_size)
-        pages = range(len(tokens) // page_size)
-        self.names[:] = [repr(tokens[page * page_size : (page + 1) * page_size]).encode() for page in pages]
-        return self.names
+    def extend(self: PrefixHashes, tokens: Sequence[int]) -> list[bytes]:
+        old(self, tokens)
+        size, pages = self.page_size, range(len(tokens) // self.page_size)
+        self.hashes[:] = [repr(tokens[page * size : (page + 1) * size]).encode() for page in pages]
+        return self.hashes
 
-    monkeypatch.setattr(PrefixHashes, "upto", upto)
+    monkeypatch.setattr(PrefixHashes, "extend", extend)
 
 
 def no_window_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit is believed without its last window: the pages that lie behind are not looked for."""
 
-    def match(self: PagePool, chain: PrefixHashes, tokens: Sequence[int], most: int | None = None) -> int:
-        chain.upto(tokens, self.page_size)
-        return (len(tokens) - 1) // self.page_size * self.page_size
+    def match_prefix(self: PrefixIndex, hashes: PrefixHashes, tokens: Sequence[int], limit: int | None = None) -> int:
+        hashes.extend(tokens)
+        return (len(tokens) - 1) // hashes.page_size * hashes.page_size
 
-    monkeypatch.setattr(PagePool, "match", match)
+    monkeypatch.setattr(PrefixIndex, "match_prefix", match_prefix)
 
 
 def sealed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is named as soon as it is begun, if its tokens are known."""
-    old = PagePool.seal
+    old = PrefixIndex.cache_pages
 
-    def seal(self: PagePool, tables: Tables, chain: PrefixHashes, tokens: Sequence[int], start: int, stop: int) -> None:
-        end = min(-(-stop // self.page_size), len(tokens) // self.page_size) * self.page_size
-        old(self, tables, chain, tokens, start, max(stop, end))
+    def cache_pages(
+        self: PrefixIndex, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], start: int, stop: int
+    ) -> None:
+        size = hashes.page_size
+        end = min(-(-stop // size), len(tokens) // size) * size
+        old(self, tables, hashes, tokens, start, max(stop, end))
 
-    monkeypatch.setattr(PagePool, "seal", seal)
+    monkeypatch.setattr(PrefixIndex, "cache_pages", cache_pages)
 
 
 def trimmed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,41 +165,42 @@ def trimmed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def sealed_are_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was used up keeps its name: who looks for the old text finds the new one."""
 
-    def take(self: GroupPool) -> int:
-        page = self.blank.pop() if self.blank else self.kept.popitem(last=False)[0]
-        self.holders[page] = 1
+    def allocate(self: GroupPool) -> int:
+        page = self.free.pop() if self.free else self.cached.popitem(last=False)[0]
+        self.refcounts[page] = 1
         return page
 
-    monkeypatch.setattr(GroupPool, "take", take)
+    monkeypatch.setattr(GroupPool, "allocate", allocate)
     monkeypatch.setattr(GroupPool, "check", lambda self, tables: None)
 
 
 def held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was found is not held: somebody else takes it."""
 
-    def adopt(self: PagePool, tables: Tables, chain: PrefixHashes, tokens: list[int], cut: int) -> None:
-        for shelf, table in zip(self._shelves, tables, strict=True):
-            for span in shelf.group.window.pages(cut, cut, self.page_size):
-                names = {page: chain.name(tokens, page, cut, self.page_size) for page in span}
-                table.update((page, shelf.index[name]) for page, name in names.items())
+    def attach_prefix(
+        self: PrefixIndex, tables: PageTables, hashes: PrefixHashes, tokens: list[int], length: int
+    ) -> None:
+        for pool, table in zip(self.pool.group_pools, tables, strict=True):
+            for span in pool.group.window.pages(length, length, hashes.page_size):
+                table.update((page, pool.index[hashes.hash(tokens, page, length)]) for page in span)
 
-    monkeypatch.setattr(PagePool, "adopt", adopt)
+    monkeypatch.setattr(PrefixIndex, "attach_prefix", attach_prefix)
 
 
 def written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork writes into the page that it shares."""
-    old = PagePool.extend
+    old = PagePool.reserve
 
-    def extend(self: PagePool, tables: list[Table], start: int, stop: int, ahead: int) -> bool:
-        holders = [dict(shelf.holders) for shelf in self._shelves]
-        for shelf in self._shelves:
-            shelf.holders.update(dict.fromkeys(shelf.holders, 1))
+    def reserve(self: PagePool, tables: PageTables, start: int, stop: int, ahead: int) -> bool:
+        refcounts = [dict(pool.refcounts) for pool in self.group_pools]
+        for pool in self.group_pools:
+            pool.refcounts.update(dict.fromkeys(pool.refcounts, 1))
         done = old(self, tables, start, stop, ahead)
-        for shelf, before in zip(self._shelves, holders, strict=True):
-            shelf.holders.update(before)
+        for pool, before in zip(self.group_pools, refcounts, strict=True):
+            pool.refcounts.update(before)
         return done
 
-    monkeypatch.setattr(PagePool, "extend", extend)
+    monkeypatch.setattr(PagePool, "reserve", reserve)
 
 
 # ---- In the native step ----

@@ -83,8 +83,8 @@ def preempted(case: Case, folder: Path) -> None:
         text = bench.engine.submit(case.request(share=share))
 
         def put_off() -> None:
-            for sequence in list(bench.scheduler.running):  # noqa: B023  (called at once)
-                bench.scheduler.preempt(sequence)  # noqa: B023
+            for group in list(bench.scheduler.running):  # noqa: B023  (called at once)
+                bench.scheduler.preempt(group)  # noqa: B023
 
         bench.run(put_off)
         assert text.preemptions == NEW - 1
@@ -99,8 +99,8 @@ def swapped(case: Case, folder: Path) -> None:
     other = bench.engine.submit(case.request(prompt_of(33, seed=3), share=False))
 
     def put_off() -> None:
-        for sequence in reversed(bench.scheduler.running):
-            bench.scheduler.preempt(sequence)
+        for group in reversed(bench.scheduler.running):
+            bench.scheduler.preempt(group)
         for group in range(len(bench.store.groups)):  # whatever was in the pages is gone
             for tensor in bench.store.tensors(group):
                 tensor.copy_(tensor.roll(1, 1))
@@ -135,14 +135,14 @@ def forked(case: Case, folder: Path) -> None:
         other = [*whole[: PROMPT + LATE], *prompt_of(NEW, seed=8)]
         bench = case.bench(page_size=page_size, forced={1: other, 2: [*other[: PROMPT + LATE + 3], *whole[:NEW]]})
         parent = bench.engine.submit(case.request())
-        bench.engine.hold(parent.id, PROMPT + LATE)
+        bench.engine.pause(parent.id, PROMPT + LATE)
         bench.run()
         child = bench.engine.fork(parent.id, case.request(parent.tokens))
-        bench.engine.hold(child.id, PROMPT + LATE + 3)
-        bench.engine.hold(parent.id, None)
+        bench.engine.pause(child.id, PROMPT + LATE + 3)
+        bench.engine.resume(parent.id)
         bench.run()
         grandchild = bench.engine.fork(child.id, case.request(child.tokens))
-        bench.engine.hold(child.id, None)
+        bench.engine.resume(child.id)
         bench.run()
         assert child.reused == PROMPT + LATE - 1
         assert grandchild.reused == PROMPT + LATE + 2
@@ -156,14 +156,14 @@ def forked(case: Case, folder: Path) -> None:
 def held(case: Case, folder: Path) -> None:
     """Held at every token; in the middle another text takes its pages."""
     most = max(
-        sum(group.window.most_pages(PROMPT + NEW, CONTEXT, 8) for group in [one]) for one in case.bench().store.groups
+        sum(group.window.max_pages(PROMPT + NEW, CONTEXT, 8) for group in [one]) for one in case.bench().store.groups
     )
     bench = case.bench(page_size=8, pages=most)
     text = bench.engine.submit(case.request())
     for written in range(1, NEW):
-        bench.engine.hold(text.id, PROMPT + written)
+        bench.engine.pause(text.id, PROMPT + written)
         bench.run()
-        assert text.held and len(text.written) == written
+        assert text.paused and len(text.written) == written
         if written == LATE:
             other = bench.engine.submit(case.request(prompt_of(PROMPT, seed=4)))
             bench.run()
@@ -171,7 +171,7 @@ def held(case: Case, folder: Path) -> None:
                 case, "held and resumed", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(PROMPT, seed=4))
             )
             assert text.preemptions == 1, "there was no room for both"
-    bench.engine.hold(text.id, None)
+    bench.engine.resume(text.id)
     bench.run()
     compare(case, "held and resumed", Seen(bench.rows(text), text.tokens), case.naive())
 

@@ -76,8 +76,8 @@ class Recorder:
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
         stops: dict[int, int] = {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            stops[chunk.sequence] = chunk.stop
-            kept = self.rows.setdefault(chunk.sequence, {})
+            stops[chunk.sequence.id] = chunk.stop
+            kept = self.rows.setdefault(chunk.sequence.id, {})
             for place, row in zip(range(chunk.stop - len(rows), chunk.stop), rows, strict=True):
                 kept[place] = output.logits[row].cpu().clone()
         results = self.sampler.pick(output, step)

@@ -63,7 +63,7 @@ def search(engine: Engine, prompt, ends, *, cache: bool = True, salt: bytes = b"
             if isinstance(event, Failed):
                 raise event.error
     engine.scheduler.check()
-    assert engine.pool.free == engine.pool.pages
+    assert engine.pool.available == engine.pool.pages
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import explore as explore_module
@@ -85,7 +86,7 @@ def test_nothing_is_computed_before_the_viewer_says_so(server):
     with watching(client, card["run"]) as page:
         page.until(lambda p: p.state == "held")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 0
-        assert explorer.llm.engine.pool.free == 64
+        assert settled(explorer.llm).pool.available == 64
         for n in range(3):
             page.send(op="step")
             page.until(lambda p, n=n: len(p.frames) == n + 1)
@@ -259,7 +260,7 @@ def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
         time.sleep(0.01)
         states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
     assert sorted(states) == ["expired", "held"]
-    assert explorer.llm.engine.pool.free == 64
+    assert settled(explorer.llm).pool.available == 64
 
 
 def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server, monkeypatch):
@@ -297,7 +298,7 @@ def test_a_lease_that_ends_gives_the_pages_back_and_keeps_the_frames(server):
     player.join()
     assert player.phase == "expired"
     assert len(run.frames) == 1
-    assert explorer.llm.engine.pool.free == 64
+    assert settled(explorer.llm).pool.available == 64
     assert run.attention(0, 0, 0).codes, "from a cache of its own"
 
 
@@ -378,7 +379,7 @@ def test_a_run_that_makes_no_sense_is_refused_in_words(server, body, told):
     assert answer.status_code == 400
     assert answer.json()["error"]["kind"] == "bad_request"
     assert told in answer.json()["error"]["message"]
-    assert explorer.llm.engine.pool.free == 64
+    assert settled(explorer.llm).pool.available == 64
 
 
 def test_a_prompt_beyond_the_context_says_by_how_much(server):

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.engines import held, settled
+from tests.engines import assert_at_rest, held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.schema import decode_weights
@@ -177,7 +178,7 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
             run._handle.resume()
     assert len(list(stream)) == 6
     engine = settled(llm)
-    assert engine.pool.free == engine.pool.pages, "all went on together"
+    assert engine.pool.available == engine.pool.pages, "all went on together"
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
 
 
@@ -289,7 +290,7 @@ def test_a_run_that_is_not_there_is_refused(llm):
     with pytest.raises(RequestError, match="layer must be from"):
         llm.run(PROMPT, GREEDY, layer=50)
     run.close()
-    assert llm.engine.pool.free == llm.engine.pool.pages
+    assert_at_rest(llm)
 
 
 def test_without_trace_there_is_no_run(tmp_path):
@@ -323,12 +324,14 @@ def shifted(chunk):
     """Decode steps at a position too far."""
     if chunk.start == 0:
         return chunk
-    return replace(chunk, start=chunk.start + 1)
+    sequence = replace(chunk.sequence, tokens=[0, *chunk.sequence.tokens])
+    return replace(chunk, sequence=sequence, start=chunk.start + 1, stop=chunk.stop + 1)
 
 
 def stale(chunk):
     """A decode step that reads its first page from a page of nobody."""
-    return replace(chunk, tables=tuple({**table, 0: 60} for table in chunk.tables)) if chunk.start else chunk
+    tables = [PageTable({**table, 0: 60}) for table in chunk.tables]
+    return replace(chunk, sequence=replace(chunk.sequence, tables=tables)) if chunk.start else chunk
 
 
 class Twice(Wrong):

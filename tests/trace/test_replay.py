@@ -12,7 +12,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.torch.batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, ignore
 from tokenwright.trace.replay import AttentionReplay, Text
 
@@ -30,7 +30,7 @@ def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int
     store = KVStore(replay.specs, pages, SIZE, replay.device)
     store.poison()
     random = torch.Generator().manual_seed(7)
-    tables = [Table(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
+    tables = [PageTable(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
     batcher = Batcher(replay.config, store)
     for start, stop in pairwise([0, *cuts, len(tokens)]):
         batch = one_chunk(tokens[start:stop], start, tables, len(tokens))

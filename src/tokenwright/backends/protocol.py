@@ -44,7 +44,7 @@ class Dense:
 Linear = Packed | Dense
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take longer to make, in each step
 class Logits:
     """Rows of logits [W, vocabulary] in fp32 and, of each row, its argmax and logsumexp, if the kernels computed them.
 

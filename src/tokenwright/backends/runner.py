@@ -11,7 +11,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import DynamicScaling, ModelConfig, Rope
 from tokenwright.engine import Output, Step, flatten, one_chunk
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.taps import Tap, ignore
 
@@ -32,7 +32,7 @@ class ModelRunner:
         self.backend = backend_over(config, decoder, store)
 
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
-        batch = flatten(step.chunks)
+        batch = flatten(step)
         logits = self.backend(batch, tap)
         return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals)
 
@@ -87,7 +87,7 @@ class Model:
             grown = self._over(2 * length)
             grown.store.take(cache.store)
             cache.backend = grown
-        table = Table({page: page for page in range(pages)})
+        table = PageTable({page: page for page in range(pages)})
         batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
         logits = cache.backend(batch).rows
         cache.length = length

@@ -194,7 +194,7 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
     """
     found = []
     for group in group_layers(specs):
-        most = sequences * group.window.most_pages(ENDLESS, chunk, page_size)
+        most = sequences * group.window.max_pages(ENDLESS, chunk, page_size)
         used = max(1, pages - group.window.start // page_size)  # a text's first pages are another group's
         found.append(Group(min(used, most), group.window, group.page_bytes(page_size)))
     return tuple(found)

@@ -135,14 +135,14 @@ class BeamSearch:
             survivors = self._part(group, candidates, limit, chunk, tops)
             group.beams = {}
             for candidate, beam in survivors:
-                node, parent = beam.node, chunks[candidate.choice][0].sequence
+                node, parent = beam.node, chunks[candidate.choice][0].sequence.id
                 picks.append(Pick(parent, node.token, node.logprob, node.sampler_logprob, node.top, slot))
                 group.beams[slot] = beam
                 taken[candidate.token] += 1
                 slot += 1
             group.done = self._ends(group, limit)
         if all(group.done for group in self.groups):
-            return self._over([chunk.sequence for chunk, _ in rows])
+            return self._over([chunk.sequence.id for chunk, _ in rows])
         kept = {choice for group in self.groups if not group.done for choice in group.beams}
         return [pick for pick in picks if pick.choice in kept]
 

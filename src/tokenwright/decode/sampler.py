@@ -107,7 +107,7 @@ def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> P
         tops = tuple(
             tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(tensor, n)) for tensor, row, total in rows
         )
-    return PromptLogprobs(chunk.sequence, chunk.start + 1, told, tops)
+    return PromptLogprobs(chunk.sequence.id, chunk.start + 1, told, tops)
 
 
 Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
@@ -146,7 +146,7 @@ class TorchSampler:
                 beams = searches.setdefault(id(chunk.request.search), [])
                 beams.append((chunk, everything[rows.start : rows.stop]))
             elif not unsound.isdisjoint(rows):
-                results.append(Fault(chunk.sequence, _unsound()))
+                results.append(Fault(chunk.sequence.id, _unsound()))
             else:
                 if chunk.logits_needed is ALL:
                     known = output.log_totals[rows.start : rows.stop]
@@ -185,34 +185,36 @@ def _picked(
 
     total: the row's of `log_totals`. best: its argmax, if it is known.
     """
-    request, params = chunk.request, chunk.request.params
+    sequence = chunk.sequence
+    request = sequence.request
+    params = request.params
     try:
-        mask = chunk.stop_checker.mask()
+        mask = sequence.stop_checker.mask()
     except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
-        return [Fault(chunk.sequence, error)]
-    written = len(chunk.text) - len(request.prompt)
+        return [Fault(sequence.id, error)]
+    written = len(sequence.tokens) - len(request.prompt)
     known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
     if known is not None and not params.logprobs and look is unseen:  # what is told is the whole answer
         logprob = rows.item(last, known) - total
-        return [Pick(chunk.sequence, known, logprob, 0.0, (), choice) for choice in chunk.choices]
+        return [Pick(sequence.id, known, logprob, 0.0, (), choice) for choice in sequence.choices]
     values = rows[last]
     logits = torch.from_numpy(values)
-    row = adjusted(logits, chunk.text, len(request.prompt), params, request.constraints, mask)
+    row = adjusted(logits, sequence.tokens, len(request.prompt), params, request.constraints, mask)
     if row is not logits and row.numpy().max() == -math.inf:
-        return [Fault(chunk.sequence, exhausted())]
+        return [Fault(sequence.id, exhausted())]
     chances = probabilities(row, params)
     if known is not None:
-        tokens = [known] * len(chunk.choices)
+        tokens = [known] * len(sequence.choices)
     else:
-        tokens = choose(row, chances, params.seed, chunk.stop, chunk.choices)
+        tokens = choose(row, chances, params.seed, chunk.stop, sequence.choices)
     look(chunk, logits, chances)
     first = top_ids(logits, params.logprobs) if params.logprobs else []
     drawn = None if chances is None else chances.numpy()
     picks: list[Pick] = []
-    for choice, token in zip(chunk.choices, tokens, strict=True):
+    for choice, token in zip(sequence.choices, tokens, strict=True):
         top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
         of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
-        picks.append(Pick(chunk.sequence, token, of_model, of_sampler, top, choice))
+        picks.append(Pick(sequence.id, token, of_model, of_sampler, top, choice))
     return picks
 
 
@@ -233,12 +235,12 @@ def exhausted() -> EngineError:
 def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Result]:
     """What a search answers to the chunks of all its beams, each with its logits [n, V]."""
     if not all(_sound(logits) for _, logits in beams):
-        return [Fault(chunk.sequence, _unsound()) for chunk, _ in beams]
+        return [Fault(chunk.sequence.id, _unsound()) for chunk, _ in beams]
     results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.logits_needed is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
     except Exception as error:  # of its guards, which are the client's
-        return [Fault(chunk.sequence, error) for chunk, _ in beams]
+        return [Fault(chunk.sequence.id, error) for chunk, _ in beams]
     for chunk, logits in beams:
         look(chunk, logits[-1], None)
     return results

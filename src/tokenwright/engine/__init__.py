@@ -2,7 +2,9 @@
 
 from tokenwright.engine.batch import Batch, flatten, one_chunk
 from tokenwright.engine.core import Engine, Runner, Sampler
+from tokenwright.engine.groups import SequenceGroup
 from tokenwright.engine.page_pool import Memory, PagePool
+from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import (
     FinishReason,
     NoStopChecker,
@@ -32,6 +34,7 @@ from tokenwright.engine.step import (
     Token,
     TopLogprob,
 )
+from tokenwright.engine.swap import SwapSpace
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.sampling_params import Grammar, SamplingParams
 
@@ -56,6 +59,7 @@ __all__ = [
     "Output",
     "PagePool",
     "Pick",
+    "PrefixIndex",
     "PromptLogprobs",
     "PromptLogprobsAdded",
     "Request",
@@ -65,9 +69,11 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "Sequence",
+    "SequenceGroup",
     "State",
     "Step",
     "StopChecker",
+    "SwapSpace",
     "Token",
     "TokenConstraints",
     "TopLogprob",

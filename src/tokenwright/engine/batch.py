@@ -1,6 +1,6 @@
 """A step as flat data: all that a backend sees of it, in plain arrays, without torch. It can be pickled.
 
-    batch  = flatten(step.chunks)
+    batch  = flatten(step)
     logits = backend(batch)
 
 A chunk is four numbers in `chunks`. Its page tables are the sequences' own arrays, not copies of them: a step over long
@@ -14,12 +14,11 @@ texts copies nothing, and the batch is to be used before the step is committed. 
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from tokenwright.engine.page_table import Pages, Table
-from tokenwright.engine.step import ALL, LAST, LogitsNeeded
+from tokenwright.engine.page_table import Pages, PageTable
+from tokenwright.engine.step import ALL, LAST, Step
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class Batch:
     chunks: [C][4], 64 bits: the chunk's first row, its rows, the position of the first, and the most tokens that its
         sequence may come to, which some rotations depend on.
     tables: [C * G]; of each chunk, for each group, the pages of the store that hold the pages of the text: 32 bits,
-        page n of the text at n, `Table.ABSENT` where there is none.
+        page n of the text at n, `PageTable.ABSENT` where there is none.
     logits_rows: [W] rows of the step whose logits are needed, 64 bits.
     output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk.
     """
@@ -47,44 +46,31 @@ class Batch:
         return zip(numbers, numbers, numbers, numbers, strict=True)
 
 
-class ChunkLike(Protocol):
-    """What is read of a chunk."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def tables(self) -> Sequence[Table]: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def logits_needed(self) -> LogitsNeeded: ...
-
-
-def flatten(chunks: Iterable[ChunkLike]) -> Batch:
-    """The batch of a step's chunks, in their order."""
+def flatten(step: Step) -> Batch:
+    """The batch of a step, its chunks in their order."""
     tokens: list[int] = []
     numbers: list[int] = []
     tables: list[Pages] = []
     logits_rows: list[int] = []
     output_rows: list[range] = []
     row = 0
-    for chunk in chunks:
-        tokens += chunk.tokens
-        stop, first, needed = len(tokens), len(logits_rows), chunk.logits_needed
-        numbers += (row, stop - row, chunk.start, chunk.limit)
-        tables += [table.pages for table in chunk.tables]
+    for chunk in step.chunks:
+        sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
+        rows, first = stop - start, len(logits_rows)
+        tokens += sequence.tokens[start:stop]
+        numbers += (row, rows, start, sequence.limit)
+        for table in sequence.tables:
+            tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
+        row += rows
         if needed is LAST:
-            logits_rows.append(stop - 1)
+            logits_rows.append(row - 1)
         elif needed is ALL:
-            logits_rows += range(row, stop)
+            logits_rows += range(row - rows, row)
         output_rows.append(range(first, len(logits_rows)))
-        row = stop
     return Batch(array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
 
 
-def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[Table], limit: int) -> Batch:
+def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:
     """The batch of `tokens` from position `start` on, of one sequence, with the logits of all rows."""
     rows = range(len(tokens))
     pages = [table.pages for table in tables]

@@ -1,4 +1,4 @@
-"""The engine: the loop, and the promise that every request ends.
+"""The engine: the loop, and the guarantee that every request ends.
 
 It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch; `scripted.py` runs it by
 hand. It is not thread-safe: one thread owns it (`loop.py`).
@@ -7,6 +7,7 @@ hand. It is not thread-safe: one thread owns it (`loop.py`).
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Event, Output, Result, Step, finished
@@ -16,35 +17,39 @@ T = TypeVar("T")
 
 
 class Runner(Protocol[T]):
-    """Computes a step: the K and V of its tokens land in the cache, the wanted rows of logits come back."""
+    """Computes a step: stores the K and V of its tokens in the cache, and returns the rows of logits it asks for."""
 
     def forward(self, step: Step) -> Output[T]: ...
 
 
 class Sampler(Protocol[T]):
-    """Answers every chunk that picks or scores, in the step's order, with Picks, Scores or Faults."""
+    """Returns the results of every chunk that picks, or that needs prompt logprobs."""
 
     def pick(self, output: Output[T], step: Step) -> list[Result]: ...
 
 
 class Engine(Generic[T]):
-    """Runs requests over one page pool. `context`: the most tokens that one sequence may hold."""
+    """Runs requests over one page pool. `context`: the most tokens that one sequence may have."""
 
     def __init__(self, runner: Runner[T], sampler: Sampler[T], scheduler: Scheduler, context: int) -> None:
         self.runner = runner
         self.sampler = sampler
         self.scheduler = scheduler
         self.context = context
-        self._ended: list[Event] = []  # of requests that ended without a step
+        self._ended: list[Event] = []  # the last events of requests that ended without a step
 
     @property
     def pool(self) -> PagePool:
         return self.scheduler.pool
 
     @property
+    def prefixes(self) -> PrefixIndex:
+        return self.scheduler.prefixes
+
+    @property
     def busy(self) -> bool:
-        """Whether a step would tell or compute anything."""
-        return bool(self._ended) or any(not sequence.held for sequence in self.scheduler.sequences.values())
+        """Whether a step would compute anything or return an event."""
+        return bool(self._ended) or any(not sequence.paused for sequence in self.scheduler.sequences.values())
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.
@@ -57,7 +62,7 @@ class Engine(Generic[T]):
         return sequence
 
     def fork(self, sequence: int, request: Request) -> Sequence:
-        """Go on from a running text a second time, on the same pages: who writes to a shared page first copies it.
+        """Go on from a running text a second time, on the same pages, which are copied on write.
 
         The request's prompt must be the text as it stands. Raises RequestError if it is another, or if there is no
         such sequence, and what `submit` raises.
@@ -66,7 +71,7 @@ class Engine(Generic[T]):
         if parent is None or tuple(parent.tokens) != request.prompt:
             raise RequestError("a fork needs a sequence that has not ended, and its whole text as the prompt")
         child = self.accept(request)
-        if child.ended() is None:
+        if child.exhausted() is None:
             self.scheduler.fork(parent, child)
         else:
             self.add(child)
@@ -88,35 +93,35 @@ class Engine(Generic[T]):
                 "or raise token_budget and max_sequences"
             )
         sequence = self.scheduler.new(request, request.limit(self.context))
-        if not self.scheduler.holds(sequence):
-            needed = self.scheduler.most_pages(sequence)
+        if not self.scheduler.fits(sequence):
+            needed = self.scheduler.max_pages(sequence)
             has = [group.pages for group in self.pool.groups]
             pairs = zip(self.pool.groups, needed, strict=True)
             short = [group for group, pages in pairs if pages > group.pages]
-            chunk = all(group.window.size is not None for group in short)  # then it is not the length that is too much
+            chunk = all(group.window.size is not None for group in short)  # then not the length is too much
             less = "lower token_budget" if chunk else "lower max_tokens, shorten the prompt"
             raise CapacityError(
-                f"the request may come to {sequence.slots} tokens in the KV cache, which need {_each(needed)} pages, "
-                f"and it has {_each(has)}; {less}, or grant the cache more memory"
+                f"the request may come to {sequence.max_computed} tokens in the KV cache, which need {_each(needed)} "
+                f"pages, and it has {_each(has)}; {less}, or grant the cache more memory"
             )
         return sequence
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence of `accept`."""
-        reason = sequence.ended()
-        if reason is None or sequence.scores:
+        reason = sequence.exhausted()
+        if reason is None or sequence.needs_logprobs:
             self.scheduler.add(sequence)
         else:
             self._ended.append(finished(sequence, reason))
 
     def step(self) -> list[Event]:
-        """One turn of the loop. A fault of the model ends the requests of this step, never the engine."""
+        """One turn of the loop. An error of the model ends the requests of this step, never the engine."""
         step = self.scheduler.schedule()
-        events = self._run(step) if step.chunks else []
+        events = self._compute(step) if step.chunks else []
         ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
 
-    def _run(self, step: Step) -> list[Event]:
+    def _compute(self, step: Step) -> list[Event]:
         try:
             output = self.runner.forward(step)
             picks = self.sampler.pick(output, step)
@@ -124,22 +129,27 @@ class Engine(Generic[T]):
             return self.scheduler.fail(step, error)
         return self.scheduler.commit(step, picks)
 
-    def hold(self, sequence: int, at: int | None) -> None:
-        """Hold a request once its text has `at` tokens, prompt included: at once where it has. None: let it go on.
+    def pause(self, sequence: int, at: int = 0) -> None:
+        """Pause a request once its text has `at` tokens, prompt included: at once where it has.
 
-        What is held computes nothing and keeps its pages until somebody needs them. Ended ones are left as they are.
+        A paused request computes nothing and keeps its pages until another one needs them. One that has ended is left
+        as it is.
         """
-        self.scheduler.hold(sequence, at)
+        self.scheduler.pause(sequence, at)
+
+    def resume(self, sequence: int) -> None:
+        """Let a paused request go on to its end."""
+        self.scheduler.pause(sequence, None)
 
     def use_cache(self, sequence: int, cache: bool) -> None:
-        """Switch a request's KV cache on or off between two steps. Ended ones are left as they are."""
+        """Switch a request's KV cache on or off between two steps. One that has ended is left as it is."""
         self.scheduler.use_cache(sequence, cache)
 
     def abort(self, sequence: int) -> list[Event]:
-        """End a request in any state, and tell of it. One that has ended already is left as it is."""
+        """End a request in any state, and return its last event. One that has ended is left as it is."""
         return self.scheduler.abort(sequence)
 
 
 def _each(pages: list[int]) -> str:
-    """Pages of each group, as words."""
+    """Pages of each group, as text."""
     return " + ".join(map(str, pages))

@@ -135,11 +135,11 @@ class RequestHandle:
 
     def let_write(self, tokens: int) -> None:
         """Let it write so many tokens more and pause then."""
-        self._loop.post(lambda engine: engine.hold(self.sequence.id, len(self.sequence.tokens) + tokens))
+        self._loop.post(lambda engine: engine.pause(self.sequence.id, len(self.sequence.tokens) + tokens))
 
     def resume(self) -> None:
         """Let it go on to its end."""
-        self._loop.post(lambda engine: engine.hold(self.sequence.id, None))
+        self._loop.post(lambda engine: engine.resume(self.sequence.id))
 
     def use_cache(self, cache: bool) -> None:
         """Switch its KV cache on or off, from its next step on."""
@@ -256,7 +256,7 @@ class EngineLoop:
         handles = [RequestHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
         if paused:
             for handle in handles:
-                handle.sequence.hold_at = 0
+                handle.sequence.group.pause_at = 0
         self._send(_Submit(self, handles))
         return handles
 

@@ -1,4 +1,4 @@
-"""A sequence's page table in one group: which page of the pool holds which page of the text."""
+"""A sequence's page table in one group of layers: which pool page holds which page of the sequence."""
 
 from array import array
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -8,31 +8,32 @@ from typing import TypeAlias
 Pages: TypeAlias = "array[int]"  # C ints: page n of a text lies in page `pages[n]` of its group
 
 
-class Table(MutableMapping[int, int]):
-    """{page of the text: page of the group}, in the order of the text.
+class PageTable(MutableMapping[int, int]):
+    """{page of the sequence: page of the pool}, in the order of the sequence.
 
-    `pages` is the same for who reads it by its address: C ints, page n of the text at n, ABSENT where there is none,
-    and nothing behind the last one. It moves when it grows, so an address holds until the table changes.
+    Page n of a sequence holds positions [n * page_size, (n + 1) * page_size). `pages` is the same as C ints, for
+    readers by address: the pool page of page n at index n, ABSENT where there is none, nothing behind the last one.
+    The array moves when it grows, so an address holds until the table changes.
 
-    `ready`: what is still to be computed before this position has its pages, and they are nobody else's. The pool says
-    so, and any change takes it back.
+    reserved: positions below it that are still to be computed have pages, which no other sequence reads and which are
+    not cached. The pool sets it; any change of the table sets it back to 0.
 
         {0: 3, 2: 8}    pages = array('i', [3, -1, 8])
     """
 
     ABSENT = -1
-    __slots__ = ("_held", "pages", "ready")
+    __slots__ = ("_count", "pages", "reserved")
 
     def __init__(self, found: Mapping[int, int] | None = None) -> None:
         self.pages: Pages = array("i")
-        self.ready = 0
-        self._held = 0
+        self.reserved = 0
+        self._count = 0
         if found is not None:
             self.update(found)
 
-    def copy(self) -> "Table":
-        other = Table()
-        other.pages, other._held = self.pages[:], self._held
+    def copy(self) -> "PageTable":
+        other = PageTable()
+        other.pages, other._count = self.pages[:], self._count
         return other
 
     def __getitem__(self, page: int) -> int:
@@ -45,17 +46,17 @@ class Table(MutableMapping[int, int]):
 
     def __setitem__(self, page: int, found: int) -> None:
         assert page >= 0 and found >= 0, "pages are counted from 0"
-        pages, self.ready = self.pages, 0
+        pages, self.reserved = self.pages, 0
         if page >= len(pages):
             pages.extend(repeat(self.ABSENT, page + 1 - len(pages)))
-        self._held += pages[page] < 0
+        self._count += pages[page] < 0
         pages[page] = found
 
     def __delitem__(self, page: int) -> None:
         if page not in self:
             raise KeyError(page)
-        self.ready = 0
-        self._held -= 1
+        self.reserved = 0
+        self._count -= 1
         self.pages[page] = self.ABSENT
         while self.pages and self.pages[-1] < 0:
             self.pages.pop()
@@ -64,14 +65,17 @@ class Table(MutableMapping[int, int]):
         return (page for page, found in enumerate(self.pages) if found >= 0)
 
     def __len__(self) -> int:
-        return self._held
+        return self._count
 
     def popitem(self) -> tuple[int, int]:
-        """Take the last page of the text out."""
+        """Remove the last page of the sequence."""
         if not self.pages:
             raise KeyError("the table is empty")
         last = len(self.pages) - 1
         return last, self.pop(last)
 
     def __repr__(self) -> str:
-        return f"Table({dict(self)})"
+        return f"PageTable({dict(self)})"
+
+
+PageTables = list[PageTable]  # of one sequence: one for each group of layers

@@ -1,4 +1,4 @@
-"""What a client asks for (Request) and what becomes of it (Sequence).
+"""What a client asks for (Request), and its state in the engine (Sequence).
 
 A sequence is its `tokens` and a count `computed` of how many of them have their K and V in the cache. Everything
 else the engine does follows from letting `computed` catch up with `tokens`.
@@ -7,10 +7,15 @@ else the engine does follows from letting `computed` catch up with `tokens`.
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from tokenwright.engine.page_pool import PrefixHashes, SwappedPages, Tables
+from tokenwright.engine.page_table import PageTables
+from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.engine.swap import SwappedPages
 from tokenwright.sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # groups are made of sequences
+    from tokenwright.engine.groups import SequenceGroup
 
 
 class FinishReason(StrEnum):
@@ -27,10 +32,10 @@ class FinishReason(StrEnum):
 
 
 class StopChecker(Protocol):
-    """Watches one sequence's new tokens, outside the engine: end tokens, stop strings, grammars, time; and its text."""
+    """Decides when a sequence ends, outside the engine (end tokens, stop strings, grammars, time); makes its text."""
 
     def advance(self, token: int) -> FinishReason | None:
-        """Take the token just written; answer why the sequence ends here, or None to go on."""
+        """Take the token just written; return why the sequence ends here, or None to go on."""
 
     def take_text(self) -> str:
         """The text that can be shown and has not been taken yet."""
@@ -43,10 +48,10 @@ class StopChecker(Protocol):
         """The stop string or stop id that was found; `finish` may settle which."""
 
     def finished(self) -> FinishReason | None:
-        """Asked before every step, waiting and paused sequences included: why it ends without another token."""
+        """Called after every step, for waiting and paused sequences as well: why to end without another token."""
 
     def fork(self) -> Self:
-        """One like it, for a sequence that goes on elsewhere from the same text."""
+        """A copy, for a sequence that goes on from the same text."""
 
     def mask(self) -> Any:
         """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
@@ -57,7 +62,7 @@ class NoStopChecker:
 
     stopped = None
 
-    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (a stop checker sees every token)
+    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (part of the protocol)
         return None
 
     def take_text(self) -> str:
@@ -78,10 +83,9 @@ class NoStopChecker:
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """What the texts of SamplingParams are in one vocabulary: the sampler knows ids alone.
+    """The texts of SamplingParams as tokens of one vocabulary, since the sampler knows ids alone.
 
-    end_ids: what min_tokens keeps from being chosen. bad: the tokens of each bad word. breakers: ids whose text has a
-    DRY breaker in it.
+    end_ids: what min_tokens bans. bad: the tokens of each bad word. breakers: ids whose text contains a DRY breaker.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -93,10 +97,10 @@ class TokenConstraints:
 class Request:
     """One text to be continued. `cache=False` recomputes everything at every step: the naive loop.
 
-    score_from: the log-probabilities of the prompt's tokens from this position on are asked for; None: of none.
-    `share=False` neither takes pages that other texts have left nor leaves any; `salt` parts those who may share from
-    all others. width: the most sequences that it comes to beside each other, all of which advance in the same step
-    (the beams of a search); 1: each goes its own way. search: the sampler's own, for such a request.
+    prompt_logprobs_from: report the log-probabilities of the prompt's tokens from this position on; None: of none.
+    `share=False` neither attaches cached pages nor caches its own; requests of different `salt` never share pages.
+    width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
+    1: each advances on its own. search: for the sampler, which picks for such a request through it.
     """
 
     prompt: tuple[int, ...]
@@ -111,7 +115,7 @@ class Request:
     search: Any = None
 
     def limit(self, context: int) -> int:
-        """The most tokens that this sequence can come to hold, the last of which is never computed."""
+        """The most tokens that a sequence of this request can have, the last of which is never computed."""
         return min(len(self.prompt) + self.params.max_tokens, context)
 
 
@@ -123,84 +127,83 @@ class State(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way. Owned and changed by the scheduler alone.
+    """A text in the engine. Owned and changed by the scheduler alone.
 
     tokens   [ prompt ............... | written ...... ]
     computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
     tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
 
-    Preempted with room to park what its pages held, it keeps `computed`, and `parked` until it has pages again.
+    Preempted with its pages swapped out, it keeps `computed`, and has `swapped` until it is admitted again.
 
-    A held sequence is passed over by the scheduler until its hold is moved. It keeps its pages as long as nobody
-    needs them; when somebody does, they are taken, and it is recomputed once it goes on.
-
-    Sequences of one request have its first one's id as `root`. The beams of a search are a `team`: they wait, run and
-    take their next token together. All others are teams of one.
+    The scheduler passes over a paused sequence until it is resumed. It keeps its pages until another one needs them;
+    then it is preempted.
     """
 
     id: int
-    root: int
     request: Request
-    limit: int  # most tokens it can hold: prompt + max_tokens, or the context
+    limit: int  # the most tokens it can have: prompt + max_tokens, or the context
     tokens: list[int]
-    tables: Tables
-    chain: PrefixHashes
+    tables: PageTables
+    prefix_hashes: PrefixHashes
     stop_checker: StopChecker
     choices: tuple[int, ...]  # numbers of the texts that go on from it
-    team: "list[Sequence]" = field(default_factory=list)
+    group: "SequenceGroup" = field(init=False)  # which sets it
     computed: int = 0
-    parked: SwappedPages | None = None
-    cache: bool = True  # as the request says, until it is switched
-    hold_at: int | None = None  # tokens at which it is held; None: never
+    swapped: SwappedPages | None = None
+    cache: bool = True  # as in the request, until it is switched
     state: State = State.WAITING
-    scored: int = 0  # prompt tokens whose log-probability was told
-    forwarded: int = 0  # tokens sent through the layers on its behalf, recomputation included
-    reused: int = 0  # tokens that were not sent through them, because their K and V were found
+    logprobs_reported: int = 0  # prompt tokens whose log-probability was reported
+    forwarded: int = 0  # tokens sent through the layers for it, recomputation included
+    reused: int = 0  # tokens not sent through them, because their K and V were found
     preemptions: int = 0
-
-    def __post_init__(self) -> None:
-        self.team = self.team or [self]
 
     @property
     def pages(self) -> int:
-        """Pages that it holds."""
+        """Pages that it uses."""
         return sum(map(len, self.tables))
 
     @property
     def shares(self) -> bool:
-        """Whether it leaves its pages to others, and takes theirs."""
+        """Whether it caches its pages for others, and attaches theirs."""
         return self.cache and self.request.share
 
     @property
-    def slots(self) -> int:
+    def max_computed(self) -> int:
         """The most tokens whose K and V it can come to hold: the last one that is written is never computed."""
         return max(len(self.request.prompt), self.limit - 1)
 
     @property
     def pending(self) -> int:
-        """Tokens that the cache has yet to catch up with."""
+        """Tokens that are still to be computed."""
         return len(self.tokens) - self.computed
 
     @property
-    def score_at(self) -> int:
-        """The position of the next prompt token whose log-probability is to be told."""
-        return max(1, self.request.prompt_logprobs_from or 1) + self.scored
+    def next_logprob(self) -> int:
+        """The position of the next prompt token whose log-probability is to be reported."""
+        return max(1, self.request.prompt_logprobs_from or 1) + self.logprobs_reported
 
     @property
-    def scores(self) -> bool:
-        """Whether prompt tokens are still to be scored: their rows must be computed."""
-        return self.request.prompt_logprobs_from is not None and self.score_at < len(self.request.prompt)
+    def needs_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be reported: their rows must be computed."""
+        return self.request.prompt_logprobs_from is not None and self.next_logprob < len(self.request.prompt)
 
     @property
-    def held(self) -> bool:
-        return self.hold_at is not None and len(self.tokens) >= self.hold_at
+    def skippable(self) -> int:
+        """The most tokens that need not be computed if their K and V are found: the rows of the others are needed."""
+        last = len(self.tokens) - 1
+        return min(last, self.next_logprob - 1) if self.needs_logprobs else last
+
+    @property
+    def paused(self) -> bool:
+        at = self.group.pause_at
+        return at is not None and len(self.tokens) >= at
 
     @property
     def written(self) -> ListLike[int]:
         return self.tokens[len(self.request.prompt) :]
 
-    def ended(self) -> FinishReason | None:
-        """The end that the counts alone demand."""
+    def exhausted(self) -> FinishReason | None:
+        """Why the sequence ends by its length alone; None: it may have more tokens."""
         if len(self.tokens) < self.limit:
             return None
         written = len(self.tokens) - len(self.request.prompt)

@@ -2,9 +2,9 @@
 
     python -m tokenwright.engine.scripted
 
-Its "KV cache" stores, in each slot, the very token whose K and V would stand there. Before it answers it reads
-the text back through the page tables, as far as a row reaches in each group: a page that is wrong, stale, given back
-too early or shared by mistake is caught at once.
+Its "KV cache" stores, in each slot, the very token whose K and V would stand there. Before it answers it reads the text
+back through the page tables, as far as a row reads in each group. So it notices at once a page that is wrong, stale,
+released too early or shared by mistake.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ Script = Callable[[ListLike[int]], int]  # the text so far -> the next token
 class ScriptedModel:
     """Runner, sampler and memory in one.
 
-    `logits` are the texts that were read back from the first group, one for each row. Other groups must agree with it
-    wherever they reach.
+    `logits` are the texts that were read back from the first group, one for each row. Other groups must hold the same
+    tokens wherever they are read.
     """
 
     def __init__(self, script: Script, groups: ListLike[Group], page_size: int) -> None:
@@ -43,7 +43,7 @@ class ScriptedModel:
                 for slots, table in zip(self.slots, chunk.tables, strict=True):
                     if position // self.page_size in table:
                         slots[self._slot(table, position)] = token
-            self.forwarded += len(chunk.tokens)
+            self.forwarded += chunk.stop - chunk.start
             first = {LogitsNeeded.NONE: chunk.stop, LogitsNeeded.LAST: chunk.stop - 1, LogitsNeeded.ALL: chunk.start}[
                 chunk.logits_needed
             ]
@@ -69,9 +69,9 @@ class ScriptedModel:
                     0.0 if self.script(output.logits[row]) == token else -1.0
                     for row, token in zip(rows, chunk.following, strict=False)
                 )
-                results.append(PromptLogprobs(chunk.sequence, chunk.start + 1, agree))
+                results.append(PromptLogprobs(chunk.sequence.id, chunk.start + 1, agree))
             if chunk.picks:
-                results.append(Pick(chunk.sequence, self.script(output.logits[rows[-1]]), 0.0))
+                results.append(Pick(chunk.sequence.id, self.script(output.logits[rows[-1]]), 0.0))
         return results
 
     def _slot(self, table: Mapping[int, int], position: int) -> int:
@@ -84,7 +84,7 @@ class ScriptedModel:
             positions = [position for span in group.window.spans(row, row + 1) for position in span]
             texts.append({position: slots[self._slot(table, position)] for position in positions})
         for text in texts:
-            assert None not in text.values(), "a slot was read that nobody wrote"
+            assert None not in text.values(), "a slot was read that was never written"
             shared = texts[0].keys() & text.keys()
             assert all(text[position] == texts[0][position] for position in shared), "two groups hold different texts"
         return [token for token in texts[0].values() if token is not None]
@@ -115,7 +115,7 @@ def main() -> None:
     while engine.busy:
         number += 1
         for event in engine.step():
-            print(f"step {number:2}  free pages {engine.pool.free}  {event}")
+            print(f"step {number:2}  free pages {engine.pool.available}  {event}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The words that the scheduler, the runner and the sampler exchange. Plain data, nothing of it lives on.
+"""What the scheduler, the runner and the sampler exchange: plain data, none of which outlives its step.
 
 A step names chunks; the runner answers with an Output; the sampler turns it into results; the scheduler commits
-them and answers with events. What every token of every stream has one of is not frozen, though nobody changes it:
-that would take five times as long to make.
+them and answers with events. Classes with an instance for every token of every stream are not frozen, though nobody
+changes them: making a frozen one takes five times as long.
 """
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from tokenwright.engine.page_table import Table
-from tokenwright.engine.request import FinishReason, NoStopChecker, Request, Sequence, StopChecker
+from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.request import FinishReason, Request, Sequence, StopChecker
 
 T = TypeVar("T")
 
@@ -24,42 +24,63 @@ class LogitsNeeded(Enum):
     ALL = 2
 
 
-NONE, LAST, ALL = LogitsNeeded  # for what asks at each token: to look into an enumeration takes longer than a call
+NONE, LAST, ALL = LogitsNeeded  # for code that runs at each token: a look-up in an enumeration takes longer than a call
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A range of one sequence's tokens, to be computed now.
+    """The tokens at positions [start, stop) of a sequence, to be computed now. Valid until the step is committed."""
 
-    `tokens` stand at positions [start, start + len(tokens)). `tables`, one for each group of layers, say which page
-    holds which page of the text: {position // page_size: page}. Pages that no row of the chunk reads may be missing.
-    They are the sequence's own, to be read until the step is committed.
-    `following` are the known tokens at [start + 1, ...), one for each row but perhaps the last: what is scored.
-    `choices` are the numbers of the texts that go on from here: several where a request for n texts, or for beams,
-    leaves its prompt. `text` is the whole text so far and `guard` what watches it: the sequence's own, to be read.
-    """
-
-    sequence: int
-    request: Request
+    sequence: Sequence
     start: int
-    tokens: tuple[int, ...]
-    tables: ListLike[Table]
-    limit: int
+    stop: int
     logits_needed: LogitsNeeded
-    following: tuple[int, ...] = ()
-    choices: tuple[int, ...] = (0,)
-    text: ListLike[int] = ()
-    stop_checker: StopChecker = field(default_factory=NoStopChecker)
 
     @property
-    def stop(self) -> int:
-        return self.start + len(self.tokens)
+    def tokens(self) -> list[int]:
+        return self.sequence.tokens[self.start : self.stop]
+
+    @property
+    def following(self) -> list[int]:
+        """The known tokens at [start + 1, ...), one for each row but perhaps the last: whose logprobs can be told."""
+        return self.sequence.tokens[self.start + 1 : self.stop + 1]
+
+    @property
+    def text(self) -> list[int]:
+        """All tokens of the sequence so far: its own list, not to be changed."""
+        return self.sequence.tokens
+
+    @property
+    def request(self) -> Request:
+        return self.sequence.request
+
+    @property
+    def tables(self) -> ListLike[PageTable]:
+        """For each group of layers {position // page_size: page}; pages that no row of the chunk reads may be absent.
+
+        The sequence's own, not copies.
+        """
+        return self.sequence.tables
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that the sequence can have."""
+        return self.sequence.limit
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Numbers of the texts that go on from here: several where n texts, or beams, leave their prompt."""
+        return self.sequence.choices
+
+    @property
+    def stop_checker(self) -> StopChecker:
+        return self.sequence.stop_checker
 
     @property
     def picks(self) -> bool:
-        """Whether a token is to be chosen after this chunk's last row: it has caught up, and may still write."""
-        length = len(self.tokens)
-        return self.logits_needed is not NONE and len(self.following) < length and self.start + length < self.limit
+        """Whether a token is to be chosen after the last row: all tokens are computed, and the limit is not reached."""
+        sequence, stop = self.sequence, self.stop
+        return self.logits_needed is not NONE and len(sequence.tokens) <= stop < sequence.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +90,15 @@ class Step:
     @property
     def size(self) -> int:
         """Tokens computed in this step."""
-        return sum(len(chunk.tokens) for chunk in self.chunks)
+        return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output(Generic[T]):
     """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
-    Of each row, where the kernels told: `best`, the index of the largest logit, the lowest of equals; `log_totals`,
-    log(sum(exp)), NaN where a logit is not finite.
+    Of each row, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
+    `log_totals`, log(sum(exp)), NaN where a logit is not finite.
     """
 
     rows: tuple[range, ...]
@@ -102,8 +123,8 @@ class TopLogprob:
 class Pick:
     """The sampler's choice: `token` continues the sequence `parent`, as the text number `choice`.
 
-    Several picks with one parent fork it. A parent without a pick ends, if it is one of a search's beams.
-    `top` are the model's likeliest tokens at this place, as many as were asked for.
+    Several picks with one parent fork it. A parent without a pick ends, if it is a beam of a search.
+    `top` are the model's top logprobs at this place, as many as were asked for.
     """
 
     parent: int
@@ -126,7 +147,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One sequence whose row cannot be used; its neighbours go on."""
+    """A sequence whose row cannot be used fails; its neighbours go on."""
 
     parent: int
     error: Exception
@@ -157,7 +178,7 @@ class Forked:
 
 @dataclass(slots=True)
 class Token:
-    """A token was written, as its Pick says. `text`: what can be shown now, perhaps nothing yet."""
+    """A token was written, with the log-probabilities of its Pick. `text`: what can be shown now, perhaps nothing."""
 
     sequence: int
     token: int

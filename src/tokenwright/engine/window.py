@@ -1,6 +1,6 @@
 """Which positions a row reads, and so which must be kept: the geometry of windows and sinks, without a tensor.
 
-A group is the layers whose K and V are kept alike. Its pages are its own: a window's come back when the text has moved
+A group is the layers whose K and V are kept alike. It has pages of its own: a window's are released as the text goes
 on, and pages of different sizes never mix.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class AttentionWindow:
     """What a row at position i reads: itself, and every earlier position in [start, stop) that the window allows.
 
-    size: tokens that are read back, the row itself included; None for all. sinks: the first tokens, which stay
-    in reach of every row (StreamingLLM, arXiv 2309.17453). [start, stop) is the part of a text whose K and V this is;
-    a text may be kept in two formats, one after the other.
+    size: tokens that a row reads, itself included; None for all. sinks: the first tokens, which every row reads
+    (StreamingLLM, arXiv 2309.17453). [start, stop) is the part of a text whose K and V this is; a text may be kept in
+    two formats, one after the other.
 
         sinks 2, window 4, row 9:      0 1 . . . . 6 7 8 9
     """
@@ -31,11 +31,11 @@ class AttentionWindow:
         return [span for span in (sinks, range(near, end)) if len(span)]
 
     def kept(self, row: int, end: int) -> int:
-        """How many positions that are."""
+        """How many positions below `end` some row from `row` on reads."""
         return sum(map(len, self.spans(row, end)))
 
     def pages(self, row: int, end: int, page_size: int) -> list[range]:
-        """The numbers of the text's pages that they lie in, in order and each once."""
+        """The numbers of the text's pages that hold the positions of `spans`, in order and each once."""
         found: list[range] = []
         for span in self.spans(row, end):
             first, last = span.start // page_size, -(-span.stop // page_size)
@@ -47,26 +47,26 @@ class AttentionWindow:
 
     def expired_pages(self, row: int, page_size: int) -> range:
         """The numbers of the text's pages that no row from `row` on reads any more, between sinks and window."""
-        assert self.size is not None, "nothing lies behind where all is read"
+        assert self.size is not None, "without a window no page expires"
         end = row if self.stop is None else min(row, self.stop)
         sinks, near = min(self.sinks, end), max(self.start, row - self.size + 1)
         first = -(-sinks // page_size) if sinks > self.start else self.start // page_size
         return range(first, near // page_size if near < end else -(-end // page_size))
 
-    def most_pages(self, tokens: int, chunk: int, page_size: int) -> int:
-        """The most pages that a text of `tokens` takes at a time, if at most `chunk` of them are computed at once."""
+    def max_pages(self, tokens: int, chunk: int, page_size: int) -> int:
+        """The most pages that a text of `tokens` uses at a time, if at most `chunk` of them are computed at once."""
         tokens = tokens if self.stop is None else min(tokens, self.stop)
         all_pages = max(0, -(-tokens // page_size) - self.start // page_size)
         if self.size is None:
             return all_pages
-        near = self.size - 1 + chunk  # tokens side by side, which may begin anywhere in a page
+        near = self.size - 1 + chunk  # tokens in a row, which may begin anywhere in a page
         return min(all_pages, -(-min(self.sinks, tokens) // page_size) + (near + page_size - 2) // page_size + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that keep K and V of the same reach in pages of the same size, of which there are `pages`."""
+    """Layers that keep K and V in the same window and in pages of the same size, of which there are `pages`."""
 
     pages: int
     window: AttentionWindow = AttentionWindow()
-    page_bytes: int = 0  # of one page in all its layers
+    page_bytes: int = 0  # of one page in all layers of the group

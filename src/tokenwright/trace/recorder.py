@@ -150,8 +150,8 @@ class Recorder:
     def _drafted(self, step: Step) -> list[_Draft]:
         drafts, row = [], -1
         for index, chunk in enumerate(step.chunks):
-            row += len(chunk.tokens)
-            if (watch := self._watches.get(chunk.sequence)) is not None:  # once: it may go at any time
+            row += chunk.stop - chunk.start
+            if (watch := self._watches.get(chunk.sequence.id)) is not None:  # once: it may go at any time
                 drafts.append(_Draft(watch, watch.watched, chunk, index, row))
         return drafts
 
@@ -177,13 +177,15 @@ class Recorder:
             return self.sampler.pick(output, step)
         began = self.clock()
         choices: dict[int, _Choice] = {}
-        results = self.sampler.pick(output, step, lambda chunk, *seen: choices.update({chunk.sequence: _Choice(*seen)}))
+        results = self.sampler.pick(
+            output, step, lambda chunk, *seen: choices.update({chunk.sequence.id: _Choice(*seen)})
+        )
         sampled = self.clock()
         picks = {result.parent: result for result in reversed(results) if isinstance(result, Pick)}  # the first of each
         frames = []
         for draft in self._drafts:
             frame = self._frame(draft, len(output.rows[draft.index]))
-            identity = draft.chunk.sequence
+            identity = draft.chunk.sequence.id
             if identity in picks:
                 frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
             frames.append((draft.watch, frame))
@@ -209,7 +211,7 @@ class Recorder:
 
     def _frame(self, draft: _Draft, rows: int) -> StepFrame:
         watch, chunk = draft.watch, draft.chunk
-        length, layers = len(chunk.tokens), self._layers()
+        length, layers = chunk.stop - chunk.start, self._layers()
         block_row, head_row = self._parts
         kept = chunk.stop if watch.sequence.cache or not chunk.picks else 0
         store = self.runner.store

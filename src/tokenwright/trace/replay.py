@@ -14,7 +14,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import ModelConfig
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import Table
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.rows import attention_row
 
@@ -32,7 +32,7 @@ class Text:
     tokens: tuple[int, ...]
     limit: int
     store: KVStore
-    tables: Sequence[Table]
+    tables: Sequence[PageTable]
 
     def holds(self, position: int) -> bool:
         """Whether all is there that the row at `position` reads: pages behind a window may have gone."""
@@ -104,7 +104,7 @@ class AttentionReplay:
 
     @torch.inference_mode()
     def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> Text:
-        table = Table({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
+        table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
         store = KVStore(self.specs, len(table), PAGE_SIZE, self.device)
         tables = [table] * len(store.groups)
         batcher = Batcher(self.config, store)

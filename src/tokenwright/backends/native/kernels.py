@@ -119,9 +119,9 @@ class NativeKernels:
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
         for part in view.parts:  # each row goes to its slot in every part: to scratch where the part does not keep it
             layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _side(part.k), _side(part.v))), 0, 0)
-            places = Places([(range(len(k)), 0, (slots[part.group].int(),))])
+            array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_keep(
-                self.handle, byref(layer), byref(heads), 1, places.spans, 1, lib.address(keys), lib.address(values)
+                self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
             )
 
     def attention(
@@ -135,11 +135,11 @@ class NativeKernels:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
-        places = Places([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
+        array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
         heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
-        read = (byref(layer), byref(heads), len(chunks), places.spans, 1)
+        read = (byref(layer), byref(heads), len(chunks), array.address, 1)
         self.compute(self.library.tw_attend, *read, byref(queries), torch.get_num_threads())
         return out
 
@@ -191,21 +191,21 @@ class NativeKernels:
         )
 
 
-class Places:
-    """Spans for operations that are called alone: pages of one slot, so that a table tells a position's slot itself.
+class ChunkArray:
+    """The `lib.ChunkRows` of operations that are called alone: with pages of one slot, so that page tables name slots.
 
-    spans: each with its rows, the position of the first, and for each group a table [positions] of int32.
+    chunks: of each its rows, the position of the first, and for each group the slots [positions] of int32.
     """
 
-    def __init__(self, spans: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
-        self._tables = [table for _, _, tables in spans for table in tables]  # alive as long as the pointers to them
-        self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in spans]
+    def __init__(self, chunks: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
+        self._tables = [table for _, _, tables in chunks for table in tables]  # alive as long as the pointers to them
+        self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
         found = [
-            lib.Span(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
-            for (rows, start, _), pointers in zip(spans, self._pointers, strict=True)
+            lib.ChunkRows(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
+            for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
         ]
-        self._spans = (lib.Span * len(spans))(*found)
-        self.spans = ctypes.addressof(self._spans)
+        self._chunks = (lib.ChunkRows * len(chunks))(*found)
+        self.address = ctypes.addressof(self._chunks)
 
 
 def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:

@@ -50,7 +50,7 @@ class KVLayer(Structure):
     _fields_ = (("parts", c_int64), ("part", Part * 2), ("window", c_int64), ("sinks", c_int64))
 
 
-class Span(Structure):
+class ChunkRows(Structure):
     _fields_ = (
         ("row", c_int64),
         ("rows", c_int64),
@@ -101,8 +101,8 @@ class Batch(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("tokens", c_void_p),
-        ("spans", c_int64),
-        ("span", c_void_p),
+        ("chunks", c_int64),
+        ("chunk", c_void_p),
         ("page_size", c_int64),
         ("kv", c_void_p),
         ("wanted", c_int64),
@@ -128,7 +128,7 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, Span, Heads, Layer, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, ChunkRows, Heads, Layer, Model, Batch, Queries)
 
 # Every function of library.cpp: its result and what it takes. `k`: the kernels, `w`: a workspace, `p`: another pointer,
 # `n`: an integer.

@@ -6,7 +6,7 @@ Python only fills a struct with addresses: of the batch's arrays, of the page ta
 
 import ctypes
 from array import array
-from ctypes import byref, c_double, c_int64
+from ctypes import byref
 
 import torch
 
@@ -23,7 +23,9 @@ from tokenwright.engine import Batch
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
 
-assert ctypes.sizeof(lib.Span) == 6 * 8, "the rows of a chunk are six words"
+# To fill structs takes several times as long as to make arrays of their words.
+assert ctypes.sizeof(lib.ChunkRows) == 6 * 8, "the rows of a chunk are six words"
+assert ctypes.sizeof(lib.Batch) == 11 * 8, "a batch is eleven words"
 ROTARY_POSITIONS = 1 << 16  # whose cosines and sines are kept, at most
 
 
@@ -100,6 +102,7 @@ class Program:
         self.store = store
         self._workspace = Workspace(model.kernels.library)
         self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
+        self._kv_address = ctypes.addressof(self._kv)
         self._rotary = RotaryCache(config) if isinstance(config.positions, Rope) else None
         attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
         self._edge = max((window.sinks + (window.size or 0) for window in attention_windows), default=0)
@@ -113,42 +116,42 @@ class Program:
         alive: list[object] = []  # what the words point to
         chunks = self._chunk_rows(batch, alive)
         count = len(wanted)
-        best, totals = (c_int64 * count)(), (c_double * count)()
+        best, totals = array("q", [0]) * count, array("d", [0.0]) * count
         logits = torch.empty(count, model.config.vocab_size)
-        struct = lib.Batch(
+        words = (  # of a `lib.Batch`
             len(tokens),
             tokens.buffer_info()[0],
             len(batch.output_rows),
             chunks.buffer_info()[0],
             self.store.page_size,
-            ctypes.addressof(self._kv),
+            self._kv_address,
             count,
             wanted.buffer_info()[0],
             logits.data_ptr(),
-            ctypes.addressof(best),
-            ctypes.addressof(totals),
+            best.buffer_info()[0],
+            totals.buffer_info()[0],
         )
-        kernels, threads = model.kernels, torch.get_num_threads()
+        struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
+        at = struct.buffer_info()[0]
         self._workspace.run(
-            lambda memory: kernels.library.tw_forward(
-                kernels.handle, memory, byref(model.struct), byref(struct), threads
-            ),
+            lambda memory: kernels.library.tw_forward(kernels.handle, memory, byref(model.struct), at, threads),
             f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
         )
         return Logits(logits, tuple(best), tuple(totals))
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
-        """The rows of each chunk as the words of a `lib.Span`: filling structs takes several times as long."""
+        """The rows of each chunk, as the words of a `lib.ChunkRows`."""
         tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
         alive.append(tables)
         words: list[int] = []
         at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
         rotary, edge = self._rotary, self._edge
         rotation = sink_rotation = 0
+        if rotary is not None and edge:  # where there are sinks, no angle depends on the limit
+            sink_rotation = rotary.address(0, edge, 0, alive)
         for row, rows, start, limit in batch.each_chunk():
             if rotary is not None:
                 rotation = rotary.address(start, start + rows, limit, alive)
-                sink_rotation = rotary.address(0, edge, limit, alive) if edge else 0
             words += (row, rows, start, rotation, sink_rotation, at)
             at += size
         return array("q", words)
@@ -172,14 +175,18 @@ class NativeBackend:
 
 
 class RotaryCache:
-    """Cosines and sines of positions, [n][2][D / 2] in fp32, kept for the next step."""
+    """Cosines and sines of positions, [n][2][D / 2] in fp32, kept for the next step.
+
+    Where the angles depend on how long a sequence may become, they are kept for one such length.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         assert isinstance(config.positions, Rope), "learned positions have no angles"
+        scaling = config.positions.scaling
         self._table = RotaryTable(config.positions, config.head_size, torch.device("cpu"))
         self._half = config.head_size // 2
-        self._by_limit = isinstance(config.positions.scaling, DynamicScaling)
-        self._limit = 0
+        self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
+        self._length = 0  # that the rows were made for
         self._keep(torch.empty(0, 2 * self._half))
 
     def _keep(self, rows: torch.Tensor) -> None:
@@ -187,17 +194,23 @@ class RotaryCache:
         self._row_bytes = 2 * self._half * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
-        """Where the rows of [start, stop) lie; `alive` is given what must live as long."""
-        if self._by_limit and limit != self._limit:
-            self._keep(self._kept[:0])
-            self._limit = limit
-        if start and stop > ROTARY_POSITIONS:
-            rows = self._rows(start, stop, limit)
-            alive.append(rows)
-            return rows.data_ptr()
+        """Where the rows of positions [start, stop) lie, in a sequence of at most `limit` tokens.
+
+        `alive` is given what is no longer kept here but must live as long as the addresses of this step.
+        """
+        if self._shortest is not None:
+            length = max(limit, self._shortest)  # up to the original context all angles are alike
+            if length != self._length:
+                alive.append(self._kept)
+                self._keep(self._kept[:0])
+                self._length = length
         if stop > self._count:
+            if start and stop > ROTARY_POSITIONS:
+                rows = self._rows(start, stop, limit)
+                alive.append(rows)
+                return rows.data_ptr()
+            alive.append(self._kept)
             self._keep(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
-        alive.append(self._kept)
         return self._address + start * self._row_bytes
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:

@@ -61,8 +61,9 @@ int64_t without_throwing(Run run) {
 
 // The sizes of the structs that Python mirrors, to refuse a library that was built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer), sizeof(Span),
-                          sizeof(Heads),  sizeof(Layer), sizeof(Model), sizeof(Batch), sizeof(Queries)};
+  const int64_t ours[] = {sizeof(Matrix),    sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer),
+                          sizeof(ChunkRows), sizeof(Heads), sizeof(Layer), sizeof(Model), sizeof(Batch),
+                          sizeof(Queries)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -101,19 +102,19 @@ TW_EXPORT int64_t tw_linear(const Kernels* k, Workspace* workspace, const Matrix
   return without_throwing([&] { linear_rows(*k, *workspace, *m, rows, x, y, threads); });
 }
 
-TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Heads* h, int64_t spans,
-                            const Span* span, int64_t page_size, const Queries* queries, int64_t threads) {
-  return without_throwing([&] { attend_rows(*k, *workspace, *kv, *h, spans, span, page_size, *queries, threads); });
+TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Heads* h, int64_t chunks,
+                            const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
+  return without_throwing([&] { attend_rows(*k, *workspace, *kv, *h, chunks, chunk, page_size, *queries, threads); });
 }
 
-// k and v: [rows of all spans][G][D].
-TW_EXPORT void tw_keep(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t spans, const Span* span, int64_t page_size,
-             const float* key, const float* value) {
+// k and v: [rows of all chunks][G][D].
+TW_EXPORT void tw_keep(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t chunks, const ChunkRows* chunk,
+                       int64_t page_size, const float* key, const float* value) {
   const int64_t each = h->kv_heads * h->size;
-  for (int64_t i = 0; i < spans; i++)
-    for (int64_t row = 0; row < span[i].rows; row++) {
-      const int64_t at = (span[i].row + row) * each;
-      k->keep(*kv, *h, span[i], page_size, span[i].start + row, key + at, value + at);
+  for (int64_t i = 0; i < chunks; i++)
+    for (int64_t row = 0; row < chunk[i].rows; row++) {
+      const int64_t at = (chunk[i].row + row) * each;
+      k->keep(*kv, *h, chunk[i], page_size, chunk[i].start + row, key + at, value + at);
     }
 }
 

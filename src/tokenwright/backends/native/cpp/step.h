@@ -36,8 +36,8 @@ struct Model {
 struct Batch {
   int64_t rows;
   const int64_t* tokens;
-  int64_t spans;
-  const Span* span;
+  int64_t chunks;
+  const ChunkRows* chunk;
   int64_t page_size;
   const KVLayer* kv;   // of each layer
   int64_t wanted;      // rows whose logits are asked for
@@ -64,7 +64,7 @@ void summarise(const Kernels&, Workspace&, int64_t n, int64_t vocab, const float
                double* log_total, int64_t threads);
 
 // One attention for rows [T][heads] of fp32 in `queries`, whose rows and heads are those of the whole step.
-void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t spans, const Span*,
+void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*,
                  int64_t page_size, const Queries&, int64_t threads);
 
 }  // namespace tw

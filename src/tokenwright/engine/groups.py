@@ -1,0 +1,99 @@
+"""Sequence groups: sequences that are admitted, paused, preempted and ended together.
+
+Nearly every group is one sequence. The beams of a search are a group of up to `width` sequences. They take their last
+token in the same step, so that the sampler has the rows of all of them at once. Admitted one by one, the beams of two
+searches could wait for each other's pages for ever.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.request import Sequence
+
+
+class SequenceGroup:
+    """A sequence that advances on its own.
+
+    pause_at: tokens at which the group is paused; None: never.
+    """
+
+    __slots__ = ("pause_at", "sequences", "width")
+
+    def __init__(self, sequence: Sequence, pause_at: int | None = None) -> None:
+        self.sequences = [sequence]
+        self.width = sequence.request.width  # the most sequences that it comes to
+        self.pause_at = pause_at
+        sequence.group = self
+
+    @property
+    def first(self) -> Sequence:
+        return self.sequences[0]
+
+    @property
+    def paused(self) -> bool:
+        return self.pause_at is not None and len(self.sequences[0].tokens) >= self.pause_at
+
+    def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:  # noqa: ARG002
+        """The sequences to compute in a step, with a number of tokens for each: at most `budget` > 0 in all.
+
+        `attach` puts a sequence that has no pages on those that are cached of its text.
+        """
+        sequence = self.sequences[0]
+        return ((sequence, min(len(sequence.tokens) - sequence.computed, budget)),)
+
+    def fork(self, child: Sequence, after: Sequence) -> "SequenceGroup":  # noqa: ARG002
+        """The group of a sequence that goes on from one of this group: one of its own."""
+        return SequenceGroup(child, self.pause_at)
+
+
+class BeamGroup(SequenceGroup):
+    """The beams of a search, in the order of their choices."""
+
+    __slots__ = ()
+
+    def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:
+        """All take their last token together, once what is pending fits the budget; before, they catch up to it."""
+        if len(self.sequences) == 1:
+            return super().plan(budget, attach)
+        recomputed = [beam for beam in self.sequences if beam.shares and not beam.computed]
+        if not recomputed and sum(beam.pending for beam in self.sequences) <= budget:
+            return [(beam, beam.pending) for beam in self.sequences]
+        return self._catch_up(budget, attach, recomputed)
+
+    def _catch_up(
+        self, budget: int, attach: Callable[[Sequence], None], recomputed: list[Sequence]
+    ) -> Iterator[tuple[Sequence, int]]:
+        for place, beam in enumerate(self.sequences):
+            if not budget:
+                return
+            if beam in recomputed:  # it finds what it has in common with those before it, once they have it
+                if any(other.pending > 1 for other in self.sequences[:place]):
+                    continue
+                if not beam.pages:  # else a step that was never committed has attached some
+                    attach(beam)
+            if length := min(beam.pending - 1, budget):
+                yield beam, length
+                budget -= length
+
+    def fork(self, child: Sequence, after: Sequence) -> SequenceGroup:
+        """The child joins the group, behind `after`."""
+        self.sequences.insert(self.sequences.index(after) + 1, child)
+        child.group = self
+        return self
+
+
+def group_of(sequence: Sequence) -> SequenceGroup:
+    """A group for a sequence that is not forked from another."""
+    return BeamGroup(sequence) if sequence.request.width > 1 else SequenceGroup(sequence)
+
+
+def pages_of(pool: PagePool, sequence: Sequence, count: int, tokens: int, chunk: int) -> list[int]:
+    """The most pages of each group of layers that `count` sequences like this one use, with `tokens` tokens each.
+
+    They have the full pages of their prompt in common. chunk: the most tokens that are computed at once.
+    """
+    own = pool.max_pages(tokens, chunk)
+    if count == 1:
+        return own
+    common = pool.shareable_pages(len(sequence.request.prompt) if sequence.shares else 0)
+    return [count * pages - (count - 1) * shared for pages, shared in zip(own, common, strict=True)]

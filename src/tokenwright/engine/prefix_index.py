@@ -1,0 +1,211 @@
+"""The prefix index: pages found by a hash over the text that they hold, so that equal prefixes are computed once.
+
+A page is cached once all its slots are computed, and the last page of a text, its tail, when the text ends. Its hash is
+a sha256 over the hash of the page before it and its own tokens, so over the whole text up to there: equal hashes mean
+equal K and V. A sequence whose text begins the same way attaches the page instead of computing it. A sequence that goes
+on behind a tail writes to a copy of it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from struct import pack
+from typing import Any
+
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.page_table import PageTable, PageTables
+
+
+@dataclass(slots=True)
+class PrefixHashes:
+    """The hashes of a text's full pages. root: what the first page's hash follows; texts of other roots share nothing.
+
+    It may cover fewer pages than the text has: `extend` adds those that are missing.
+    """
+
+    root: bytes
+    page_size: int
+    hashes: list[bytes] = field(default_factory=list)
+
+    def extend(self, tokens: Sequence[int]) -> list[bytes]:
+        """The hashes of all full pages of `tokens`, a text that begins as in earlier calls."""
+        hashes, size = self.hashes, self.page_size
+        for page in range(len(hashes), len(tokens) // size):
+            hashes.append(_hash(hashes[-1] if hashes else self.root, tokens[page * size : (page + 1) * size]))
+        return hashes
+
+    def hash(self, tokens: Sequence[int], page: int, stop: int) -> bytes:
+        """The hash of a page of the text up to `stop`: a full page, or the tail that ends there."""
+        if (page + 1) * self.page_size <= stop:
+            return self.hashes[page]
+        return _hash(self.before(page), tokens[page * self.page_size : stop])
+
+    def before(self, page: int) -> bytes:
+        """The hash that a page's own hash follows."""
+        return self.hashes[page - 1] if page else self.root
+
+    def fork(self) -> "PrefixHashes":
+        return PrefixHashes(self.root, self.page_size, list(self.hashes))
+
+
+def _hash(before: bytes, tokens: Sequence[int]) -> bytes:
+    return sha256(before + pack(f"<{len(tokens)}I", *tokens)).digest()
+
+
+class PrefixIndex:
+    """Finds, caches and attaches the pages of a pool by hash.
+
+    seed: what the contents of pages depend on beside their tokens (the cache specs); part of every hash.
+    """
+
+    def __init__(self, pool: PagePool, seed: bytes = b"") -> None:
+        self.pool = pool
+        self.seed = seed
+
+    def hashes(self, salt: bytes = b"") -> PrefixHashes:
+        """The hashes of a text without full pages. Texts of different salts never share pages."""
+        framed = len(self.seed).to_bytes(8, "little") + self.seed + salt
+        return PrefixHashes(sha256(framed).digest(), self.pool.page_size)
+
+    def cache_pages(
+        self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], start: int, stop: int
+    ) -> None:
+        """Cache the pages that computing [start, stop) of `tokens` has filled."""
+        size = self.pool.page_size
+        first, full = start // size, stop // size
+        if first == full:
+            return
+        found = hashes.extend(tokens)
+        for pool, table in zip(self.pool.group_pools, tables, strict=True):
+            for page in range(first, full):
+                if page in table:
+                    table[page] = pool.cache_page(table[page], found[page])
+
+    def cache_tail(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
+        """Cache the page that a text has not filled, of which [0, stop) is computed."""
+        page, length = divmod(stop, self.pool.page_size)
+        if length:
+            hashes.extend(tokens)
+            tail = hashes.hash(tokens, page, stop)
+            for pool, table in zip(self.pool.group_pools, tables, strict=True):
+                if page in table:
+                    table[page] = pool.cache_tail(table[page], tail, hashes.before(page), length)
+
+    def match_prefix(
+        self, hashes: PrefixHashes, tokens: Sequence[int], limit: int | None = None, *, tails: bool = True
+    ) -> int:
+        """The length of the longest prefix that need not be computed: every group has what a row behind it reads.
+
+        At most `limit` tokens; by default all but the last one, whose row is what the next token is chosen from.
+        Without `tails` it is a number of full pages.
+        """
+        found, limit = hashes.extend(tokens), len(tokens) - 1 if limit is None else limit
+        size, pools = self.pool.page_size, self.pool.group_pools
+        pages = limit // size
+        runs = [_runs([page_hash in pool.index for page_hash in found[:pages]]) for pool in pools]
+        for page in range(pages, -1, -1):
+            at, before = page * size, hashes.before(page)
+            lengths = {n for pool in pools for n in pool.tails.get(before, ())} if tails else set[int]()
+            for length in sorted(lengths, reverse=True):
+                if at + length <= limit and self._has_prefix(hashes, tokens, at + length, runs):
+                    return at + length
+            if page and self._has_prefix(hashes, tokens, at, runs):
+                return at
+        return 0
+
+    def _has_prefix(
+        self, hashes: PrefixHashes, tokens: Sequence[int], length: int, runs: Sequence[Sequence[int]]
+    ) -> bool:
+        """Whether every group has what a row at `length` reads; `runs`: cached full pages in a row, as `_runs` says."""
+        size = self.pool.page_size
+        tail = length // size
+        for run, pool in zip(runs, self.pool.group_pools, strict=True):
+            for span in pool.group.window.pages(length, length, size):
+                full = len(span)
+                if span and span.stop > tail:
+                    if hashes.hash(tokens, tail, length) not in pool.index:
+                        return False
+                    full -= 1
+                if full and run[span.start + full - 1] < full:
+                    return False
+        return True
+
+    def attach_prefix(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], length: int) -> None:
+        """Put the pages that a row at `length` reads into empty tables, as `match_prefix` has found them."""
+        for pool, table in zip(self.pool.group_pools, tables, strict=True):
+            for span in pool.group.window.pages(length, length, self.pool.page_size):
+                for page in span:
+                    table[page] = pool.index[hashes.hash(tokens, page, length)]
+                    pool.incref(table[page])
+
+    def can_admit(
+        self,
+        hashes: PrefixHashes,
+        tokens: Sequence[int],
+        length: int,
+        needs: Sequence[int],
+        spare: Sequence[PageTables] = (),
+    ) -> bool:
+        """Whether a text can have `needs` pages of each group, whose prefix of `length` tokens was matched.
+
+        `spare` are tables that would be released for it: their pages count if they stand in no other table.
+        """
+        for number, (pool, need) in enumerate(zip(self.pool.group_pools, needs, strict=True)):
+            spans = pool.group.window.pages(length, length, self.pool.page_size)
+            found = {pool.index[hashes.hash(tokens, page, length)] for span in spans for page in span}
+            given = Counter(page for tables in spare for page in tables[number].values())
+            more = {page for page, times in given.items() if pool.refcounts[page] == times}
+            if need - sum(page in pool.refcounts for page in found - more) > pool.available + len(more):
+                return False
+        return True
+
+    def find_pages(self, hashes: PrefixHashes, tokens: Sequence[int]) -> tuple[int, list[dict[int, int]]]:
+        """The longest prefix of a text in full pages, in tokens; and all its cached pages in each group, as tables."""
+        length = self.match_prefix(hashes, tokens, len(tokens), tails=False)
+        found = hashes.hashes[: length // self.pool.page_size]
+        return length, [
+            {page: pool.index[page_hash] for page, page_hash in enumerate(found) if page_hash in pool.index}
+            for pool in self.pool.group_pools
+        ]
+
+    def missing_pages(
+        self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]]
+    ) -> list[list[int]] | None:
+        """Which of a text's `pages` of each group are not cached yet, and so worth inserting.
+
+        Where too few pages are available, only those that a row behind the text reads; None: too few even for these.
+        """
+        found, missing = hashes.extend(tokens), []
+        for row, pool in zip(pages, self.pool.group_pools, strict=True):
+            fresh = [page for page in row if found[page] not in pool.index]
+            if len(fresh) > pool.available:
+                read = pool.group.window.pages(len(tokens), len(tokens), self.pool.page_size)
+                fresh = [page for page in fresh if any(page in span for span in read)]
+            if len(fresh) > pool.available:
+                return None
+            missing.append(fresh)
+        return missing
+
+    def insert_pages(
+        self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
+    ) -> None:
+        """Write contents from outside into cached pages: those of `missing_pages`."""
+        found = hashes.extend(tokens)
+        for number, (row, pool) in enumerate(zip(pages, self.pool.group_pools, strict=True)):
+            table = PageTable()
+            table.update((page, pool.allocate()) for page in row)
+            try:
+                self.pool.memory.write(number, list(table.values()), contents[number])
+                for page in table:
+                    table[page] = pool.cache_page(table[page], found[page])
+            finally:
+                pool.clear(table)
+
+
+def _runs(present: Sequence[bool]) -> list[int]:
+    """For each element, how many in a row up to and including it are true."""
+    runs: list[int] = []
+    for there in present:
+        runs.append((runs[-1] + 1 if runs else 1) if there else 0)
+    return runs
