@@ -1,4 +1,4 @@
-// Runs the thread pool alone, under the thread sanitizer: tests/kernels/test_threads.py.
+// Runs the thread pool alone, under the thread sanitizer: tests/backends/test_threads.py.
 //
 // Threads come late, stay away in the midst of a run and hold pieces for long. Every piece must be computed once, when the
 // phases before it have ended, and by a thread of the run. Prints what is wrong; ends with 1 if something is.
