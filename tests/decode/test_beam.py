@@ -260,11 +260,12 @@ class Player:
             if identity in self.texts:
                 self.ids += 1
                 identity = self.ids
-            self.texts[identity] = (*before[pick.parent], pick.token)
+            [token] = pick.tokens
+            self.texts[identity] = (*before[pick.parent], token)
             self.choices[identity] = pick.choice
-            assert self.search.advance(pick.token) is None, "what ends was not picked"
-            assert pick.logprob == self.case.model(before[pick.parent])[pick.token]
-            assert pick.sampler_logprob == self.case.row(before[pick.parent])[pick.token]
+            assert self.search.advance(token) is None, "what ends was not picked"
+            assert pick.logprobs == (self.case.model(before[pick.parent])[token],)
+            assert pick.sampler_logprobs == (self.case.row(before[pick.parent])[token],)
         self.picks += results
         self.steps.append([text for _, text in sorted((self.choices[one], text) for one, text in self.texts.items())])
 
@@ -463,7 +464,7 @@ def test_a_row_tells_its_likeliest_ids_to_all_that_go_on_from_it():
                 (token, model[token], row[token]) for token in ids
             ]
             assert (node.logprob, node.sampler_logprob) == (model[node.token], row[node.token])
-    assert {pick.top for pick in player.picks} <= {node.top for node in player.search.nodes()}
+    assert {top for pick in player.picks for top in pick.tops} <= {node.top for node in player.search.nodes()}
     assert player.search.best(2) == player.best()[:2]
 
 

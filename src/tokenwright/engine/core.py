@@ -45,7 +45,7 @@ class Engine(Generic[T]):
 
     @property
     def prefixes(self) -> PrefixIndex:
-        return self.scheduler.prefixes
+        return self.scheduler.kv.prefixes
 
     @property
     def busy(self) -> bool:
@@ -150,7 +150,7 @@ class Engine(Generic[T]):
         """Drop every request without an event, and free all pages: after a commit that was interrupted half-way."""
         old, pool = self.scheduler, self.scheduler.pool
         fresh = PagePool(pool.groups, pool.page_size, pool.memory)
-        prefixes, swap = PrefixIndex(fresh, old.prefixes.seed), SwapSpace(fresh, old.swap.capacity)
+        prefixes, swap = PrefixIndex(fresh, old.kv.prefixes.seed), SwapSpace(fresh, old.kv.swap.capacity)
         self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences, prefixes, swap, old.ids)
         self._ended = []
 
