@@ -85,7 +85,7 @@ def measure(llm: LLM, formats: Sequence[str], contexts: Sequence[int], tokens: i
     taken: dict[str, list[dict[int, list[float]]]] = {kv: [] for kv in formats}
     speeds: list[list[float]] = []
     with ExitStack() as opened:
-        llms = {kv: opened.enter_context(llm.beside(kv=kv, pages=pages)) for kv in formats}
+        llms = {kv: opened.enter_context(LLM(llm.loaded, kv=kv, pages=pages)) for kv in formats}
         for turn in range(rounds):
             rng = random.Random(turn)
             ids = [rng.randrange(5, llm.config.vocab_size) for _ in range(contexts[-1])]

@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, Places, find_kernels, kv_layer, matrix
+from tokenwright.backends.native.kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.limits import CPU, TURN, Bound, Work, processor, threads
 from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
@@ -151,7 +151,7 @@ def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) ->
 
     def run() -> None:
         places = (byref(struct), rows, lib.address(x), lib.address(y), torch.get_num_threads())
-        kernels.library.tw_linear(kernels.handle, *places)
+        kernels.compute(kernels.library.tw_linear, *places)
 
     work = Work(packed.nbytes, weights=rows * packed.numel)
     return Case("linear", name, rows, work, run, keeps=(packed, x, y))
@@ -176,23 +176,24 @@ class Texts:
         """The last `rows` of each of so many texts at most, one call a text."""
         each = -(-context // PAGE)
         tables = torch.arange(self.pages, dtype=torch.int32).split(each)[: min(texts, self.pages // each)]
-        places = [Places([(range(rows), context - rows, (table,))]) for table in tables]
+        arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
         layer, heads = kv_layer(self.store.view(0)), lib.Heads(QUERY_HEADS, KV_HEADS, SIZE, SIZE**-0.5)
         q, width = torch.randn(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
         out = torch.empty_like(q)
         queries = lib.Queries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)
-        library, handle, count = self.kernels.library, self.kernels.handle, torch.get_num_threads()
+        kernels, count = self.kernels, torch.get_num_threads()
+        attend = kernels.library.tw_attend
 
         def run() -> None:
-            for one in places:
-                library.tw_attend(handle, byref(layer), byref(heads), 1, one.spans, PAGE, byref(queries), count)
+            for one in arrays:
+                kernels.compute(attend, byref(layer), byref(heads), 1, one.address, PAGE, byref(queries), count)
 
-        work = Work(len(places) * context * self.bytes_per_token)
+        work = Work(len(arrays) * context * self.bytes_per_token)
         if rows > 1:  # one row is held against reading alone
             pairs = sum(range(context - rows + 1, context + 1))  # of a row and a token that it reads
-            work = replace(work, attention=len(places) * 2 * QUERY_HEADS * SIZE * pairs)
+            work = replace(work, attention=len(arrays) * 2 * QUERY_HEADS * SIZE * pairs)
         kernel = f"attention, {rows} row{'s' if rows > 1 else ''}"
-        return Case(kernel, self.form, context, work, run, len(places), (self.store, q, out))
+        return Case(kernel, self.form, context, work, run, len(arrays), (self.store, q, out))
 
 
 def attention_groups(kernels: NativeKernels, contexts: Sequence[int], nbytes: int) -> Iterator[Group]:

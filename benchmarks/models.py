@@ -3,8 +3,8 @@
     python -m benchmarks.models [--shapes tiny gpt2 ..] [--weights bf16 int8 int4] [--rounds 3] [--root FOLDER]
                                 [--out build/benchmarks]
 
-What is measured is what `peers.py` measures (docs/peers.md), of us alone, and what `tokenwright bench` measures, in a
-fresh process for each model, format and round:
+What is measured is what `peers.py` measures (docs/performance.md), of us alone, and what `tokenwright bench` measures,
+in a fresh process for each model, format and round:
 
     a figure      the median of the rounds
     its share     of the limit, which is measured in turn with it: the bytes that a step reads over the speed of

@@ -7,14 +7,14 @@ Every stream has read its context and writes one token a step, greedily. A round
 named meanwhile); told are medians of the rounds, in microseconds a step:
 
     prepared   the runner hands out logits that were made before, with what native kernels tell of them (the likeliest
-               id and the total): what is left is the engine, the sampler and the driver
+               id and the total): what is left is the engine, the sampler and the engine loop
     real       the same with a model that is loaded (--model), and the batch that is built for it. `model` is then the
                call of the native kernels; with the reference kernels, all that the runner does beside the batch
 
 `whole` is the clock around a round. The parts come from rounds of their own, in which every part is a stopwatch's: who
-is called by another part is not counted in it, and what a stopwatch itself takes is taken off. `rest` is the loop, the
-driver and whoever fetches; `text` the guards, which make text of tokens (prepared runs make none). The line of growth
-is fitted by least squares.
+is called by another part is not counted in it, and what a stopwatch itself takes is taken off. All of it runs in the
+engine thread: `rest` is the engine loop with what it delivers, `text` the stop checkers, which make text of tokens
+(prepared runs make none). The line of growth is fitted by least squares.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
-from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.native.program import NativeBackend
+from tokenwright.backends.runner import ModelRunner
 from tokenwright.decode import TextStopChecker, TorchSampler
-from tokenwright.driver import Driver
 from tokenwright.engine import Engine, Group, LogitsNeeded, Output, PagePool, Request, Scheduler, Step
+from tokenwright.engine.loop import EngineLoop, Inbox
 
 PAGE = 16  # tokens
 STEPS = 64  # of a round
@@ -125,11 +126,11 @@ def _loop(function: Callable[[], object], turns: int) -> float:
 
 def model_of(runner: Any) -> list[tuple[Any, str, str]]:
     """Where a runner calls its model, and where it makes the batch for it."""
-    if not isinstance(runner, TorchRunner):
+    if not isinstance(runner, ModelRunner):
         return [(runner, "forward", "model")]
-    if runner.compute.program is None:
-        return [(runner, "forward", "model"), (runner.compute, "batcher", "batch")]
-    return [(runner, "forward", "batch"), (runner.compute.program.model.kernels.library, "tw_forward", "model")]
+    if not isinstance(runner.backend, NativeBackend):
+        return [(runner, "forward", "model"), (runner.backend, "batcher", "batch")]
+    return [(runner, "forward", "batch"), (runner.backend.program.model.kernels.library, "tw_forward", "model")]
 
 
 @contextmanager
@@ -143,7 +144,7 @@ def watched(engine: Engine[Any]) -> Iterator[Stopwatch]:
         (scheduler, "commit", "commit"),
         (scheduler, "expire", "expire"),
         (TextStopChecker, "advance", "text"),
-        (TextStopChecker, "take", "text"),
+        (TextStopChecker, "take_text", "text"),
     ]
     before = [vars(owner).get(name) for owner, name, _ in places]
     for owner, name, part in places:
@@ -204,35 +205,40 @@ def prepared(streams: int, context: int, vocabulary: int, rounds: int) -> Point:
     pool = PagePool([Group(pages)], PAGE)
     scheduler = Scheduler(pool, token_budget=max(512, context), max_sequences=streams)
     engine = Engine(Prepared(streams, vocabulary), TorchSampler(), scheduler, context + most)
-    driver = Driver(engine, layers=1, kv_bytes=lambda tokens: tokens)
     params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     prompts = [tuple((5 + stream + place) % vocabulary for place in range(context)) for stream in range(streams)]
-    jobs = [driver.submit(Request(prompt, params, TextStopChecker(Silent(), ()))) for prompt in prompts]
+    requests = [Request(prompt, params, TextStopChecker(Silent(), ())) for prompt in prompts]
+    loop = EngineLoop(engine)
+    try:
+        return started("prepared", loop, requests, context, rounds)
+    finally:
+        loop.close()
 
-    def turn() -> None:
-        for job in jobs:
-            driver.fetch(job)
 
-    while any(not job.written for job in jobs):
-        driver._turn(jobs[-1])
-    return point("prepared", streams, context, engine, turn, rounds)
+def started(way: str, loop: EngineLoop, requests: Sequence[Request], context: int, rounds: int) -> Point:
+    """The point of requests that all have read their prompts, measured in the engine thread."""
+    inbox = Inbox(at_end=len(requests))
+    handles = loop.submit(requests, inbox)
+
+    def measure(engine: Engine[Any]) -> Point:
+        while any(not handle.sequence.written for handle in handles):
+            loop._step()
+        return point(way, len(requests), context, engine, loop._step, rounds)
+
+    try:
+        return loop.call(measure)
+    finally:
+        for handle in handles:
+            handle.cancel()
+        inbox.get()
 
 
 def real(llm: LLM, streams: int, context: int, rounds: int) -> Point:
     params = SamplingParams(temperature=0.0, max_tokens=written(rounds), ignore_eos=True)
     size = llm.config.vocab_size
     prompts = [[5 + (stream + place) % (size - 5) for place in range(context)] for stream in range(streams)]
-    texts = [llm.stream(prompt, params, salt=f"{streams} {context} {n}") for n, prompt in enumerate(prompts)]
-
-    def turn() -> None:
-        for text in texts:
-            next(text)
-
-    try:
-        return point("real", streams, context, llm.engine, turn, rounds)
-    finally:
-        for text in texts:
-            text.close()
+    requests = [llm._requests.build(prompt, params, salt=str(number)) for number, prompt in enumerate(prompts)]
+    return started("real", llm._open_loop(), requests, context, rounds)
 
 
 def growth(points: Sequence[Point]) -> tuple[float, float]:

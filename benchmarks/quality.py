@@ -127,8 +127,8 @@ def logprobs(llm: LLM, ids: list[int]) -> torch.Tensor:
 
 def compare(llm: LLM, texts: Sequence[Text], name: str, formats: Sequence[str] = FORMATS) -> list[Rows]:
     """Every format on every text."""
-    native = llm.beside(pages=64)
-    others = [llm.beside(kv=kv, pages=64) for kv in formats]
+    native = LLM(llm.loaded, pages=64)
+    others = [LLM(llm.loaded, kv=kv, pages=64) for kv in formats]
     found: list[list[tuple[Numbers, ...]]] = [[] for _ in formats]
     for number, text in enumerate(texts):
         print(f"{name}: text {number + 1} of {len(texts)}, {len(text.ids)} tokens", file=sys.stderr, flush=True)

@@ -90,7 +90,7 @@ def saved(model: str, rounds: int, tokens: int) -> dict[str, Any]:
         write_s = time.perf_counter() - began
         times, pages = [], llm.engine.pool.pages
         for _ in range(rounds):
-            with llm.beside(pages=pages) as fresh:
+            with LLM(llm.loaded, pages=pages) as fresh:
                 anew = ttft(fresh, prompt, "anew")
                 began = time.perf_counter()
                 fresh.load_cache(file)

@@ -106,8 +106,8 @@ def read(llm: LLM, ids: list[int], window: int, sinks: int, every: int) -> dict[
     """The losses of every way."""
     bos = ids[0]
     ways: dict[str, Callable[[], Numbers]] = {
-        SINKS: lambda: scored(llm.beside(window=window, sinks=sinks, page_size=PAGE), ids),
-        WINDOW: lambda: scored(llm.beside(window=window, page_size=PAGE), ids),
+        SINKS: lambda: scored(LLM(llm.loaded, window=window, sinks=sinks, page_size=PAGE), ids),
+        WINDOW: lambda: scored(LLM(llm.loaded, window=window, page_size=PAGE), ids),
         CONTEXT: lambda: in_context(llm, ids, bos),
         ANEW: lambda: anew(llm, ids, window + sinks, every),
         AFTER_BOS: lambda: anew(llm, ids, window + sinks, every, bos),
@@ -124,7 +124,7 @@ def by_window(llm: LLM, ids: list[int], sinks: int) -> list[dict[str, Any]]:
     found = []
     for window in WINDOWS:
         with_sinks, without = (
-            scored(llm.beside(window=window, sinks=most, page_size=PAGE), ids) for most in (sinks, 0)
+            scored(LLM(llm.loaded, window=window, sinks=most, page_size=PAGE), ids) for most in (sinks, 0)
         )
         each = (with_sinks, without, without - with_sinks)
         found.append({"window": window, "losses": [mean_error(values) for values in each]})
@@ -143,7 +143,9 @@ def anonymous() -> int | None:
 def writer(llm: LLM, window: int, sinks: int, tokens: int) -> LLM:
     """An engine whose pool has as many pages as one text can come to hold."""
     pages = AttentionWindow(window, sinks).max_pages(tokens, llm.options.token_budget, PAGE)
-    return llm.beside(window=window, sinks=sinks, page_size=PAGE, pages=pages, token_budget=llm.options.token_budget)
+    return LLM(
+        llm.loaded, window=window, sinks=sinks, page_size=PAGE, pages=pages, token_budget=llm.options.token_budget
+    )
 
 
 def write(llm: LLM, tokens: int) -> dict[str, Any]:

@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+PACKAGE = ROOT / "src" / "tokenwright"
+NATIVE = PACKAGE / "backends" / "native" / "cpp"  # the C++ kernels
 
 
 def say(message: str) -> None:
@@ -33,6 +35,15 @@ def must(*command: object) -> None:
     if code:
         print(f"{Path(sys.argv[0]).name}: this failed: {' '.join(map(str, command))}", file=sys.stderr)
         sys.exit(code)
+
+
+def differs_from_last_commit(*paths: Path, root: Path = ROOT) -> bool:
+    """Whether tracked files under the paths differ from the commit before HEAD; True where git cannot tell."""
+    compare = ["git", "diff", "--quiet", "HEAD~", "--", *map(str, paths)]
+    try:
+        return subprocess.run(compare, cwd=root, stderr=subprocess.DEVNULL, check=False).returncode != 0
+    except OSError:  # there is no git
+        return True
 
 
 def minutes(seconds: float) -> str:

@@ -1,30 +1,52 @@
 """For all tests: one thread for torch, no time limits, and what they measured told at the end by `ledgers`.
 
-The models are small: on a busy machine threads would mostly wait for each other. Hypothesis draws new examples at
-every run on a person's machine, and the same ones in CI. Under pytest-xdist (scripts/test) a file stays on one worker.
+The models are small: on a busy machine threads would mostly wait for each other. How many examples a property test
+draws is a profile's matter (tests/profiles.py). Under pytest-xdist (scripts/test) a file stays on one worker.
 """
 
-import os
+from collections.abc import Generator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
-from tests import ledgers
+from tests import ledgers, profiles, tracing
 
-# What takes longest begins first, so that no worker is left alone with it at the end.
-LONGEST = ("oracle/test_families.py", "equality/test_matrix.py")
+# The files that take longest, the longest first: they begin, so that no worker is left alone with one at the end. The
+# two files in a browser are apart, because a browser keeps a core busy by itself.
+LONGEST = (
+    "browser/test_figures.py",
+    "recipes/test_stories_recipe.py",
+    "browser/test_states.py",
+    "text/test_stream.py",
+    "oracle/test_counts.py",
+    "oracle/test_beams.py",
+    "equality/test_matrix.py",
+    "engine/test_sharing.py",
+    "engine/test_machine.py",
+)
 
 torch.set_num_threads(1)
-settings.register_profile(
-    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
-)
-settings.load_profile("house")
+profiles.register()
+
+
+def place(path: str) -> int:
+    """Where a test file stands in the order of running."""
+    return next((at for at, longest in enumerate(LONGEST) if path.endswith(longest)), len(LONGEST))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    items.sort(key=lambda item: place(item.path.as_posix()))
+    tracing.choose(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under --cov, without it where the test is not to be watched."""
+    unwatched = item.config.pluginmanager.hasplugin("_cov") and not item.stash[tracing.WATCHED]
+    with tracing.suspended() if unwatched else nullcontext():
+        return (yield)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.engines import assert_at_rest
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
 from tokenwright.decode import BeamSearch, stopping
 from tokenwright.engine import NoStopChecker
@@ -21,8 +22,7 @@ PROMPT = "Once upon a time"
 def llm():
     with LLM("stories") as llm:
         yield llm
-        llm.engine.scheduler.check()
-        assert llm.engine.pool.available == llm.engine.pool.pages
+        assert_at_rest(llm)
 
 
 def one(llm, prompt=PROMPT, **params):
@@ -267,30 +267,6 @@ def test_a_word_that_is_nothing_to_the_tokenizer_is_refused(llm, monkeypatch):
         llm.generate([5, 6], SamplingParams(bad_words=["  "]))
 
 
-@pytest.mark.parametrize("step", range(5))
-def test_a_search_whose_step_was_interrupted_after_it_had_picked_takes_it_again(llm, monkeypatch, step):
-    params = SamplingParams(beams=4, n=4, max_tokens=8, stop=[" was", " in"], length_penalty=0.0)
-    expected = llm.generate(PROMPT, params)[0]
-    assert expected.finish_reason == "stop"
-    sampler, steps = llm.engine.sampler, itertools.count()
-    pick = sampler.pick
-
-    def interrupted(*args):
-        results = pick(*args)
-        if next(steps) == step:
-            raise KeyboardInterrupt
-        return results
-
-    monkeypatch.setattr(sampler, "pick", interrupted)
-    job = llm._submit(PROMPT, params, True)
-    with pytest.raises(KeyboardInterrupt):
-        llm._driver.finish(job)
-    llm._driver.finish(job)
-    found = llm._driver.completion(job)
-    assert [(text.text, text.score) for text in found.choices] == [(text.text, text.score) for text in expected.choices]
-    assert found.tree == expected.tree
-
-
 def test_a_group_that_goes_on_alone_keeps_to_its_own_beams_grammar(llm):
     """One group is done after a token; the beams of the others then have the numbers that its own had."""
     params = SamplingParams(
@@ -320,15 +296,15 @@ def test_a_search_that_only_scores_its_prompt_has_a_reason(llm):
 
 def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
     clock = itertools.count(10.0, 100.0)  # each look at it is 100 seconds after the one before
-    monkeypatch.setattr("tokenwright.llm.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    compiled = llm._vocabulary.grammars(llm.eos_ids)
+    monkeypatch.setattr("tokenwright.requests.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    compiled = llm.loaded.vocabulary.grammars(llm.eos_ids)
     monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
-    stop_checker = llm._guard(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
+    stop_checker = llm._requests._stop_checker(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
     assert stop_checker.deadline == 15.0
 
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
-    monkeypatch.setattr(llm, "generation", replace(llm.generation, min_tokens=9))
+    monkeypatch.setattr(llm.loaded, "generation", replace(llm.generation, min_tokens=9))
     assert llm.sampling().min_tokens == 9
     assert llm.sampling(max_tokens=4).min_tokens == 4
     for wrong in ("many", -1, math.inf):

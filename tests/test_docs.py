@@ -1,18 +1,23 @@
-"""The documents speak of things that are there: files, links, commands, options; and the README's Python runs."""
+"""The documents name what exists: files, links, commands, options, fields; and their Python runs."""
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tokenwright import SamplingParams
 from tokenwright.cli import app
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tokenwright"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, PACKAGE / "backends" / "native" / "cpp", ROOT / "benchmarks")
+MOST_WORDS = 500  # of the README
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -26,31 +31,50 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", ["structure.md", "decisions.md", "glossary.md"])
-def test_files_that_are_named_exist(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    named = re.findall(r"`([\w./]+(?:\.py|\.txt|\.toml|/))`", text)
-    missing = [name for name in named if not any((base / name).exists() for base in (PACKAGE, ROOT, PACKAGE.parent))]
-    assert not missing
+@pytest.mark.parametrize("page", [page for page in GUIDES if page.name != "log.md"], ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`([\w./]+(?:\.py|\.txt|\.toml|\.cpp|\.h|/))`", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not any((folder / name).exists() for folder in FOLDERS)]
 
 
-def test_the_first_block_is_the_two_commands() -> None:
-    first, second = blocks(README, "sh")[0].splitlines()
-    assert first == 'scripts/install && .venv/bin/tokenwright generate "Once upon a time"'
-    assert second == "scripts/test"
+def test_decisions_are_numbered_once_and_in_order() -> None:
+    """Markdown counts on from the first number of a list, so a gap or a repetition would show other numbers."""
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert all(int(number) <= len(numbers) for number in re.findall(r"(?:by|see) (\d+)\b", page))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        line.split("#")[0].split("|")[-1].strip()
-        for block in blocks(README, "sh")
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) < MOST_WORDS
+
+
+def test_the_sampling_page_has_every_option_in_order() -> None:
+    """The fields of SamplingParams before `seed` act on a row of logits, in the order of their declaration."""
+    page = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d+ \| ([^|]*) \|", page, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row) if not name.startswith("dry_")]
+    declared = [field.name for field in fields(SamplingParams)]
+    acting = [name for name in declared[: declared.index("seed")] if not name.startswith("dry_")]
+    assert named == [name for name in acting if name != "repetition_window"]
+    assert "`repetition_window`" in page
+
+
+def commands() -> list[str]:
+    """The lines of all guides' sh blocks that call tokenwright, what stands before a pipe left out."""
+    lines = [
+        line
+        for page in GUIDES
+        for block in blocks(page.read_text(encoding="utf-8"), "sh")
         for line in block.splitlines()
-        if re.search(r"(^|\| )tokenwright ", line)
-    ],
-)
+    ]
+    called = [line.split(" #")[0].strip() for line in lines if re.search(r"(^|\| )tokenwright ", line)]
+    return list(dict.fromkeys(re.sub(r"^.*\| (?=tokenwright )", "", line) for line in called))
+
+
+@pytest.mark.parametrize("line", commands())
 def test_commands_and_options_exist(line: str) -> None:
-    _, command, *arguments = shlex.split(line)
+    _, command, *arguments = shlex.split(line.split(" > ")[0])
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert shown.exit_code == 0, line
     for argument in arguments:
@@ -58,7 +82,8 @@ def test_commands_and_options_exist(line: str) -> None:
             assert re.search(rf"(^|\s){argument}\s", shown.output), f"{argument} in: {line}"
 
 
-def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    for block in blocks(README, "python"):
+@pytest.mark.parametrize("page", [p for p in GUIDES if blocks(p.read_text("utf-8"), "python")], ids=lambda p: p.name)
+def test_the_python_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for block in blocks(page.read_text(encoding="utf-8"), "python"):
         exec(block, {})
-    assert capsys.readouterr().out.strip()
+        assert capsys.readouterr().out.strip()

@@ -185,7 +185,7 @@ def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path, swap: int) -> N
 
 
 def test_two_caches_over_the_same_weights(folder: Path) -> None:
-    with LLM(folder, pages=16) as llm, llm.beside(kv="int8", window=24, sinks=2, pages=16) as other:
+    with LLM(folder, pages=16) as llm, LLM(llm.loaded, kv="int8", window=24, sinks=2, pages=16) as other:
         assert other.model.decoder is llm.model.decoder
         native = llm.generate([text_of(60)], GREEDY)[0]
         assert other.generate([text_of(60)], GREEDY)[0].usage.kv_bytes < native.usage.kv_bytes / 4

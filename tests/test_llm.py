@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engines import assert_at_rest, held
 from tests.models.fixtures import make_checkpoint
 from tokenwright import (
     LLM,
@@ -20,7 +22,6 @@ from tokenwright import (
     SamplingParams,
 )
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.decode import TextStopChecker
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -35,9 +36,7 @@ def folder(tmp_path_factory):
 def llm(folder):
     with LLM(folder, pages=64, page_size=4, token_budget=32) as model:
         yield model
-        model.engine.scheduler.check()
-        assert not model.engine.scheduler.sequences, "a request was left behind"
-        assert model.engine.pool.available == model.engine.pool.pages, "pages were left behind"
+        assert_at_rest(model)
 
 
 def test_the_pieces_are_the_completion(llm):
@@ -96,7 +95,7 @@ def test_seeds(llm):
 
 def test_end_tokens_end_unless_ignored(llm):
     free = llm.generate("the", GREEDY)[0]
-    llm.eos_ids = frozenset({free.token_ids[2]})
+    llm._requests.eos_ids = frozenset({free.token_ids[2]})
     first = free.token_ids.index(free.token_ids[2])
     ended = llm.generate("the", SamplingParams(temperature=0.0))[0]
     assert ended.finish_reason == "eos"
@@ -122,87 +121,48 @@ def test_score_is_the_log_softmax(llm):
 
 def test_a_stream_that_is_closed_or_dropped_frees_its_pages(llm):
     stream = llm.stream("the", GREEDY)
-    next(stream)
+    first = next(stream)
     stream.close()
-    assert stream.completion.finish_reason == "aborted"
+    assert (stream.completion.finish_reason, stream.completion.token_ids) == ("aborted", (first.token_id,))
     assert len(list(stream)) == 0
     llm.generate("the", GREEDY)
-    dropped = llm.stream("the", GREEDY)
-    next(dropped)
-    assert llm.engine.pool.available < llm.engine.pool.pages
-    del dropped
+    endless = llm.stream("the", replace(GREEDY, max_tokens=200))
+    next(endless)
+    del endless
     gc.collect()
-    assert llm.engine.pool.available == llm.engine.pool.pages
+    assert_at_rest(llm)
 
 
-def test_a_stream_dropped_while_the_engine_turns_is_ended_by_the_turning_thread(llm):
+def test_a_stream_closed_in_the_middle_of_a_step_disturbs_nobody(llm):
+    right = llm.generate("and", GREEDY)[0]
     victim = llm.stream("the", SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     next(victim)
     forward = llm.engine.runner.forward
 
     def forward_and_drop(step):
-        victim.close()  # as a finaliser would, inside the turn: must neither wait nor disturb
+        victim.close()  # as a finalizer would, in the engine's own thread: must neither wait nor disturb
         return forward(step)
 
     llm.engine.runner.forward = forward_and_drop
-    other = llm.generate("and", GREEDY)[0]
-    assert len(other.token_ids) == 12
+    assert llm.generate("and", GREEDY)[0].token_ids == right.token_ids
     assert victim.completion.finish_reason == "aborted"
 
 
-def test_a_stream_dropped_while_another_text_is_submitted_frees_its_pages(llm):
-    victim = llm.stream("the", GREEDY)
-    next(victim)
-    submit = llm.engine.submit
-
-    def drop_and_submit(request):
-        victim.close()  # as a finaliser would, while the lock is held
-        return submit(request)
-
-    llm.engine.submit = drop_and_submit
-    with llm.stream("and", GREEDY):
-        assert victim.completion.finish_reason == "aborted"
-        assert llm.engine.pool.available == llm.engine.pool.pages
-
-
-def test_an_interrupt_in_the_model_disturbs_nobody(llm):
+def test_an_interrupted_client_leaves_its_own_text_and_all_others_whole(llm):
     right = [done.token_ids for done in llm.generate(["the", "and"], GREEDY)]
     first, second = llm.stream("the", GREEDY), llm.stream("and", GREEDY)
     next(first)
-    forward = llm.engine.runner.forward
-
-    def interrupted(step):
-        forward(step)
-        raise KeyboardInterrupt
-
-    llm.engine.runner.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        list(first)
-    llm.engine.runner.forward = forward
-    assert [tuple(piece.token_id for piece in stream) for stream in (second, first)] == [right[1], right[0][1:]]
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with held(llm), pytest.raises(KeyboardInterrupt):
+        list(iter(first._inbox.get, None))  # what was delivered, and then it waits
+    first.close()
+    assert tuple(piece.token_id for piece in second) == right[1]
+    assert llm.generate("the", GREEDY)[0].token_ids == right[0]
 
 
-def test_an_interrupt_in_the_middle_of_a_commit_ends_every_text_and_the_engine_goes_on(llm, monkeypatch):
-    """The first text's token is written and the second's is not: Ctrl-C at the worst moment."""
-    first, second, nothing = (llm.stream("the", params) for params in (GREEDY, GREEDY, SamplingParams(max_tokens=0)))
-    next(first)
-    advance, calls = TextStopChecker.advance, iter(range(9))
-
-    def interrupted(self, token):
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-        return advance(self, token)
-
-    monkeypatch.setattr(TextStopChecker, "advance", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        list(first)
-    monkeypatch.undo()
-    assert list(nothing) == []
-    assert first.completion.finish_reason == "aborted"
-    assert len(list(first)) == 0
-    with pytest.raises(EngineError, match="interrupted in the middle of a step"):
-        list(second)
-    assert llm.generate("the", GREEDY)[0].finish_reason == "length"
+def _interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_threads_share_the_engine(llm):
@@ -224,7 +184,6 @@ def test_threads_share_the_engine(llm):
 
 
 def test_texts_of_several_threads_are_one_batch(llm):
-    streams = [llm.stream([9 + i, 3], GREEDY) for i in range(8)]
     forward, sizes = llm.engine.runner.forward, []
 
     def counted(step):
@@ -232,6 +191,8 @@ def test_texts_of_several_threads_are_one_batch(llm):
         return forward(step)
 
     llm.engine.runner.forward = counted
+    with held(llm):
+        streams = [llm.stream([9 + i, 3], GREEDY) for i in range(8)]
     threads = [threading.Thread(target=list, args=(stream,)) for stream in streams]
     for thread in threads:
         thread.start()
@@ -240,9 +201,8 @@ def test_texts_of_several_threads_are_one_batch(llm):
     assert sizes == [8] * 12, "every step is shared by all eight"
 
 
-def test_a_token_reaches_its_reader_while_another_reader_turns_the_engine(llm):
+def test_a_token_reaches_its_reader_before_the_next_step_ends(llm):
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
-    streams = [llm.stream(prompt, params) for prompt in ("the", "and", "of")]
     fetched, steps, seen = [0, 0, 0], [], []
     forward = llm.engine.runner.forward
 
@@ -257,6 +217,8 @@ def test_a_token_reaches_its_reader_while_another_reader_turns_the_engine(llm):
             fetched[i] += 1
 
     llm.engine.runner.forward = patient
+    with held(llm):
+        streams = [llm.stream(prompt, params) for prompt in ("the", "and", "of")]
     threads = [threading.Thread(target=read, args=(i,)) for i in range(3)]
     for thread in threads:
         thread.start()
@@ -289,7 +251,6 @@ def test_astream_writes_what_stream_writes_and_ends_when_closed_or_cancelled(llm
             await task
 
     asyncio.run(run())
-    llm.generate("and", replace(GREEDY, max_tokens=1))  # the turn that the cancelled task had begun is over
 
 
 def test_astream_does_not_wait_in_the_event_loop_for_another_text_s_step(llm):
@@ -474,7 +435,7 @@ def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, m
         assert all(reference() is None for reference in held)
         return 2**30
 
-    monkeypatch.setattr("tokenwright.llm.find_kernels", lambda: None)
+    monkeypatch.setattr("tokenwright.loaded.find_kernels", lambda: None)
     monkeypatch.setattr(Checkpoint, "tensors", watched)
     monkeypatch.setattr("tokenwright.backends.memory.free_memory", free)
     with LLM(folder):
@@ -483,11 +444,11 @@ def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, m
 
 def test_a_closed_model_says_so(folder):
     with LLM(folder, pages=8) as llm:
-        stream = llm.stream("the", GREEDY)
+        stream = llm.stream("the", replace(GREEDY, max_tokens=100))
         next(stream)
         llm.close()
-        assert list(stream) == []
-        assert stream.completion.finish_reason == "aborted"
+        with pytest.raises(EngineError, match="this LLM is closed"):
+            list(stream)
         for use in (lambda: llm.generate("the"), lambda: llm.model([1]), lambda: llm.engine):
             with pytest.raises(RequestError, match="closed"):
                 use()

@@ -38,13 +38,13 @@ FLAGS = [
 ]
 
 
-def held(page: Page, prompt: str, step: int, *, head: tuple[int, int], camera: str, face: str = "3d") -> None:
+def held(page: Page, prompt: str, step: int, *, head: tuple[int, int], camera: str, renderer: str = "3d") -> None:
     """A run that is held after a step."""
     layer, number = head
     page.goto("about:blank")
     page.goto(
         f"http://127.0.0.1:{PORT}/#p={quote(prompt)}&seed=1&T=0.7&step={step}&layer={layer}&head={number}"
-        f"&cam={camera}&face={face}"
+        f"&cam={camera}&renderer={renderer}"
     )
     page.wait_for_function(f"window.__explorer?.state.step === {step}")
     rest(page)

@@ -1,19 +1,90 @@
-"""From a checkpoint to a decoder: weights in the form that was asked for, on the kernels that are there."""
+"""A loaded model: its decoder, tokenizer and chat template, read once; engines with any cache are opened over it."""
+
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
 
 import torch
 
 from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.backends.memory import refuse_weights
-from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
-from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
+from tokenwright.config import DTYPE_BYTES, DType, ModelConfig, WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.text import ChatTemplate, Tokenizer
+from tokenwright.trace.counted import CountedKernels
+from tokenwright.vocabulary import Vocabulary
+
+
+class LoadedModel:
+    """A model in memory, with its tokenizer. Nothing of it changes while engines use it; they may be several.
+
+    The options are those of `LLM`. check: called with the config and the dtype before weights are read, to refuse what
+    the model cannot have. `counted` are the kernels' counters where it was loaded with trace=True.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "stories",
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        weights: str | WeightFormat = "native",
+        report: Callable[[int, int], None] | None = None,
+        trace: bool = False,
+        check: Callable[[ModelConfig, DType], object] | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.checkpoint = Checkpoint.open(model, revision, progress=report is not None)
+        self.config = self.checkpoint.config
+        self.generation = self.checkpoint.generation
+        native = find_kernels() if self.device.type == "cpu" else None
+        self.dtype: DType = resolve_dtype(dtype, self.config.dtype, self.device, native is not None)
+        if check is not None:
+            check(self.config, self.dtype)
+        form = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
+        self.weights = (self.checkpoint.packed or form).resolved(self.dtype)
+        self.kernels = "reference" if native is None else native.isa
+        self.tokenizer = Tokenizer.load(self.checkpoint.path, vocab_size=self.config.vocab_size)
+        self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
+        if self.template is not None:
+            self.template.start()  # while the weights are read: its end tokens are asked for by the first text
+        self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
+        self.counted = CountedKernels(native or ReferenceKernels()) if trace else None
+        self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, self.counted, report)
+        self._users = 0
+        self._lock = threading.Lock()
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
+        ends = () if self.template is None else self.template.end_ids
+        return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
+
+    def enter(self) -> None:
+        """One engine more uses it."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """One engine less; after the last one its helper processes (chat template, grammars) end."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+        if self.template is not None:
+            self.template.close()
+        self.vocabulary.close()
 
 
 def make_decoder(

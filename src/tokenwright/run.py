@@ -8,18 +8,19 @@ and any head may be looked at, at any step.
 from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from tokenwright.completion import Completion
-from tokenwright.driver import Driver, Job
-from tokenwright.engine import FinishReason
+from tokenwright.engine import Engine, FinishReason
+from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.trace.recorder import Recorder, Watch
 from tokenwright.trace.replay import AttentionReplay, Text
 from tokenwright.trace.rows import coded
 from tokenwright.trace.schema import AttentionRow, StepFrame
+from tokenwright.transcript import Transcript
 
 MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; older ones can be had again
 FRAME_BYTES = 5000  # of one frame without its row, about
@@ -30,38 +31,43 @@ class Run:
 
     def __init__(
         self,
-        driver: Driver,
-        job: Job,
+        loop: EngineLoop,
+        handle: RequestHandle,
+        inbox: Inbox,
+        transcript: Transcript,
         recorder: Recorder,
         replay: AttentionReplay,
-        layer: int,
-        head: int,
+        watched: tuple[int, int],
         first_step: int = 0,
     ) -> None:
-        self._driver = driver
-        self._job = job
+        self._loop = loop
+        self._handle = handle
+        self._inbox = inbox
+        self._transcript = transcript
         self._recorder = recorder
         self._replay = replay
+        self._cache = handle.sequence.cache
         self.first_step = first_step
         self.frames: list[StepFrame] = []
         self._rows = self._stripped = 0  # bytes of all rows kept, and frames that have lost theirs
-        self._watch = Watch(job.sequence, job.submitted, (layer, head), first_step)
-        self.watch(layer, head)
+        self._watch = Watch(handle.sequence, handle.submitted, watched, first_step)
+        self.watch(*watched)
         recorder.watch(self._watch)
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The whole text so far, prompt included, as ids."""
-        return tuple(self._job.sequence.tokens)
+        return tuple(self._handle.sequence.tokens)
 
     @property
     def cache(self) -> bool:
         """Whether the next step uses the KV cache."""
-        return self._job.sequence.cache
+        return self._cache
 
     @cache.setter
     def cache(self, on: bool) -> None:
-        self._driver.use_cache(self._job, on)
+        self._cache = on
+        self._handle.use_cache(on)
 
     @property
     def nbytes(self) -> int:
@@ -70,17 +76,17 @@ class Run:
 
     def fits_beside(self, others: Iterable["Run"]) -> bool:
         """Whether the KV cache holds all of them at their longest."""
-        scheduler = self._driver.engine.scheduler
-        return scheduler.pool.fits([scheduler.max_pages(run._job.sequence) for run in (self, *others)])
+        scheduler = self._loop.engine.scheduler
+        return scheduler.pool.fits([scheduler.max_pages(run._handle.sequence) for run in (self, *others)])
 
     @property
     def ended(self) -> bool:
-        return self._job.ended
+        return self._transcript.ended
 
     @property
     def reason(self) -> FinishReason | None:
         """Why it ended well; None before that, and after a failure."""
-        return self._job.reason
+        return self._transcript.reason
 
     @property
     def watched(self) -> tuple[int, int]:
@@ -97,13 +103,12 @@ class Run:
 
         Raises EngineError if the engine failed.
         """
-        self._driver.allow(self._job, 1)
         text = ""
         try:
-            piece = self._driver.fetch(self._job)
-            text = piece.text if piece is not None else ""
+            self._handle.let_write(1)
+            text = self._next_text()
         finally:
-            if self._job.ended:
+            if self._transcript.ended:
                 self._recorder.unwatch(self._watch)
             fresh = [self._watch.frames.popleft() for _ in range(len(self._watch.frames))]
             if fresh:
@@ -112,6 +117,16 @@ class Run:
             self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
             self._strip()
         return fresh
+
+    def _next_text(self) -> str:
+        """Wait for the next token, or the end; the text that it brings."""
+        while not self._transcript.ended:
+            deliveries = self._inbox.get()
+            pieces = [piece for delivery in deliveries for piece in self._transcript.add(delivery)]
+            if pieces:
+                return "".join(piece.text for piece in pieces)
+        self._transcript.check()
+        return ""
 
     def _strip(self) -> None:
         """Let the oldest rows go where all are too many."""
@@ -141,18 +156,21 @@ class Run:
         self._check(layer, head)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
-        with self._driver.between_turns():
-            return self._replay.reference(tokens, self._job.sequence.limit, layer, head)
+        limit = self._handle.sequence.limit
+        return self._loop.call(lambda _: self._replay.reference(tokens, limit, layer, head))
 
     def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
         self._check(layer, head)
         frame = self.frame(step)
-        stop, sequence = frame.start + frame.length, self._job.sequence
-        with self._driver.between_turns():
+        stop, sequence = frame.start + frame.length, self._handle.sequence
+
+        def read(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (the engine is at rest: that is all)
             text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
             if sequence.computed < stop or not text.holds(stop - 1):
                 text = self._replay.rebuilt(self.tokens, sequence.limit)
             return self._replay.row(text, stop - 1, layer, head)
+
+        return self._loop.call(read)
 
     def _check(self, layer: int, head: int) -> None:
         config = self._replay.config
@@ -163,12 +181,12 @@ class Run:
     @property
     def completion(self) -> Completion:
         """What has been written so far, and what it cost."""
-        return self._driver.completion(self._job)
+        return self._transcript.completion()
 
     def close(self) -> None:
         """End it here and give its pages back. Its frames stay."""
         self._recorder.unwatch(self._watch)
-        self._driver.abort(self._job)
+        self._handle.cancel()
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ namespace {
 using Floats = std::vector<float>;
 
 void* library;
+Workspace* workspace;
 
 template <typename Function>
 Function* found(const char* name) {
@@ -65,7 +66,8 @@ const Weights WEIGHTS[] = {{"float32", F32, 16, 1024, 0},  {"bfloat16", BF16, 32
 void linears(const Kernels* k) {
   auto pack = found<int64_t(const Kernels*, const Matrix*, int64_t, const void*, int64_t, int64_t, int64_t, int64_t)>(
       "tw_pack");
-  auto linear = found<int64_t(const Kernels*, const Matrix*, int64_t, const float*, float*, int64_t)>("tw_linear");
+  auto linear =
+      found<int64_t(const Kernels*, Workspace*, const Matrix*, int64_t, const float*, float*, int64_t)>("tw_linear");
   const int64_t out = 37, in = 150;
   const Floats w = noise(out * in, 1), bias = noise(out, 2);
   for (const Weights& form : WEIGHTS) {
@@ -80,7 +82,7 @@ void linears(const Kernels* k) {
     for (int64_t rows : {1, 3, 40}) {
       const Floats x = noise(rows * in, 3, 4);
       Floats y(rows * out);
-      if (linear(k, &m, rows, x.data(), y.data(), 2)) exit(3);
+      if (linear(k, workspace, &m, rows, x.data(), y.data(), 2)) exit(3);
       tell(std::string("linear ") + form.name + " of " + std::to_string(rows), y);
     }
   }
@@ -113,14 +115,14 @@ void row_by_row(const Kernels* k) {
   rotate(k, rows, 4, 20, turns.data(), heads.data(), turned.data());
   tell("rotate", turned);
 
-  auto summary = found<void(const Kernels*, int64_t, const float*, int64_t*, float*, double*)>("tw_summary");
+  auto summarise =
+      found<int64_t(const Kernels*, Workspace*, int64_t, int64_t, const float*, int64_t*, double*, int64_t)>("tw_summarise");
   for (int64_t n : {1, 16, 301}) {
-    int64_t index;
-    float most;
-    double total;
-    summary(k, n, x.data(), &index, &most, &total);
-    tell_whole("largest of " + std::to_string(n), std::vector<int64_t>{index});
-    tell("sum of " + std::to_string(n), {most, (float)total});
+    int64_t best;
+    double log_total;
+    if (summarise(k, workspace, 1, n, x.data(), &best, &log_total, 2)) exit(3);
+    tell_whole("largest of " + std::to_string(n), std::vector<int64_t>{best});
+    tell("sum of " + std::to_string(n), {(float)log_total});
   }
 }
 
@@ -132,15 +134,15 @@ const Kept KEPT[] = {{"float32", F32, 160, 0}, {"bfloat16", BF16, 80, 0}, {"floa
                      {"int8", INT8, 40, 2},    {"int4", INT4, 20, 2},     {"fp8", FP8, 40, 0}};
 
 void attention(const Kernels* k) {
-  auto keep = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const Span*, int64_t, const float*,
+  auto keep = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t, const float*,
                          const float*)>("tw_keep");
-  auto attend = found<int64_t(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const Span*, int64_t,
+  auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
                               const Queries*, int64_t)>("tw_attend");
   const int64_t page_size = 16, pages = 6, size = 40, rows = 90;
   const tw::Heads heads{4, 2, size, 0.2};
   const int32_t table[pages] = {4, 0, 5, 2, 1, 3};
   const int32_t* tables[] = {table};
-  const Span span{0, rows, 0, nullptr, nullptr, tables};
+  const ChunkRows chunk{0, rows, 0, nullptr, nullptr, tables};
   const Floats keys = noise(rows * 2 * size, 9, 3), values = noise(rows * 2 * size, 10, 3), q = noise(rows * 4 * size, 11, 3);
   for (const Kept& form : KEPT)
     for (int64_t window : {0, 20}) {
@@ -153,10 +155,10 @@ void attention(const Kernels* k) {
         sides[i] = Side{form.format, codes[i].data(), form.scales ? scales[i].data() : nullptr};
       }
       const KVLayer layer{1, {Part{0, -1, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0};
-      keep(k, &layer, &heads, 1, &span, page_size, keys.data(), values.data());
+      keep(k, &layer, &heads, 1, &chunk, page_size, keys.data(), values.data());
       Floats out(rows * 4 * size);
       const Queries queries{0, 0, 0, 0, q.data(), nullptr, out.data(), 4 * size, 4 * size, 4 * size};
-      if (attend(k, &layer, &heads, 1, &span, page_size, &queries, 2)) exit(3);
+      if (attend(k, workspace, &layer, &heads, 1, &chunk, page_size, &queries, 2)) exit(3);
       const std::string name = std::string(form.name) + ", window " + std::to_string(window);
       tell_whole("kept K " + name, codes[0]);
       tell_whole("kept V " + name, codes[1]);
@@ -174,7 +176,9 @@ int main(int count, char** words) {
     return 2;
   }
   const Kernels* k = found<const Kernels*(const char*)>("tw_kernels")("portable");
+  workspace = found<Workspace*()>("tw_workspace_new")();
   linears(k);
   row_by_row(k);
   attention(k);
+  found<void(Workspace*)>("tw_workspace_free")(workspace);
 }

@@ -3,15 +3,16 @@
 A build without a compiler has none; there the tests that use `each_isa` are skipped.
 """
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import settings
 
 from tokenwright.backends.native.kernels import NativeKernels, usable
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.packed import Packed
+from tokenwright.bench import limits
 from tokenwright.config import WeightFormat
 
 FOUND = find()
@@ -23,11 +24,6 @@ needs_native = pytest.mark.skipif(not KERNELS, reason="no native kernels were co
 each_isa = pytest.mark.parametrize(
     "isa", [pytest.param(isa, id=isa) for isa in KERNELS] or [pytest.param("none", marks=needs_native)]
 )
-
-
-def examples(count: int) -> settings:
-    """So many examples; the share of them that TOKENWRIGHT_TEST_EXAMPLES says, where each takes long."""
-    return settings(max_examples=max(2, round(count * float(os.environ.get("TOKENWRIGHT_TEST_EXAMPLES", "1")))))
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -51,3 +47,16 @@ def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -
     made = Packed.empty(out, inner, WeightFormat.parse(form), noise(out, seed=seed + 2) if bias else None)
     assert made.pack_rows(0, w) == 0
     return made
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With so many threads, however many processors there are and whoever else uses them."""
+    libraries = [KERNELS[isa].library for isa in list(KERNELS)[:1]]
+    with limits.threads(count):
+        before = [library.tw_exact_threads(count) for library in libraries]
+        try:
+            yield
+        finally:
+            for library, exact in zip(libraries, before, strict=True):
+                library.tw_exact_threads(exact)

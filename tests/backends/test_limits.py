@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.backends.native import KERNELS, each_isa
+from tests.backends.native import KERNELS, each_isa, threads
 from tokenwright.backends.native.kernels import NativeKernels
-from tokenwright.bench.limits import threads
 
 PIECE = 1 << 17  # bytes that a thread takes at a time
 SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 5 * PIECE + 77)

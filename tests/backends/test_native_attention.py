@@ -8,15 +8,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.backends.native import KERNELS, each_isa, noise
-from tokenwright.backends import ReferenceKernels, Span
+from tests.backends.native import KERNELS, each_isa, noise, threads
+from tests.profiles import examples
+from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import Places, kv_layer
-from tokenwright.cache import Heads, KVStore, LayerSpec
+from tokenwright.backends.native.kernels import ChunkArray, kv_layer
+from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
+from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
@@ -58,7 +60,7 @@ def same(ours: torch.Tensor, right: torch.Tensor) -> bool:
 
 @each_isa
 @each_format
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(size=st.integers(2, 130), seed=st.integers(0, 1 << 30))
 def test_what_is_stored_is_what_the_codec_makes(isa: str, form: str, size: int, seed: int) -> None:
     spec = LayerSpec(Heads(3, size), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["float32"])
@@ -134,7 +136,9 @@ class Text:
         self.store = KVStore([self.spec], count + 2, size, CPU)
         self.store.poison()
         self.tables = [
-            {page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found}
+            PageTable(
+                {page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found}
+            )
             for group in self.store.groups
         ]
         shape = (case.tokens, case.kv_heads, case.size)
@@ -154,12 +158,14 @@ class Text:
                 part.k.write(torch.tensor(places), k[span.start : span.stop])
                 part.v.write(torch.tensor(places), v[span.start : span.stop])
 
-    def right(self) -> torch.Tensor:
-        keys = self.store.keys(self.tables, self.case.start, self.case.tokens)
-        span = Span(range(self.case.rows), self.case.start, keys)
-        return REFERENCE.attention(self.q, self.store.view(0), [span], self.scale, self.sink_q)
+    @property
+    def chunk(self) -> ChunkRows:
+        return self.store.chunk_rows([table.pages for table in self.tables], range(self.case.rows), self.case.start)
 
-    def attend(self, isa: str, chunks: Iterable[range] | None = None, threads: int = 1) -> torch.Tensor:
+    def right(self) -> torch.Tensor:
+        return REFERENCE.attention(self.q, self.store.view(0), [self.chunk], self.scale, self.sink_q)
+
+    def attend(self, isa: str, chunks: Iterable[range] | None = None, count: int = 1) -> torch.Tensor:
         """[rows, H, D], the rows of each chunk in a call of their own."""
         kernels, heads, width = KERNELS[isa], self.q.shape[1], self.q[0].numel()
         out = torch.full_like(self.q, torch.nan)
@@ -172,34 +178,32 @@ class Text:
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         for chunk in chunks or [range(self.case.rows)]:
-            places = Places([(chunk, self.case.start + chunk.start, tables)])
-            failed = kernels.library.tw_attend(
-                kernels.handle,
+            array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])
+            kernels.compute(
+                kernels.library.tw_attend,
                 byref(layer),
                 byref(shape),
                 1,
-                places.spans,
+                array.address,
                 self.store.page_size,
                 byref(queries),
-                threads,
+                count,
             )
-            assert not failed
         return out
 
 
 @each_isa
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases())
 def test_attention_is_the_reference(isa: str, case: Case) -> None:
     text = Text(case)
-    keys = text.store.keys(text.tables, case.start, case.tokens)
-    most = REFERENCE.values(text.store.view(0), keys).abs().max()
+    most = REFERENCE.values(text.store.view(0), text.chunk).abs().max()
     error = (text.attend(isa) - text.right()).abs().max() / most
     assert error < (1e-5 if case.exact else 5e-4)
 
 
 @each_isa
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), other_size=st.integers(1, 64), data=st.data())
 def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_size: int, data: st.DataObject) -> None:
     text, other = Text(case), Text(case, other_size)
@@ -209,7 +213,8 @@ def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_siz
     assert torch.equal(whole, other.attend(isa, chunks))
     row = data.draw(st.integers(0, case.rows - 1))
     assert torch.equal(whole[row], text.attend(isa, [range(row, row + 1)])[row])
-    assert torch.equal(whole, text.attend(isa, threads=3))
+    with threads(3):
+        assert torch.equal(whole, text.attend(isa, count=3))
 
 
 @each_isa
@@ -269,11 +274,11 @@ def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     right = text.attend(isa)
     text.store.poison()
     k, v = (noise(90, 2, 34, seed=3 + i) for i in range(2))
-    slots = [text.store.slots(group, dict(enumerate(range(13))), range(90)) for group in range(2)]
+    table = PageTable(dict(enumerate(range(13))))
+    slots = [text.store.slots(group, table.pages, range(90)) for group in range(2)]
     kernels.store(text.store.view(0), slots, k, v)
-    keys = text.store.keys([dict(enumerate(range(13)))] * 2, case.start, case.tokens)
-    span = Span(range(20), case.start, keys)
-    assert torch.equal(kernels.attention(text.q, text.store.view(0), [span], text.scale, text.sink_q), right)
+    chunk = text.store.chunk_rows([table.pages] * 2, range(20), case.start)
+    assert torch.equal(kernels.attention(text.q, text.store.view(0), [chunk], text.scale, text.sink_q), right)
 
 
 @each_isa

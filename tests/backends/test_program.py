@@ -1,6 +1,7 @@
 """A step as one native call against the same kernels called part by part: equal to the bit, in logits and in memory."""
 
 import math
+import pickle
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -13,19 +14,21 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.backends.native import KERNELS, each_isa, examples, needs_native
+from tests.backends.native import KERNELS, each_isa, needs_native, threads
+from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
-from tokenwright.backends import ReferenceKernels
+from tests.profiles import examples
+from tokenwright.backends import Logits, ReferenceKernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.runner import Forward
-from tokenwright.backends.torch.batch import Piece
-from tokenwright.backends.torch.decoder import Decoder, Logits
-from tokenwright.bench.limits import threads
+from tokenwright.backends.runner import backend_over
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import KVFormat, WeightFormat
+from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site
 
 KINDS = ("gpt2", "llama3", "dynamic", "mistral", "qwen2", "qwen2-window", "qwen3", "smollm3")
@@ -73,27 +76,34 @@ class Bench:
             layer_specs(config, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
         )
         self.store.poison()
-        self.forward = Forward(config, made, self.store)
+        self.backend = backend_over(config, made, self.store)
         self.free = torch.randperm(self.PAGES, generator=torch.Generator().manual_seed(1)).tolist()
-        self.tables: dict[int, list[dict[int, int]]] = {}
+        self.tables: dict[int, list[PageTable]] = {}
 
-    def piece(self, text: int, tokens: Sequence[int], start: int, stop: int) -> Piece:
-        tables = self.tables.setdefault(text, [{} for _ in self.store.groups])
+    def chunk(
+        self,
+        text: int,
+        tokens: Sequence[int],
+        start: int,
+        stop: int,
+        logits_needed: LogitsNeeded = LogitsNeeded.ALL,
+    ) -> Chunk:
+        tables = self.tables.setdefault(text, [PageTable() for _ in self.store.groups])
         for page in range(-(-stop // self.store.page_size)):
             if page not in tables[0]:
                 taken = self.free.pop()
                 for table in tables:
                     table[page] = taken
-        return Piece(tokens[start:stop], start, tables, len(tokens))
+        return Chunk(sequence_of(*tokens, limit=len(tokens), tables=tables), start, stop, logits_needed)
 
-    def whole(self, pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
+    def whole(self, chunks: Sequence[Chunk]) -> Logits:
         """In one native call."""
-        return self.forward(pieces, wanted)
+        return self.backend(flatten(Step(tuple(chunks))))
 
-    def by_parts(self, pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
+    def by_parts(self, chunks: Sequence[Chunk]) -> Logits:
         """Operation by operation, as for one who looks."""
         seen: list[Site] = []
-        logits = self.forward(pieces, wanted, lambda site, layer, x: seen.append(site))
+        logits = self.backend(flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
         assert seen, "who looks is told"
         return logits
 
@@ -103,11 +113,17 @@ class Bench:
         return [one[:, :-1].contiguous().view(torch.uint8) for group in groups for one in self.store.tensors(group)]
 
 
-def steps(bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int]) -> list[list[Piece]]:
+def steps(
+    bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int], logits_needed: LogitsNeeded
+) -> list[list[Chunk]]:
     """All texts side by side, cut at the same places."""
     edges = [0, *cuts, max(map(len, texts))]
     return [
-        [bench.piece(i, text, start, min(stop, len(text))) for i, text in enumerate(texts) if start < len(text)]
+        [
+            bench.chunk(i, text, start, min(stop, len(text)), logits_needed)
+            for i, text in enumerate(texts)
+            if start < len(text)
+        ]
         for start, stop in pairwise(edges)
     ]
 
@@ -121,9 +137,9 @@ def steps(bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int]) -> 
     kept=st.sampled_from(KEPT),
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
     cuts=st.sets(st.integers(1, 69), max_size=4),
-    logits_needed=st.sampled_from(["none", "last", "all"]),
+    logits_needed=st.sampled_from(LogitsNeeded),
     page_size=st.sampled_from([16, 64]),
-    team=st.integers(1, 2),
+    team=st.sampled_from([1, 2, 3, 8]),
 )
 def test_the_whole_step_is_its_parts(
     isa: str,
@@ -133,7 +149,7 @@ def test_the_whole_step_is_its_parts(
     kept: tuple[str, int | None, int],
     lengths: list[int],
     cuts: set[int],
-    logits_needed: str,
+    logits_needed: LogitsNeeded,
     page_size: int,
     team: int,
 ) -> None:
@@ -142,14 +158,14 @@ def test_the_whole_step_is_its_parts(
     made = decoder(kind, weights, isa, mlp=mlp)
     one, other = (Bench(made, kind, kept, page_size) for _ in range(2))
     edges = sorted(cut for cut in cuts if cut < max(lengths))
-    for ours, theirs in zip(steps(one, texts, edges), steps(other, texts, edges), strict=True):
-        ends = torch.tensor([len(piece.tokens) for piece in ours]).cumsum(0)
-        wanted = {"none": [], "last": (ends - 1).tolist(), "all": list(range(int(ends[-1])))}[logits_needed]
+    for ours, theirs in zip(*(steps(bench, texts, edges, logits_needed) for bench in (one, other)), strict=True):
+        tokens = sum(len(chunk.tokens) for chunk in ours)
+        wanted = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}[logits_needed]
         with threads(team):
-            logits = one.whole(ours, wanted)
-        right = other.by_parts(theirs, wanted)
+            logits = one.whole(ours)
+        right = other.by_parts(theirs)
         assert torch.equal(logits.rows, right.rows)
-        assert logits.rows.shape == (len(wanted), VOCAB)
+        assert logits.rows.shape == (wanted, VOCAB)
         assert all(map(torch.equal, one.memory(), other.memory()))
         assert logits.best == tuple(right.rows.argmax(-1).tolist())
         torch.testing.assert_close(
@@ -158,6 +174,33 @@ def test_the_whole_step_is_its_parts(
             rtol=1e-6,
             atol=1e-6,
         )
+
+
+def emptied(tables: dict[int, list[PageTable]]) -> None:
+    """As when the sequences have ended."""
+    for table in (table for tables_of_text in tables.values() for table in tables_of_text):
+        table.clear()
+
+
+@pytest.mark.parametrize("kept", [KEPT[0], KEPT[1], KEPT[5]])
+@pytest.mark.parametrize("tapped", [False, True])
+def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], tapped: bool) -> None:
+    """Pickled, its sequences gone, and computed by another backend over another store: logits and memory alike."""
+    made = decoder("qwen2-window", "int8", next(iter(KERNELS)))
+    here, there = (Bench(made, "qwen2-window", kept) for _ in range(2))
+    texts = [prompt_of(length, length) for length in (50, 1, 33)]
+    for chunks in steps(here, texts, [30, 31], LogitsNeeded.ALL):
+        batch = flatten(Step(tuple(chunks)))
+        sent = pickle.dumps(batch)
+        right = here.backend(batch)
+        got = pickle.loads(sent)
+        logits = there.backend(got, lambda site, layer, x: None) if tapped else there.backend(got)
+        assert torch.equal(logits.rows, right.rows)
+        assert (logits.best, logits.log_totals) == (right.best, right.log_totals)
+        assert all(map(torch.equal, here.memory(), there.memory()))
+    last = pickle.loads(sent)
+    emptied(here.tables)
+    assert torch.equal(there.backend(last).rows, right.rows)
 
 
 @each_isa
@@ -169,8 +212,8 @@ def test_the_reference_over_the_same_weights_is_near(isa: str, weights: str) -> 
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
     native = Bench(decoder("qwen3", weights, isa), "qwen3", KEPT[0])
     plain = Bench(Decoder(opened.config, ReferenceKernels(torch.float64), packed), "qwen3", KEPT[0])
-    ours = native.whole([native.piece(0, tokens, 0, 60)], range(60)).rows
-    right = plain.by_parts([plain.piece(0, tokens, 0, 60)], range(60)).rows
+    ours = native.whole([native.chunk(0, tokens, 0, 60)]).rows
+    right = plain.by_parts([plain.chunk(0, tokens, 0, 60)]).rows
     error = (ours - right).pow(2).mean().sqrt() / right.std()
     exact = "int" not in weights and not (isa == "amx" and weights == "bfloat16")
     assert error < (1e-5 if exact else 0.05)
@@ -183,7 +226,7 @@ def test_totals_over_large_vocabularies(isa: str, vocab: int) -> None:
     """Logits are summed up by 2,048 at a time: of many, each piece when it has been made."""
     made = decoder("llama2", "bfloat16", isa, vocab)
     bench, tokens = Bench(made, "llama2", KEPT[0], vocab=vocab), prompt_of(5)
-    logits = bench.whole([bench.piece(0, tokens, 0, 5)], range(5))
+    logits = bench.whole([bench.chunk(0, tokens, 0, 5)])
     assert logits.best == tuple(logits.rows.argmax(-1).tolist())
     assert logits.log_totals == pytest.approx(logits.rows.double().logsumexp(-1).tolist(), rel=1e-6)
 
@@ -200,7 +243,8 @@ def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
         if broken:
             packed["embed"].pack_rows(7, torch.full((1, packed["embed"].inner), bad))
         bench = Bench(NativeDecoder(opened.config, KERNELS[isa], KERNELS[isa], dict(packed)), "mistral", KEPT[0])
-        rows.append(bench.whole([bench.piece(i, text, 0, 9) for i, text in enumerate(texts)], [8, 17]))
+        last = LogitsNeeded.LAST
+        rows.append(bench.whole([bench.chunk(i, text, 0, 9, last) for i, text in enumerate(texts)]))
     sound, ours = rows
     assert all(map(math.isfinite, sound.log_totals))
     assert math.isnan(ours.log_totals[0])
@@ -214,5 +258,5 @@ def test_layer_tokens_are_counted_in_both() -> None:
     bench, tokens = Bench(made, "gpt2", KEPT[0]), prompt_of(20)
     for run in (bench.whole, bench.by_parts):
         before = made.layer_tokens
-        run([bench.piece(0, tokens, 0, 20)], [19])
+        run([bench.chunk(0, tokens, 0, 20)])
         assert made.layer_tokens == before + 20 * len(made.layers)

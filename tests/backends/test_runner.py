@@ -1,5 +1,6 @@
 """The decoder as a function over a growing cache, and as the engine's runner over pages."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,10 +15,11 @@ from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import CPU, TOLERANCE, Subject, greedy, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.runner import Cache, Model, TorchRunner
+from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.engine import Chunk, LogitsNeeded, Step
+from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
+from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
 
 
@@ -188,17 +190,17 @@ def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Seque
     assert 2 * 47 < int(moved.nonzero().max()) <= 3 * 47
 
 
-def runner_of(subject: Subject, pages: int, page_size: int) -> TorchRunner:
+def runner_of(subject: Subject, pages: int, page_size: int) -> ModelRunner:
     store = KVStore(layer_specs(subject.config, subject.dtype), pages, page_size, CPU)
     store.poison()
-    return TorchRunner(subject.config, subject.decoder(), store)
+    return ModelRunner(subject.config, subject.decoder(), store)
 
 
 def chunk_of(
-    runner: TorchRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], logits_needed: LogitsNeeded
+    runner: ModelRunner, tokens: Sequence[int], start: int, stop: int, pages: Sequence[int], logits_needed: LogitsNeeded
 ) -> Chunk:
     """A chunk whose pages have the same numbers in every group."""
-    tables = (dict(enumerate(pages)),) * len(runner.store.groups)
+    tables = (PageTable(dict(enumerate(pages))),) * len(runner.store.groups)
     sequence = sequence_of(*tokens, asked=greedy(tokens, 9), limit=len(tokens) + 9, tables=tables)
     return Chunk(sequence, start, stop, logits_needed)
 
@@ -237,7 +239,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
     specs, kernels, size = subject.specs(kv, window, sinks), ReferenceKernels(torch.float64), 4
     store = KVStore(specs, 26, size, CPU)
     store.poison()
-    runner = TorchRunner(subject.config, subject.decoder(kernels), store)
+    runner = ModelRunner(subject.config, subject.decoder(kernels), store)
     texts = [prompt_of(50, 1), prompt_of(41, 2)]
     right = [subject.model(specs, kernels)(text)[0] for text in texts]
     random = torch.Generator().manual_seed(3)
@@ -248,7 +250,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
         for text, whole, first in zip(texts, right, (0, 13), strict=True):
             stop = min(len(text), cut + 9)
             wanted = [
-                {page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span}
+                PageTable({page: order[first + page] for span in group.window.pages(cut, stop, size) for page in span})
                 for group, order in zip(store.groups, orders, strict=True)
             ]
             for group, (order, table) in enumerate(zip(orders, wanted, strict=True)):
@@ -259,7 +261,13 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 sequence = sequence_of(*text, asked=greedy(text, 9), limit=99, tables=wanted)
                 chunks.append(Chunk(sequence, cut, stop, LogitsNeeded.ALL))
                 rows.append(whole[cut:stop])
-        assert torch.equal(runner.forward(Step(tuple(chunks))).logits, torch.cat(rows))
+        step = Step(tuple(chunks))
+        sent = pickle.dumps(flatten(step))
+        assert torch.equal(runner.forward(step).logits, torch.cat(rows))
+        for chunk in chunks:
+            for table in chunk.tables:
+                table.clear()
+        assert torch.equal(runner.backend(pickle.loads(sent)).rows, torch.cat(rows)), "it has tables of its own"
 
 
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenwright.backends import Dense, Kernels, ReferenceKernels, Rotation, Span
-from tokenwright.cache import Heads, KVStore, LayerSpec
+from tokenwright.backends import Dense, Kernels, ReferenceKernels
+from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
+from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import Rotation
 
 KERNELS: Kernels = ReferenceKernels()
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -126,9 +128,9 @@ def store_of(spec: LayerSpec, pages: int, page_size: int) -> KVStore:
     return store
 
 
-def fill(store: KVStore, tables: Sequence[dict[int, int]], k: torch.Tensor, v: torch.Tensor) -> None:
+def fill(store: KVStore, tables: Sequence[PageTable], k: torch.Tensor, v: torch.Tensor) -> None:
     """Store K and V [t, G, D] of the first t positions of a text."""
-    slots = [store.slots(group, table, range(len(k))) for group, table in enumerate(tables)]
+    slots = [store.slots(group, table.pages, range(len(k))) for group, table in enumerate(tables)]
     KERNELS.store(store.view(0), slots, k, v)
 
 
@@ -147,8 +149,8 @@ def attended(
     q: torch.Tensor, sink_q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, window: AttentionWindow
 ) -> list[float]:
     """One query [D] at position `at` over keys and values [t, D], by the definition; a score is 0.7 q k."""
-    window = at + 1 if window.size is None else window.size
-    read = [j for j in range(at + 1) if j < window.sinks or at - j < window]
+    size = at + 1 if window.size is None else window.size
+    read = [j for j in range(at + 1) if j < window.sinks or at - j < size]
     scores = [0.7 * float((sink_q if j < window.sinks else q).double() @ k[j]) for j in read]
     shares = [math.exp(score - max(scores)) for score in scores]
     mixed = sum(share * v[j].double() for j, share in zip(read, shares, strict=True))
@@ -199,17 +201,17 @@ def test_attention_over_scattered_pages(
     orders = [torch.randperm(sum(counts) + 2, generator=random).split([*counts, 2]) for _ in store.groups]
     q, sink_q = (2 * noise(new, queries, SIZE, seed=seed + i) / SIZE**0.5 for i in (0, 5000))
     right = torch.empty(new, queries, SIZE, dtype=torch.float64)
-    spans: list[Span] = []
+    chunks: list[ChunkRows] = []
     row = 0
     for number, (start, n) in enumerate(lengths):
-        tables = [dict(enumerate(order[number].tolist())) for order in orders]
+        tables = [PageTable(dict(enumerate(order[number].tolist()))) for order in orders]
         k, v = (noise(start + n, kv_heads, SIZE, seed=seed + 10 * number + i) for i in (1, 2))
         fill(store, tables, k, v)
         for group, table in zip(store.groups, tables, strict=True):
             needed = {page for pages in group.window.pages(start, start + n, page_size) for page in pages}
             for page in table.keys() - needed:
                 del table[page]
-        spans.append(Span(range(row, row + n), start, store.keys(tables, start, start + n)))
+        chunks.append(store.chunk_rows([table.pages for table in tables], range(row, row + n), start))
         k, v = kept(k, spec.k, first), kept(v, spec.v, first)
         for i in range(n):
             for head in range(queries):
@@ -218,19 +220,19 @@ def test_attention_over_scattered_pages(
                 right[at, head] = torch.tensor(attended(*args), dtype=torch.float64)
         row += n
     kernels = ReferenceKernels(wide)
-    near(kernels.attention(q, store.view(0), spans, 0.7, sink_q if window.sinks else None), right)
+    near(kernels.attention(q, store.view(0), chunks, 0.7, sink_q if window.sinks else None), right)
 
 
 @pytest.mark.parametrize("most", [1, 60, 100])
 def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(spec_of(Heads(2, 4), AttentionWindow(5, 2)), 4, 4)
-    table = {page: page for page in range(4)}
+    table = PageTable({page: page for page in range(4)})
     fill(store, [table], noise(16, 2, 4), noise(16, 2, 4, seed=1))
     q, sink_q = noise(13, 4, 4, seed=2), noise(13, 4, 4, seed=3)
-    spans = [Span(range(13), 3, store.keys([table], 3, 16))]
-    whole = KERNELS.attention(q, store.view(0), spans, 0.5, sink_q)
+    chunks = [store.chunk_rows([table.pages], range(13), 3)]
+    whole = KERNELS.attention(q, store.view(0), chunks, 0.5, sink_q)
     monkeypatch.setattr("tokenwright.backends.torch.kernels.MOST_WEIGHTS", most)
-    torch.testing.assert_close(KERNELS.attention(q, store.view(0), spans, 0.5, sink_q), whole)
+    torch.testing.assert_close(KERNELS.attention(q, store.view(0), chunks, 0.5, sink_q), whole)
 
 
 @pytest.mark.parametrize("sinks", [0, 1, 3])
@@ -254,9 +256,10 @@ def test_attention_keeps_the_dtype_and_sums_in_fp32(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     store = store_of(spec_of(Heads(1, 2), k=name, v=name), 1, 300)
     v = (1 + noise(300, 1, 2, seed=1) / 100).to(dtype)
-    fill(store, [{0: 0}], torch.ones(300, 1, 2, dtype=dtype), v)
-    span = Span(range(1), 299, store.keys([{0: 0}], 299, 300))
-    out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), store.view(0), [span], 1.0)
+    table = PageTable({0: 0})
+    fill(store, [table], torch.ones(300, 1, 2, dtype=dtype), v)
+    chunk = store.chunk_rows([table.pages], range(1), 299)
+    out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), store.view(0), [chunk], 1.0)
     assert out.dtype == dtype
     torch.testing.assert_close(
         out[0].double(), v.double().mean(0), rtol=2 ** (-8 if dtype == torch.bfloat16 else -11), atol=0
@@ -306,12 +309,12 @@ def test_what_is_not_wide_is_left_as_it_is() -> None:
 def test_a_wide_row_does_not_depend_on_its_neighbours(codec: str) -> None:
     """One row of a chunk, alone and among the others, to the bit; sums in fp32 would differ here."""
     store = store_of(spec_of(Heads(2, SIZE), AttentionWindow(20, 3), codec, codec, 5), 8, 16)
-    tables = [{page: page for page in range(8)}] * len(store.groups)
+    tables = [PageTable({page: page for page in range(8)})] * len(store.groups)
     fill(store, tables, noise(100, 2, SIZE), noise(100, 2, SIZE, seed=1))
     q, sink_q = noise(60, 4, SIZE, seed=2), noise(60, 4, SIZE, seed=3)
 
     def over(first: int, stop: int) -> torch.Tensor:
-        spans = [Span(range(stop - first), 40 + first, store.keys(tables, 40 + first, 40 + stop))]
-        return WIDE.attention(q[first:stop], store.view(0), spans, 0.3, sink_q[first:stop])
+        chunk = store.chunk_rows([table.pages for table in tables], range(stop - first), 40 + first)
+        return WIDE.attention(q[first:stop], store.view(0), [chunk], 0.3, sink_q[first:stop])
 
     assert torch.equal(over(0, 60), torch.cat([over(i, i + 1) for i in range(60)]))

@@ -135,9 +135,9 @@ class Explored:
         self.until_state("empty")
         return self
 
-    def run(self, prompt, tokens, *, seed=1, temperature=0.7, face=None, stop=0):
+    def run(self, prompt, tokens, *, seed=1, temperature=0.7, renderer=None, stop=0):
         """Begin a run that is held after its step `stop`."""
-        look = f"&face={face}" if face else ""
+        look = f"&renderer={renderer}" if renderer else ""
         self.open(f"#p={look}")
         self.until_state("empty")
         self.tab.get_by_label("max tokens").fill(str(tokens))
@@ -198,8 +198,8 @@ class Explored:
         return self.tab.evaluate("window.__explorer.state")
 
     @property
-    def face(self):
-        return self.tab.evaluate("window.__explorer.face")
+    def renderer(self):
+        return self.tab.evaluate("window.__explorer.renderer")
 
     def get(self, path):
         return self.tab.evaluate("async (path) => (await fetch(path)).json()", path)

@@ -64,7 +64,7 @@ def check_formulas(explored, prompt):
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_each_number_of_64_steps(explored, cache):
-    explored.run(PROMPT, STEPS, face="2d")
+    explored.run(PROMPT, STEPS, renderer="2d")
     prompt = len(explored.post("tokenize", {"text": PROMPT})["tokens"])
     if not cache:
         explored.press("n")

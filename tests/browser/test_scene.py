@@ -1,4 +1,4 @@
-"""What is drawn: judged by pixels of screenshots, in both faces, at the places the page says its tokens are."""
+"""What is drawn: judged by pixels of screenshots, in both renderers, at the places the page says its tokens are."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.browser.conftest import near
 from tests.browser.test_figures import PROMPT
 
-FACES = ["2d", "3d"]
+RENDERERS = ["2d", "3d"]
 
 
 def patch(picture, point, reach=2):
@@ -20,21 +20,21 @@ def is_colour(picture, point, colour):
 
 
 def test_webgl_is_live(explored):
-    """Else everything about the 3-D face would be green on nothing. The renderer's name is printed."""
-    explored.run(PROMPT, 8, face="3d", stop=3)
-    face = explored.face
-    print(f"WebGL renderer: {face['renderer']}")
-    assert face["kind"] == "3d" and explored.tab.evaluate("document.documentElement.dataset.face") == "3d"
+    """Else everything about the 3-D renderer would be green on nothing. The name of WebGL's hardware is printed."""
+    explored.run(PROMPT, 8, renderer="3d", stop=3)
+    renderer = explored.renderer
+    print(f"WebGL on: {renderer['gpu']}")
+    assert renderer["kind"] == "3d" and explored.tab.evaluate("document.documentElement.dataset.renderer") == "3d"
     context = "c => c.getContext('webgl2') !== null && !c.getContext('webgl2').isContextLost()"
     assert explored.tab.locator(".canvas canvas").evaluate(context)
-    assert 1 <= face["calls"] <= 8
-    assert 100 < face["triangles"] <= 40_000
+    assert 1 <= renderer["calls"] <= 8
+    assert 100 < renderer["triangles"] <= 40_000
     assert explored.picture().std() > 10, "the canvas is not of one colour"
 
 
-@pytest.mark.parametrize("kind", FACES)
+@pytest.mark.parametrize("kind", RENDERERS)
 def test_each_token_has_a_tile_of_its_role_and_there_is_none_too_many(explored, kind):
-    explored.run(PROMPT, 12, face=kind, stop=6)
+    explored.run(PROMPT, 12, renderer=kind, stop=6)
     explored.press("2")
     picture = explored.picture()
     count, prompt = len(explored.state["ids"]), int(explored.stats()["prompt_tokens"][0])
@@ -48,10 +48,10 @@ def test_each_token_has_a_tile_of_its_role_and_there_is_none_too_many(explored, 
     assert not any(is_colour(picture, beyond, colour) for colour in roles.values())
 
 
-@pytest.mark.parametrize("kind", FACES)
+@pytest.mark.parametrize("kind", RENDERERS)
 def test_the_beam_ends_where_the_engine_says_it_reads_most(explored, kind):
     """Of all earlier tokens, the one that was read most has the most of the beam's colour at its tile."""
-    explored.run(PROMPT, 10, face=kind, stop=5)
+    explored.run(PROMPT, 10, renderer=kind, stop=5)
     explored.press("2")
     row = explored.tab.evaluate("window.__explorer.row")
     picture, accent = explored.picture(), explored.colour("accent")
@@ -74,9 +74,9 @@ def vermillion(explored):
     return marked.mean(), columns
 
 
-@pytest.mark.parametrize("kind", FACES)
+@pytest.mark.parametrize("kind", RENDERERS)
 def test_no_cache_is_seen_in_every_earlier_column_and_nowhere_after(explored, kind):
-    explored.run(PROMPT, 30, face=kind, stop=5)
+    explored.run(PROMPT, 30, renderer=kind, stop=5)
     explored.press("2")
     share, columns = vermillion(explored)
     assert share < 0.001 and not any(columns)
@@ -96,7 +96,7 @@ def test_no_cache_is_seen_in_every_earlier_column_and_nowhere_after(explored, ki
 
 
 def test_top_is_a_graph_and_iso_is_not(explored):
-    explored.run(PROMPT, 10, face="3d", stop=6)
+    explored.run(PROMPT, 10, renderer="3d", stop=6)
     spreads = {}
     for key, name in zip("12345", ("iso", "top", "side", "head", "follow"), strict=True):
         explored.press(key)
@@ -112,7 +112,7 @@ def test_top_is_a_graph_and_iso_is_not(explored):
 
 
 def test_the_scene_is_turned_by_keyboard_alone(explored):
-    explored.run(PROMPT, 6, face="3d", stop=2)
+    explored.run(PROMPT, 6, renderer="3d", stop=2)
     explored.settle()
     before = explored.project(0)
     explored.tab.locator(".canvas canvas").focus()
@@ -127,7 +127,7 @@ def test_the_scene_is_turned_by_keyboard_alone(explored):
 
 
 def test_at_rest_nothing_is_drawn(explored):
-    explored.run(PROMPT, 6, face="3d", stop=2)
+    explored.run(PROMPT, 6, renderer="3d", stop=2)
     explored.settle()
     frames = explored.tab.evaluate("window.__explorer.frames")
     explored.tab.wait_for_timeout(2000)
@@ -135,15 +135,15 @@ def test_at_rest_nothing_is_drawn(explored):
 
 
 def test_a_lost_context_gives_way_to_the_flat_picture(explored):
-    explored.run(PROMPT, 12, face="3d", stop=3)
-    assert explored.face["kind"] == "3d"
+    explored.run(PROMPT, 12, renderer="3d", stop=3)
+    assert explored.renderer["kind"] == "3d"
     lose = "c => c.getContext('webgl2').getExtension('WEBGL_lose_context').loseContext()"
     explored.tab.locator(".canvas canvas").evaluate(lose)
-    explored.until("document.documentElement.dataset.face === '2d'")
+    explored.until("document.documentElement.dataset.renderer === '2d'")
     before = explored.stats()["seq_len"]
     explored.step()
     assert int(explored.stats()["seq_len"][0]) == int(before[0]) + 1
     assert explored.picture().std() > 5
     explored.press("v")
-    explored.until("document.documentElement.dataset.face === '3d'")
+    explored.until("document.documentElement.dataset.renderer === '3d'")
     assert explored.picture().std() > 5, "and can be had back"

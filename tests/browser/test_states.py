@@ -37,7 +37,7 @@ def test_a_pause_is_a_pause(explored):
 
 
 def test_to_a_step_and_back_shows_the_same(explored):
-    explored.run(PROMPT, 40, face="2d", stop=20)
+    explored.run(PROMPT, 40, renderer="2d", stop=20)
     explored.press("Escape")
     before = snapshot(explored)
     calls = []
@@ -53,12 +53,20 @@ def test_to_a_step_and_back_shows_the_same(explored):
 def test_the_switch_works_while_it_plays(explored):
     explored.run(PROMPT, 200, stop=0)
     explored.pace(None)
+    slider = explored.tab.get_by_role("slider", name="speed")
+    for _ in range(8):
+        slider.press("ArrowLeft")  # to 22 tokens a second: on a busy machine the engine must not be done before the key
+    slider.blur()
     explored.press("Space")
     explored.until("window.__explorer.state.steps > 4")
     explored.press("n")
     explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'false'")
+    steps = explored.state["steps"]
+    explored.until(f"window.__explorer.state.steps > {steps + 10}")  # more than the frames on their way
     explored.press("n")
     explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'true'")
+    steps = explored.state["steps"]
+    explored.until(f"window.__explorer.state.steps > {steps + 10}")
     explored.press("Space")
     explored.until_state("paused", "done")
     kinds = [step["cache"] for step in explored.steps(explored.state["steps"])]
@@ -66,7 +74,7 @@ def test_the_switch_works_while_it_plays(explored):
 
 
 def test_a_page_that_is_behind_says_so_and_misses_no_number(explored):
-    explored.run(PROMPT, 60, face="2d", stop=0)
+    explored.run(PROMPT, 60, renderer="2d", stop=0)
     explored.tab.evaluate("window.__explorer.delayAcks(150)")
     explored.pace(None)
     explored.press("Space")
@@ -106,7 +114,7 @@ def own(browser):
 
 def test_a_server_that_goes_and_comes_back_costs_no_step(own):
     explored, server = own
-    explored.run(PROMPT, 40, face="2d", stop=0)
+    explored.run(PROMPT, 40, renderer="2d", stop=0)
     explored.pace(None)
     explored.pace(0.25)
     for _ in range(4):
@@ -164,7 +172,7 @@ def test_without_webgl_the_flat_picture_is_there_and_all_numbers(launch, server)
     browser = launch("--disable-3d-apis")
     explored = Explored(browser.new_page(viewport=SIZE), server.address)
     explored.run(PROMPT, 8, stop=3)
-    assert explored.face["kind"] == "2d"
+    assert explored.renderer["kind"] == "2d"
     assert explored.picture().std() > 5
     assert explored.stats()["seq_len"][0] == str(len(explored.state["ids"]))
     assert explored.errors == []
@@ -176,7 +184,7 @@ def test_without_webgl_the_flat_picture_is_there_and_all_numbers(launch, server)
 def test_no_size_of_the_window_scrolls_sideways(browser, server, scheme, size):
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     explored = Explored(context.new_page(), server.address)
-    explored.open("#p=Once%20upon&seed=1&step=3&face=2d")
+    explored.open("#p=Once%20upon&seed=1&step=3&renderer=2d")
     explored.until("window.__explorer.state.step >= 3")
     assert explored.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
     assert (sum(explored.colour("bg")) > 3 * 128) is (scheme == "light")
@@ -184,11 +192,44 @@ def test_no_size_of_the_window_scrolls_sideways(browser, server, scheme, size):
     context.close()
 
 
+def test_the_body_never_scrolls_behind_the_panes(explored):
+    """While a run writes, a wide window scrolls in its panes alone, a small one to the end of the last pane."""
+    explored.run(PROMPT, 600, renderer="2d", stop=0)
+    explored.pace(0.25)
+    slider = explored.tab.get_by_role("slider", name="speed")
+    for _ in range(16):
+        slider.press("ArrowRight")  # to 2.2 tokens a second: the run outlasts the test
+    slider.blur()
+    explored.press("Space")
+    for width, height in [(1440, 900), (1920, 1080), (1280, 720), (1100, 600), (1440, 500), (1000, 800), (390, 844)]:
+        explored.tab.set_viewport_size({"width": width, "height": height})
+        steps = explored.state["steps"]
+        explored.until(f"window.__explorer.state.steps > {steps} || window.__explorer.state.state === 'done'")
+        assert explored.state["state"] in ("running", "throttled")
+        scrolled, seen, content = explored.tab.evaluate(
+            """() => {
+              const page = document.querySelector('.page');
+              const panes = [...page.children].filter((pane) => getComputedStyle(pane).position !== 'absolute');
+              const ends = panes.map((pane) => pane.getBoundingClientRect().bottom + window.scrollY);
+              const { scrollHeight, clientHeight } = document.scrollingElement;
+              return [scrollHeight, clientHeight, Math.ceil(Math.max(page.offsetHeight, ...ends))];
+            }"""
+        )
+        assert seen == height
+        assert content == height or width < 1100 or height < 720, "all panes fit into a usual window"
+        assert scrolled == max(height, content), f"{width} x {height}: {scrolled} px"
+    explored.tab.set_viewport_size({"width": 1440, "height": 900})
+    explored.tab.mouse.move(200, 300)
+    explored.tab.mouse.wheel(0, 2000)
+    explored.tab.wait_for_timeout(300)
+    assert explored.tab.evaluate("[window.scrollX, window.scrollY]") == [0, 0]
+
+
 def test_reduced_motion_draws_no_frames_between(browser, server):
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
     explored = Explored(context.new_page(), server.address)
     explored.run(PROMPT, 20, stop=2)
-    assert explored.face["kind"] == "2d"
+    assert explored.renderer["kind"] == "2d"
     explored.settle()
     before = explored.tab.evaluate("window.__explorer.frames")
     explored.step()
@@ -202,7 +243,7 @@ def test_a_link_brings_the_run_back(browser, server):
     for _ in range(2):
         context = browser.new_context(viewport=SIZE)
         explored = Explored(context.new_page(), server.address)
-        explored.open(f"#p={PROMPT.replace(' ', '%20')}&seed=7&T=0.9&step=5&layer=2&head=6&cam=top&face=2d")
+        explored.open(f"#p={PROMPT.replace(' ', '%20')}&seed=7&T=0.9&step=5&layer=2&head=6&cam=top&renderer=2d")
         explored.until("window.__explorer.state.step === 5 && document.documentElement.dataset.state === 'paused'")
         state = explored.state
         assert (state["layer"], state["head"]) == (2, 6)
@@ -213,7 +254,7 @@ def test_a_link_brings_the_run_back(browser, server):
 
 
 def test_a_trace_goes_out_and_comes_back_with_the_same_numbers(explored, tmp_path):
-    explored.run(PROMPT, 6, face="2d", stop=5)
+    explored.run(PROMPT, 6, renderer="2d", stop=5)
     live = explored.stats()
     with explored.tab.expect_download() as download:
         explored.tab.get_by_role("button", name="Export trace").click()

@@ -10,6 +10,7 @@ from tests.models.fixtures import make_config
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import KVFormat
+from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import CapacityError
 
 CPU = torch.device("cpu")
@@ -160,23 +161,30 @@ def test_slots_of_positions() -> None:
     """Of the group that keeps [0, 5), of the one that keeps [5, ...): the other's rows go to the scratch page."""
     store = KVStore(specs_of("int8,first=5", "llama2"), [2, 9], 4, CPU)
     assert [store.scratch(group) for group in (0, 1)] == [8, 36]
-    assert store.slots(0, {0: 1, 1: 0}, range(3, 8)).tolist() == [7, 0, 8, 8, 8]
-    assert store.slots(1, {1: 8, 2: 3}, range(3, 10)).tolist() == [36, 36, 33, 34, 35, 12, 13]
-    assert store.slots(0, {}, range(5, 7)).tolist() == [8, 8]
-    with pytest.raises(KeyError):
-        store.slots(1, {1: 8}, range(3, 10))
+    assert store.slots(0, PageTable({0: 1, 1: 0}).pages, range(3, 8)).tolist() == [7, 0, 8, 8, 8]
+    assert store.slots(1, PageTable({1: 8, 2: 3}).pages, range(3, 10)).tolist() == [36, 36, 33, 34, 35, 12, 13]
+    assert store.slots(0, PageTable().pages, range(5, 7)).tolist() == [8, 8]
+    for missing in ({1: 8}, {2: 3}, {}):
+        with pytest.raises(KeyError, match="some page from 1 to 2 is missing"):
+            store.slots(1, PageTable(missing).pages, range(3, 10))
 
 
-def test_keys_of_rows() -> None:
+def test_what_rows_of_a_chunk_read() -> None:
     """What rows 9 and 10 read of a text with sinks and a window, whose first tokens are kept apart."""
     specs = layer_specs(parse_config(make_config("llama2"))[1], "float32", KVFormat.parse("int8,first=1"), 4, 2)
     store = KVStore(specs, 9, 4, CPU)
-    head, tail = store.keys([{0: 2}, {0: 5, 1: 0, 2: 7}], 9, 11)
-    assert (head.positions.tolist(), head.slots.tolist()) == ([0], [8])
-    assert (tail.positions.tolist(), tail.slots.tolist()) == ([1, 6, 7, 8, 9, 10], [21, 2, 3, 28, 29, 30])
-    head, tail = store.keys([{0: 2}, {}], 0, 1)
-    assert (head.slots.tolist(), tail.slots.tolist(), tail.positions.tolist()) == ([8], [], [])
-    assert tail.slots.dtype == tail.positions.dtype == torch.int64
+    tables = [PageTable({0: 2}).pages, PageTable({0: 5, 1: 0, 2: 7}).pages]
+    chunk = store.chunk_rows(tables, range(5, 7), 9)
+    assert (chunk.rows, chunk.start, chunk.stop) == (range(5, 7), 9, 11)
+    assert [one.tolist() for one in chunk.positions] == [[0], [1, 6, 7, 8, 9, 10]]
+    assert [one.tolist() for one in chunk.slots] == [[8], [21, 2, 3, 28, 29, 30]]
+    first = store.chunk_rows([PageTable({0: 2}).pages, PageTable().pages], range(1), 0)
+    assert [one.tolist() for one in first.slots] == [[8], []]
+    assert [one.tolist() for one in first.positions] == [[0], []]
+    assert {one.dtype for one in (*chunk.slots, *first.slots, *first.positions)} == {torch.int64}
+    for missing in ({0: 5, 1: 0}, {0: 5, 2: 7}, {1: 0, 2: 7}):
+        with pytest.raises(KeyError):
+            store.chunk_rows([tables[0], PageTable(missing).pages], range(2), 9)
 
 
 @pytest.mark.parametrize("kv", KVS)

@@ -19,9 +19,9 @@ import pytest
 
 from tests.cli.conftest import Run
 from tokenwright.cli.chat import Conversation, loaded, save
-from tokenwright.driver import Stream
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm import LLM
+from tokenwright.streams import Stream
 
 APPENDS = """\
 {{ bos_token }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ eos_token }}{% endfor %}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from tokenwright.driver import Stream
 from tokenwright.llm import LLM
+from tokenwright.streams import Stream
 
 PROMPT = "the sun and the other"
 GREEDY = ("--temperature", 0)

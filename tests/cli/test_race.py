@@ -15,9 +15,9 @@ import pytest
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
 from tokenwright.cli.race_report import COLOURS, forward_tokens
-from tokenwright.driver import Stream
 from tokenwright.engine import SamplingParams
 from tokenwright.llm import LLM
+from tokenwright.streams import Stream
 
 Race = Callable[..., Any]
 
@@ -79,7 +79,7 @@ def test_formulas() -> None:
 
 def test_the_cost_of_a_prompt_that_is_found(model: Path) -> None:
     """What is found is neither computed nor stored; the rows that are left read all the same."""
-    with LLM(model) as llm, llm.beside(window=9) as window:
+    with LLM(model) as llm, LLM(llm.loaded, window=9) as window:
         for costs in (llm.costs, window.costs):
             whole, rest = costs.run(40, 5, cache=True), costs.run(40, 5, cache=True, reused=32)
             spared = costs.chunk(0, 32, rows=0)
@@ -123,7 +123,7 @@ def test_every_lane_does_the_work_of_its_formula(found: Race, model: Path) -> No
     reused = (n - 1) // 16 * 16
     assert reused
     tokens = dict.fromkeys(COLOURS, n + t - 1) | {"naive": sum(range(n, n + t)), "prefix": n + t - 1 - reused}
-    with LLM(model) as llm, llm.beside(kv="int4") as int4, llm.beside(window=9, sinks=2) as window:
+    with LLM(model) as llm, LLM(llm.loaded, kv="int4") as int4, LLM(llm.loaded, window=9, sinks=2) as window:
         engines = dict.fromkeys(COLOURS, llm) | {"kv": int4, "window": window}
         for kind, engine in engines.items():
             lane = race[kind]

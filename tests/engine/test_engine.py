@@ -277,18 +277,6 @@ def test_an_interrupted_step_tells_later_what_it_had_to_tell_and_computes_anew()
     assert list(something.written) == [8, 9]
 
 
-def test_a_reset_forgets_all_and_has_all_pages():
-    engine, _ = scripted_engine(up)
-    engine.submit(request(1, most=0))
-    engine.submit(request(1, 2, 3))
-    engine.step()
-    engine.reset()
-    assert not engine.busy
-    assert engine.pool.available == engine.pool.pages
-    again = engine.submit(request(7, most=1))
-    assert drain(engine)[-1] == Finished(again.id, FinishReason.LENGTH)
-
-
 @pytest.mark.parametrize("steps", range(6))
 def test_an_abort_ends_a_request_in_every_state(steps):
     engine, _ = scripted_engine(up, pages=3, page_size=2, token_budget=2, context=6)

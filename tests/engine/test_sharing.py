@@ -471,19 +471,6 @@ def test_a_paused_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
     assert (running.state, late.reused) == (State.FINISHED, 12)
 
 
-def test_an_engine_that_is_reset_finds_nothing_and_keeps_its_ways():
-    engine, model = build(20, seed=b"seed", swap=20)
-    one, _ = [engine.submit(request(*text(9), most=4)) for _ in range(2)]
-    heard(engine.step())
-    engine.scheduler.preempt(one.group)
-    engine.reset()
-    pool, swap = engine.pool, engine.scheduler.kv.swap
-    assert (swap.used, pool.cached, pool.available, engine.prefixes.seed, swap.capacity) == (0, 0, 20, b"seed", 20)
-    assert pool.memory is model
-    (again,) = run(engine, request(*text(9), most=4))
-    assert again.reused == 0
-
-
 def test_without_swap_space_nothing_is_swapped():
     pool = PagePool([group(3)], 2)
     tables = pool.tables()

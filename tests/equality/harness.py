@@ -21,11 +21,11 @@ import torch
 
 from tests.ledgers import Ledger, opened
 from tests.models.fixtures import make_checkpoint
-from tests.oracle.harness import CPU, Recorder, Subject, prompt_of
+from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.runner import TorchRunner
+from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
@@ -145,20 +145,20 @@ class Case:
         sequences: int = 64,
         swap: int = 0,
         kernels: Kernels | None = None,
-        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
         scheduler: type[Scheduler] = Scheduler,
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
-        memory = store(self.specs, pages, page_size, CPU)
+        memory = store(self.specs, pages, page_size, DEVICE if self.weights == "reference" else CPU)
         memory.poison()
         groups = [
             Group(count, group.window, group.page_bytes(page_size))
             for count, group in zip(memory.pages, memory.groups, strict=True)
         ]
         sampler = Recorder(forced)
-        runner = TorchRunner(self.subject.config, self.decoder(kernels), memory)
+        runner = ModelRunner(self.subject.config, self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory)
         engine = Engine(
             around(runner), sampler, scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), CONTEXT
@@ -237,9 +237,9 @@ class Matrix(Ledger[Compared]):
             yield f"{kernels:<11}{way:<42}{one.texts:>7}{one.rows:>9}{equal:>18}{one.worst:>10.1e}"
         texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
         yield (
-            f"{texts} texts and {rows} rows of logits, over {len(KINDS)} kinds x {len(FORMATS) + 1} formats x "
-            f"{len(SAMPLINGS)} samplings x {len({way for _, way in self})} ways; with native kernels {len(WEIGHTS)} "
-            "formats of weights by turns"
+            f"{texts} texts and {rows} rows of logits; every two meet of {len({way for _, way in self})} ways, "
+            f"{len(KINDS)} kinds, {len(FORMATS) + 1} cache formats, {len(SAMPLINGS)} samplings and, with native "
+            f"kernels, {len(WEIGHTS)} weight formats"
         )
 
 

@@ -16,13 +16,13 @@ import torch
 from tests.backends.native import needs_native
 from tests.equality import harness, ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Matrix, Seen
+from tests.equality.test_matrix import NATIVE_PAIRS, PAIRS
 from tests.oracle.test_faults import moved_by_one
-from tokenwright.backends import ReferenceKernels, Span
-from tokenwright.backends.runner import TorchRunner
-from tokenwright.backends.torch.batch import Piece
-from tokenwright.backends.torch.decoder import Logits
-from tokenwright.cache import KVStore, KVView
-from tokenwright.engine import Scheduler
+from tokenwright.backends import Logits, ReferenceKernels
+from tokenwright.backends.native.program import NativeBackend
+from tokenwright.backends.runner import ModelRunner
+from tokenwright.cache import ChunkRows, KVStore, KVView
+from tokenwright.engine import Batch, Scheduler
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import GroupPool, PagePool
@@ -77,8 +77,10 @@ class WrongScale(Exact):
 class SinksFarAway(Exact):
     """Sinks are met at their true distance."""
 
-    def attention(self, q: Any, view: KVView, spans: Sequence[Span], scale: float, sink_q: Any = None) -> torch.Tensor:
-        return super().attention(q, view, spans, scale, None)
+    def attention(
+        self, q: Any, view: KVView, chunks: Sequence[ChunkRows], scale: float, sink_q: Any = None
+    ) -> torch.Tensor:
+        return super().attention(q, view, chunks, scale, None)
 
 
 class NoCopy(KVStore):
@@ -213,55 +215,62 @@ def written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- In the native step ----
 
 
-def program_of(runner: TorchRunner) -> Any:
-    assert runner.compute.program is not None, "this fault is for native kernels"
-    return runner.compute.program
+def native(runner: ModelRunner) -> Any:
+    assert isinstance(runner.backend, NativeBackend), "this fault is for native kernels"
+    return runner.backend
 
 
-def one_bit(when: Callable[[Sequence[Piece]], bool]) -> Callable[[TorchRunner], TorchRunner]:
+def starts(batch: Batch) -> list[int]:
+    return [start for _, _, start, _ in batch.each_chunk()]
+
+
+def one_bit(when: Callable[[Batch], bool]) -> Callable[[ModelRunner], ModelRunner]:
     """The last logit of a step is the next larger number: no tolerance would see it."""
 
-    def around(runner: TorchRunner) -> TorchRunner:
-        program = program_of(runner)
+    def around(runner: ModelRunner) -> ModelRunner:
+        backend = native(runner)
+        program = backend.program
 
-        def wrong(pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
-            logits = program(pieces, wanted)
-            if wanted and when(pieces):
+        def wrong(batch: Batch) -> Logits:
+            logits: Logits = program(batch)
+            if len(logits.rows) and when(batch):
                 logits.rows[-1, -1] = logits.rows[-1, -1].nextafter(torch.tensor(torch.inf))
             return logits
 
-        runner.compute.program = wrong
+        backend.program = wrong
         return runner
 
     return around
 
 
-def turned_late(runner: TorchRunner) -> TorchRunner:
+def turned_late(runner: ModelRunner) -> ModelRunner:
     """What is computed from a cache is turned by the angles of the next position."""
-    program = program_of(runner)
-    address = program._turns.address
+    rotary = native(runner).program._rotary
+    address = rotary.address
 
     def later(start: int, stop: int, *more: Any) -> int:
         return address(start + bool(start), stop + bool(start), *more)
 
-    program._turns.address = later
+    rotary.address = later
     return runner
 
 
-def scaled_alone(runner: TorchRunner) -> TorchRunner:
+def scaled_alone(runner: ModelRunner) -> ModelRunner:
     """As WrongScale: after each step of one token, its scales are made too large."""
-    program, store = program_of(runner), runner.store
+    backend, store = native(runner), runner.store
+    program, groups = backend.program, len(store.groups)
 
-    def wrong(pieces: Sequence[Piece], wanted: Sequence[int]) -> Logits:
-        logits = program(pieces, wanted)
-        for piece in (one for one in pieces if len(one.tokens) == 1):
+    def wrong(batch: Batch) -> Logits:
+        logits: Logits = program(batch)
+        single = [(index, start) for index, (_, rows, start, _) in enumerate(batch.each_chunk()) if rows == 1]
+        for index, start in single:
             for layer in range(len(store.specs)):
                 for part in store.view(layer).parts:
-                    slots = store.slots(part.group, piece.tables[part.group], range(piece.start, piece.stop))
-                    part.k.memory[1][slots] *= 1.02
+                    pages = batch.tables[index * groups + part.group]
+                    part.k.memory[1][store.slots(part.group, pages, range(start, start + 1))] *= 1.02
         return logits
 
-    runner.compute.program = wrong
+    backend.program = wrong
     return runner
 
 
@@ -286,7 +295,7 @@ class Fault:
 
 FAULTS = {
     "position + 1": Fault(
-        "pages of 1, 16 and 64", bench={"around": moved_by_one(lambda piece: piece.start > 0)}, on=REFERENCE
+        "pages of 1, 16 and 64", bench={"around": moved_by_one(lambda start: start > 0)}, on=REFERENCE
     ),
     "no mask": Fault("chunks of 1, 7 and the whole", bench={"kernels": NoMask}, on=REFERENCE),
     "no window within a chunk": Fault(
@@ -297,10 +306,12 @@ FAULTS = {
     "wrong scale, int8": Fault("pages of 1, 16 and 64", kv="int8", bench={"kernels": WrongScale}, on=REFERENCE),
     "wrong scale, int4": Fault("batch of 1, 2, 8 and 17", kv="int4", bench={"kernels": WrongScale}, on=REFERENCE),
     "one bit in company": Fault(
-        "batch of 1, 2, 8 and 17", bench={"around": one_bit(lambda pieces: len(pieces) > 1)}, on=NATIVE
+        "batch of 1, 2, 8 and 17", bench={"around": one_bit(lambda batch: len(starts(batch)) > 1)}, on=NATIVE
     ),
     "one bit in a chunk": Fault(
-        "chunks of 1, 7 and the whole", bench={"around": one_bit(lambda pieces: pieces[0].start > 0)}, on=NATIVE
+        "chunks of 1, 7 and the whole",
+        bench={"around": one_bit(lambda batch: next(batch.each_chunk())[2] > 0)},
+        on=NATIVE,
     ),
     "turned late": Fault("pages of 1, 16 and 64", bench={"around": turned_late}, on=NATIVE),
     "scaled alone, int8": Fault("pages of 1, 16 and 64", kv="int8", bench={"around": scaled_alone}, on=NATIVE),
@@ -343,15 +354,39 @@ def test_a_planted_fault_turns_the_matrix_red(
     name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
-    case = Planted(fault.kind, fault.kv, "greedy", weights)
+    told = found(fault, Planted(fault.kind, fault.kv, "greedy", weights), tmp_path, monkeypatch)
+    assert told
+    print(f"{name}: {told:.120}")
+
+
+def found(fault: Fault, case: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the matrix says with a fault planted in one of its cells; nothing where it stays green."""
     case.naive(), case.naive(case.naive().tokens[:-3])  # before the engine is made worse
-    monkeypatch.setattr(Planted, "plant", fault.bench)
-    if fault.patch is not None:
-        fault.patch(monkeypatch)
-    monkeypatch.setattr(harness, "LEDGER", Matrix())
-    with pytest.raises((AssertionError, KeyError, IndexError, EngineError)) as caught:
-        WAYS[fault.way](case, tmp_path)
-    print(f"{name}: {caught.value!s:.120}")
+    with monkeypatch.context() as patched:
+        patched.setattr(Planted, "plant", fault.bench)
+        if fault.patch is not None:
+            fault.patch(patched)
+        patched.setattr(harness, "LEDGER", Matrix())
+        try:
+            WAYS[fault.way](case, folder)
+        except (AssertionError, KeyError, IndexError, EngineError) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(("name", "weights"), [planted(name, one) for name in FAULTS for one in FAULTS[name].on])
+def test_the_pairs_of_the_matrix_find_it(
+    name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that the pairwise matrix runs anyway sees the fault: one of its way and its format, or else its kind."""
+    fault = FAULTS[name]
+    cells = [(*row, "reference") for row in PAIRS] if weights == "reference" else NATIVE_PAIRS
+    cells = [
+        (kind, kv, sampling, form)
+        for kind, kv, way, sampling, form in cells
+        if way == fault.way and (kv == fault.kv if fault.kv != "native" else kind == fault.kind)
+    ]
+    assert any(found(fault, Planted(*cell), tmp_path, monkeypatch) for cell in cells)
 
 
 WAYS_ASKED = sorted({(fault.way, weights) for fault in FAULTS.values() for weights in fault.on})

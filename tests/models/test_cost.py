@@ -8,7 +8,8 @@ import torch
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, SamplingParams
 from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.runner import Forward, Model
+from tokenwright.backends.runner import Model
+from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
@@ -76,19 +77,18 @@ class Counting(ReferenceKernels):
             self.cost += Cost(kv_written=token_bytes * int((slots[part.group] < scratch).sum()))
         super().store(view, slots, k, v)
 
-    def attention(self, q, view, spans, scale, sink_q=None):
+    def attention(self, q, view, chunks, scale, sink_q=None):
         spec = view.spec
         window, sinks = spec.window.size, spec.window.sinks
         sizes = [sum(memory[0].nbytes for side in (part.k, part.v) for memory in side.memory) for part in view.parts]
-        for span in spans:
+        for chunk in chunks:
             seen = set()
-            for position in range(span.start, span.stop):
-                window = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
-                seen.update(window)
-                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(window))
-            read = (sizes[0 if position < spec.first else -1] for position in seen)
-            self.cost += Cost(kv_read=sum(read))
-        return super().attention(q, view, spans, scale, sink_q)
+            for position in range(chunk.start, chunk.stop):
+                read = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
+                seen.update(read)
+                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(read))
+            self.cost += Cost(kv_read=sum(sizes[0 if position < spec.first else -1] for position in seen))
+        return super().attention(q, view, chunks, scale, sink_q)
 
 
 STEPS = ((0, 70), (70, 1), (71, 5), (76, 1))
@@ -149,7 +149,8 @@ def test_a_whole_run_is_the_sum_of_its_steps(tmp_path):
         kernels = Counting(llm.engine.runner.store.page_size)
         specs = layer_specs(llm.config, "float32")
         weights = Checkpoint.open(folder).tensors(torch.float32)
-        llm.engine.runner.compute = Forward(llm.config, Decoder(llm.config, kernels, weights), llm.engine.runner.store)
+        decoder, runner = Decoder(llm.config, kernels, weights), llm.engine.runner
+        runner.backend = TorchBackend(llm.config, decoder, runner.store)
         costs = CostModel(llm.config, specs)
         for cache in (True, False):
             kernels.cost = Cost()

@@ -10,6 +10,7 @@
 The KV memory is filled with NaN before each engine is used: whoever reads a slot that was never written fails.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.kernels import NativeKernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.runner import Model, TorchRunner
+from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
@@ -50,6 +51,7 @@ from tokenwright.engine import (
 from tokenwright.engine import Sequence as Text
 
 CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("TESTS_DEVICE", "cpu"))  # of the torch backend; native kernels are the CPU's
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
 MARGIN = 1e-3  # between the oracle's two highest logits, above which greedy must agree
 
@@ -77,7 +79,7 @@ class Recorder:
             stops[chunk.sequence.id] = chunk.stop
             kept = self.rows.setdefault(chunk.sequence.id, {})
             for place, row in zip(range(chunk.stop - len(rows), chunk.stop), rows, strict=True):
-                kept[place] = output.logits[row].clone()
+                kept[place] = output.logits[row].cpu().clone()
         results = self.sampler.pick(output, step)
         return [
             replace(one, tokens=(self.forced[one.parent][stops[one.parent]],))
@@ -85,6 +87,11 @@ class Recorder:
             else one
             for one in results
         ]
+
+
+def device_of(kernels: Kernels | None) -> torch.device:
+    """Where a model with these kernels computes."""
+    return CPU if isinstance(kernels, NativeKernels) else DEVICE
 
 
 @dataclass
@@ -104,13 +111,15 @@ class Subject:
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
             return NativeDecoder(self.config, kernels, kernels, dict(self.packed))
-        return Decoder(self.config, kernels or ReferenceKernels(), dict(self.weights))
+        return Decoder(
+            self.config, kernels or ReferenceKernels(), {name: one.to(DEVICE) for name, one in self.weights.items()}
+        )
 
     def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
         return layer_specs(self.config, self.dtype, KVFormat.parse(kv), window, sinks)
 
     def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
-        return Model(self.config, self.decoder(kernels), specs or self.specs(), CPU)
+        return Model(self.config, self.decoder(kernels), specs or self.specs(), device_of(kernels))
 
     def engine(
         self,
@@ -122,15 +131,15 @@ class Subject:
         max_sequences: int = 64,
         specs: Sequence[LayerSpec] | None = None,
         kernels: Kernels | None = None,
-        around: Callable[[TorchRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
     ) -> Engine[torch.Tensor]:
         """An engine over a fresh pool, by default of one full context. `around` may wrap its runner."""
         pages = pages or -(-self.config.context // page_size)
         specs = specs or self.specs()
         groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
-        store = KVStore(specs, [group.pages for group in groups], page_size, CPU)
+        store = KVStore(specs, [group.pages for group in groups], page_size, device_of(kernels))
         store.poison()
-        runner = TorchRunner(self.config, self.decoder(kernels), store)
+        runner = ModelRunner(self.config, self.decoder(kernels), store)
         scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)
         return Engine(around(runner), sampler, scheduler, self.config.context)
 

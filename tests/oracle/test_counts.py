@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.fixtures import KINDS, make_checkpoint
 from tests.oracle.harness import Subject, greedy, make_subject, prompt_of, write
+from tests.profiles import examples
 from tokenwright import LLM
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import Request, SamplingParams
@@ -117,7 +118,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     requests=st.lists(REQUESTS, min_size=1, max_size=5),

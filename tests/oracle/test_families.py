@@ -97,7 +97,7 @@ def test_logits_and_greedy_tokens_are_the_oracles(kind: str, length: int, page_s
     compare(make_subject(kind), length, page_size, budget)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_prompt_page_size_and_chunk(kind: str) -> None:
     for length, page_size, budget in product(MANY_PROMPTS, PAGES, BUDGETS):

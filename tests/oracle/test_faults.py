@@ -5,7 +5,7 @@ the same forced text, so that only the arithmetic differs. A fault is planted on
 a single KV head cannot be mistaken for another, and all rotary positions moved by one are the same positions.
 """
 
-from collections import defaultdict
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,11 +15,12 @@ import torch
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
 from tokenwright.backends import Kernels, ReferenceKernels
-from tokenwright.backends.runner import TorchRunner
-from tokenwright.backends.torch.batch import Batch, Batcher, Piece
-from tokenwright.cache import Keys, KVView
+from tokenwright.backends.runner import ModelRunner
+from tokenwright.backends.torch.batch import Batcher, TorchBatch
+from tokenwright.cache import ChunkRows, KVView
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import Learned, ModelConfig
+from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
 
 PROMPT, NEW, PAGE = 60, 12, 16
@@ -52,26 +53,26 @@ class ShortWindow(ReferenceKernels):
 class NeighbouringHead(ReferenceKernels):
     """Query heads read the KV head after their own."""
 
-    def keys(self, view: KVView, keys: Sequence[Keys]) -> tuple[torch.Tensor, torch.Tensor]:
-        k, positions = super().keys(view, keys)
+    def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
+        k, positions = super().keys(view, chunk)
         return k.roll(-1, 1), positions
 
-    def values(self, view: KVView, keys: Sequence[Keys]) -> torch.Tensor:
-        return super().values(view, keys).roll(-1, 1)
+    def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
+        return super().values(view, chunk).roll(-1, 1)
 
 
 class InterleavedHeads(ReferenceKernels):
     """Query head h reads KV head h % G, where h // (H / G) is right."""
 
-    def attention(self, q, view, spans, scale, sink_q=None):
+    def attention(self, q, view, chunks, scale, sink_q=None):
         heads = torch.arange(q.shape[1])
         order = heads.view(-1, view.spec.layout.kv_heads).t().flatten()  # sorted by h % G
-        return super().attention(q[:, order], view, spans, scale, sink_q)[:, order.argsort()]
+        return super().attention(q[:, order], view, chunks, scale, sink_q)[:, order.argsort()]
 
 
 class NoScaling(ReferenceKernels):
-    def attention(self, q, view, spans, scale, sink_q=None):
-        return super().attention(q, view, spans, 1.0, sink_q)
+    def attention(self, q, view, chunks, scale, sink_q=None):
+        return super().attention(q, view, chunks, 1.0, sink_q)
 
 
 class StalePage(ReferenceKernels):
@@ -88,41 +89,43 @@ class StalePage(ReferenceKernels):
 
 
 class Moved:
-    """A runner's batcher whose pieces, those that match, stand one position later than they should."""
+    """A backend's batcher whose chunks, those whose first position matches, stand one position too late."""
 
-    def __init__(self, batcher: Batcher, when: Callable[[Piece], bool]) -> None:
-        self.batcher, self.store, self.when = batcher, batcher.store, when
+    def __init__(self, batcher: Batcher, when: Callable[[int], bool]) -> None:
+        self.batcher, self.when = batcher, when
 
-    def __call__(self, pieces: Sequence[Piece]) -> Batch:
-        right = self.batcher(pieces)
-        anywhere = [defaultdict(int)] * len(right.slots)  # for where they would lie, which is not used
-        later = self.batcher([replace(one, start=one.start + self.when(one), tables=anywhere) for one in pieces])
-        return replace(right, positions=later.positions, rotation=later.rotation)
+    def __call__(self, batch: Batch) -> TorchBatch:
+        chunks = array("q")
+        for row, rows, start, limit in batch.each_chunk():
+            chunks.extend((row, rows, start + self.when(start), limit))
+        anywhere = [array("i", [0]) * 1000 for _ in batch.tables]  # for where they would lie, which is not used
+        later = self.batcher(replace(batch, chunks=chunks, tables=anywhere))
+        return replace(self.batcher(batch), positions=later.positions, rotation=later.rotation)
 
 
-def moved_by_one(when: Callable[[Piece], bool]) -> Callable[[TorchRunner], TorchRunner]:
-    def around(runner: TorchRunner) -> TorchRunner:
-        runner.compute.batcher = Moved(runner.compute.batcher, when)
+def moved_by_one(when: Callable[[int], bool]) -> Callable[[ModelRunner], ModelRunner]:
+    def around(runner: ModelRunner) -> ModelRunner:
+        runner.backend.batcher = Moved(runner.backend.batcher, when)
         return runner
 
     return around
 
 
-def same(runner: TorchRunner) -> TorchRunner:
+def same(runner: ModelRunner) -> ModelRunner:
     return runner
 
 
 @dataclass(frozen=True)
 class Plant:
     kernels: Callable[[], Kernels] = ReferenceKernels
-    around: Callable[[TorchRunner], TorchRunner] = same
+    around: Callable[[ModelRunner], ModelRunner] = same
     means: Callable[[ModelConfig], bool] = field(default=lambda config: True)
 
 
 FAULTS = {
-    "new tokens one position late": Plant(around=moved_by_one(lambda piece: piece.start > 0)),
+    "new tokens one position late": Plant(around=moved_by_one(lambda start: start > 0)),
     "every position late": Plant(
-        around=moved_by_one(lambda piece: True), means=lambda config: isinstance(config.positions, Learned)
+        around=moved_by_one(lambda start: True), means=lambda config: isinstance(config.positions, Learned)
     ),
     "no mask": Plant(NoMask),
     "no window": Plant(NoWindow, means=lambda config: any(config.windows)),
@@ -175,4 +178,4 @@ def rotary_kinds() -> list[str]:
 @pytest.mark.parametrize("kind", rotary_kinds())
 def test_rotary_positions_are_relative(kind: str) -> None:
     """Why "every position late" is no fault here: only distances count."""
-    assert moves(make_subject(kind), Plant(around=moved_by_one(lambda piece: True))) <= TOLERANCE
+    assert moves(make_subject(kind), Plant(around=moved_by_one(lambda start: True))) <= TOLERANCE

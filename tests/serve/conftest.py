@@ -63,8 +63,8 @@ class Page:
     def ack(self):
         self.send(op="ack", step=self.frames[-1].step)
 
-    def send(self, **wish):
-        self.socket.send_json(wish)
+    def send(self, **command):
+        self.socket.send_json(command)
 
     def until(self, condition):
         while not condition(self):

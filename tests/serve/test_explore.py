@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import explore as explore_module
@@ -38,8 +39,14 @@ def test_the_model_tells_what_the_formulas_need(server):
     assert (card["layers"], card["heads"], card["kv_heads"]) == (config.layers, config.heads, config.kv_heads)
     assert card["head_weights"] == config.width * config.vocab_size
     assert card["kv_bytes_per_token"] == 2 * config.layers * config.kv_heads * config.head_size * 4
-    assert card["weight_bytes"] == 4 * config.parameters
+    assert card["weight_bytes"] == explorer.llm.weight_bytes
     assert (card["page_size"], card["pages"]) == (16, 64)
+
+
+def test_the_card_has_the_bytes_of_packed_weights(tiny):
+    with served(tiny, weights="int8") as (client, explorer):
+        llm = explorer.llm
+        assert client.get("/model").json()["weight_bytes"] == llm.weight_bytes < 2 * llm.config.parameters
 
 
 def test_a_text_goes_to_tokens_and_back(server):
@@ -79,7 +86,7 @@ def test_nothing_is_computed_before_the_viewer_says_so(server):
     with watching(client, card["run"]) as page:
         page.until(lambda p: p.state == "held")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 0
-        assert explorer.llm.engine.pool.available == 64
+        assert settled(explorer.llm).pool.available == 64
         for n in range(3):
             page.send(op="step")
             page.until(lambda p, n=n: len(p.frames) == n + 1)
@@ -253,7 +260,7 @@ def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
         time.sleep(0.01)
         states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
     assert sorted(states) == ["expired", "held"]
-    assert explorer.llm.engine.pool.available == 64
+    assert settled(explorer.llm).pool.available == 64
 
 
 def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server, monkeypatch):
@@ -291,7 +298,7 @@ def test_a_lease_that_ends_gives_the_pages_back_and_keeps_the_frames(server):
     player.join()
     assert player.phase == "expired"
     assert len(run.frames) == 1
-    assert explorer.llm.engine.pool.available == 64
+    assert settled(explorer.llm).pool.available == 64
     assert run.attention(0, 0, 0).codes, "from a cache of its own"
 
 
@@ -372,7 +379,7 @@ def test_a_run_that_makes_no_sense_is_refused_in_words(server, body, told):
     assert answer.status_code == 400
     assert answer.json()["error"]["kind"] == "bad_request"
     assert told in answer.json()["error"]["message"]
-    assert explorer.llm.engine.pool.available == 64
+    assert settled(explorer.llm).pool.available == 64
 
 
 def test_a_prompt_beyond_the_context_says_by_how_much(server):
@@ -392,7 +399,7 @@ def closing(socket):
         return closed.code, closed.reason
 
 
-WISHES = [
+BAD_COMMANDS = [
     "no json",
     "{}",
     '{"op":"fly"}',
@@ -403,12 +410,12 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_a_wish_that_makes_no_sense_closes_the_stream_with_the_reason(server, wish):
+@pytest.mark.parametrize("command", BAD_COMMANDS)
+def test_a_bad_command_closes_the_stream_with_the_reason(server, command):
     client, _ = server
     card = begin(client)
     with client.websocket_connect(f"ws://{HOST}/runs/{card['run']}/stream") as socket:
-        socket.send_text(wish)
+        socket.send_text(command)
         code, reason = closing(socket)
     assert code == 4400
     assert reason

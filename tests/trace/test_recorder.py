@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engines import assert_at_rest, held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.schema import decode_weights
@@ -170,11 +172,13 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     texts = [PROMPT[:3], PROMPT[:5], PROMPT[:2]]
     alone = [[work(frame) for frame in steps(llm.run(text, GREEDY))] for text in texts]
     runs = [llm.run(text, GREEDY) for text in texts]
-    stream = llm.stream(PROMPT, GREEDY)
-    for run in runs:
-        llm._driver.allow(run._job, None)
+    with held(llm):
+        stream = llm.stream(PROMPT, GREEDY)
+        for run in runs:
+            run._handle.resume()
     assert len(list(stream)) == 6
-    assert llm.engine.pool.available == llm.engine.pool.pages, "all went on together"
+    engine = settled(llm)
+    assert engine.pool.available == engine.pool.pages, "all went on together"
     assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
 
 
@@ -286,7 +290,7 @@ def test_a_run_that_is_not_there_is_refused(llm):
     with pytest.raises(RequestError, match="layer must be from"):
         llm.run(PROMPT, GREEDY, layer=50)
     run.close()
-    assert llm.engine.pool.available == llm.engine.pool.pages
+    assert_at_rest(llm)
 
 
 def test_without_trace_there_is_no_run(tmp_path):
@@ -326,7 +330,7 @@ def shifted(chunk):
 
 def stale(chunk):
     """A decode step that reads its first page from a page of nobody."""
-    tables = [{**table, 0: 60} for table in chunk.tables]
+    tables = [PageTable({**table, 0: 60}) for table in chunk.tables]
     return replace(chunk, sequence=replace(chunk.sequence, tables=tables)) if chunk.start else chunk
 
 

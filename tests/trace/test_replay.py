@@ -9,8 +9,10 @@ import torch
 from tests.backends.test_runner import KEPT
 from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.torch.batch import Batcher, Piece
+from tokenwright.backends.torch.batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.engine import one_chunk
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, ignore
 from tokenwright.trace.replay import AttentionReplay, Text
 
@@ -28,11 +30,11 @@ def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int
     store = KVStore(replay.specs, pages, SIZE, replay.device)
     store.poison()
     random = torch.Generator().manual_seed(7)
-    tables = [dict(enumerate(torch.randperm(pages, generator=random).tolist())) for _ in store.groups]
+    tables = [PageTable(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
     batcher = Batcher(replay.config, store)
     for start, stop in pairwise([0, *cuts, len(tokens)]):
-        batch = batcher([Piece(tokens[start:stop], start, tables, len(tokens))])
-        replay.decoder.forward(batch, store, ignore)
+        batch = one_chunk(tokens[start:stop], start, tables, len(tokens))
+        replay.decoder.forward(batcher(batch), store, ignore)
     last = len(tokens) - 1
     for group, table in zip(store.groups, tables, strict=True):
         needed = {page for span in group.window.pages(last, last + 1, SIZE) for page in span}

@@ -10,20 +10,20 @@ import {
   cache,
   camera,
   card,
-  face,
-  faceChoice,
-  faceNote,
   head,
   last,
   layer,
   link,
   playing,
   problem,
+  renderer,
+  rendererChoice,
+  rendererNote,
   run,
   shown,
   switched,
 } from "./store";
-import type { Camera } from "./faces/face";
+import type { Camera } from "./renderers/renderer";
 
 /** Play or pause; on a finished run: run again, or for a replay from the beginning. */
 export function toggle(): void {
@@ -75,13 +75,13 @@ export function setCamera(name: Camera): void {
   camera.value = { name };
 }
 
-export function setFace(kind: "2d" | "3d"): void {
-  faceNote.value = "";
-  faceChoice.value = kind;
+export function setRenderer(kind: "2d" | "3d"): void {
+  rendererNote.value = "";
+  rendererChoice.value = kind;
 }
 
-export function toggleFace(): void {
-  setFace(face.value === "3d" ? "2d" : "3d");
+export function toggleRenderer(): void {
+  setRenderer(renderer.value === "3d" ? "2d" : "3d");
 }
 
 /** The whole run as trace.json: the server's own, which lacks nothing, or what the page holds. */

@@ -4,7 +4,7 @@
 import { effect } from "@preact/signals";
 import { format, parse, type Link } from "./hash";
 import * as form from "./form";
-import { camera, faceChoice, frame, head, last, layer, live, picked, playing, run, shown } from "./store";
+import { camera, frame, head, last, layer, live, picked, playing, rendererChoice, run, shown } from "./store";
 
 const PAUSE = 300; // ms
 
@@ -15,7 +15,7 @@ export function read(): Link {
   if (link.seed !== undefined) form.seed.value = link.seed;
   if (link.temperature !== undefined) form.temperature.value = link.temperature;
   if (link.camera !== undefined) camera.value = { name: link.camera };
-  if (link.face !== undefined) faceChoice.value = link.face;
+  if (link.renderer !== undefined) rendererChoice.value = link.renderer;
   return link;
 }
 
@@ -27,7 +27,7 @@ function now(): Link {
   if (form.temperature.value !== null) link.temperature = form.temperature.value;
   if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
   if (camera.value.name !== "iso") link.camera = camera.value.name;
-  if (faceChoice.value !== null) link.face = faceChoice.value;
+  if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
   if (live.value && !playing.value && shown.value < last.value && frame.value) link.step = frame.value.step;
   return link;
 }

@@ -10,7 +10,7 @@ it("brings back what it wrote", () => {
     head: 2,
     step: 12,
     camera: "top",
-    face: "2d",
+    renderer: "2d",
   };
   expect(parse(format(link))).toEqual(link);
   expect(format({})).toBe("");
@@ -18,5 +18,6 @@ it("brings back what it wrote", () => {
 
 it("leaves out a prompt that is too long, and ignores what it does not understand", () => {
   expect(format({ prompt: "x".repeat(1501), seed: 1 })).toBe("#seed=1");
-  expect(parse("#seed=-1&T=x&layer=1.5&cam=moon&face=4d&other=1")).toEqual({});
+  expect(parse("#face=2d")).toEqual({ renderer: "2d" }); // an older link
+  expect(parse("#seed=-1&T=x&layer=1.5&cam=moon&renderer=4d&other=1")).toEqual({});
 });

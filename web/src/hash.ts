@@ -1,7 +1,7 @@
 // The part of the page's state that a link carries, in the address after #. Only what differs from the defaults is
 // written, so a plain address stays plain. A long prompt belongs into a trace file, not into a link.
 
-import { CAMERAS, type Camera } from "./faces/face";
+import { CAMERAS, type Camera } from "./renderers/renderer";
 
 export interface Link {
   prompt?: string;
@@ -11,7 +11,7 @@ export interface Link {
   head?: number;
   step?: number;
   camera?: Camera;
-  face?: "2d" | "3d";
+  renderer?: "2d" | "3d";
 }
 
 const LONGEST = 1500; // bytes of a prompt in a link
@@ -34,8 +34,8 @@ export function parse(hash: string): Link {
   if (temperature >= 0 && temperature <= 10) link.temperature = temperature;
   const camera = CAMERAS.find((name) => name === values.get("cam"));
   if (camera !== undefined) link.camera = camera;
-  const face = values.get("face");
-  if (face === "2d" || face === "3d") link.face = face;
+  const renderer = values.get("renderer") ?? values.get("face"); // older links say "face"
+  if (renderer === "2d" || renderer === "3d") link.renderer = renderer;
   return link;
 }
 
@@ -49,7 +49,7 @@ export function format(link: Link): string {
   if (link.head !== undefined) values.set("head", String(link.head));
   if (link.step !== undefined) values.set("step", String(link.step));
   if (link.camera !== undefined) values.set("cam", link.camera);
-  if (link.face !== undefined) values.set("face", link.face);
+  if (link.renderer !== undefined) values.set("renderer", link.renderer);
   const text = values.toString();
   return text === "" ? "" : `#${text}`;
 }

@@ -1,15 +1,15 @@
 // What tests may look at: attributes of the document and one global, window.__explorer. Nothing in the page reads them.
 
 import { effect } from "@preact/signals";
-import type { FaceStats } from "./faces/face";
+import type { RendererStats } from "./renderers/renderer";
 import { delayAcks } from "./live";
 import { row, selected } from "./rows";
 import * as stage from "./stage";
-import { cache, camera, face, frame, last, link, pace, pageState, playing, run } from "./store";
+import { cache, camera, frame, last, link, pace, pageState, playing, renderer, run } from "./store";
 
 interface Explorer {
   readonly state: object;
-  readonly face: FaceStats | null;
+  readonly renderer: RendererStats | null;
   readonly camera: { name: string; orthographic: boolean };
   readonly frames: number;
   readonly row: { layer: number; head: number; argmax: number; codes: number[] } | null;
@@ -27,7 +27,7 @@ declare global {
 export function install(): void {
   const { dataset } = document.documentElement;
   effect(() => void (dataset.state = pageState.value));
-  effect(() => void (dataset.face = face.value ?? ""));
+  effect(() => void (dataset.renderer = renderer.value ?? ""));
   effect(() => void (dataset.shown = String(frame.value?.step ?? -1)));
   window.__explorer = {
     get state() {
@@ -46,7 +46,7 @@ export function install(): void {
         ...selected.value,
       };
     },
-    get face() {
+    get renderer() {
       return stage.stats();
     },
     get camera() {

@@ -2,7 +2,7 @@
 // typed, and a focused button keeps its own Space and Enter.
 
 import * as actions from "./actions";
-import { CAMERAS } from "./faces/face";
+import { CAMERAS } from "./renderers/renderer";
 import * as stage from "./stage";
 import { cache, helpOpen } from "./store";
 
@@ -54,7 +54,7 @@ export const KEYS: readonly Key[] = [
     match: is("{", "}"),
     run: (event) => actions.changeHead(event.key === "{" ? -1 : 1),
   },
-  { keys: "V", does: "3-D or 2-D", match: is("v", "V"), run: () => actions.toggleFace() },
+  { keys: "V", does: "3-D or 2-D", match: is("v", "V"), run: () => actions.toggleRenderer() },
   { keys: "+ −", does: "zoom", match: is("+", "=", "-"), run: (event) => stage.zoom(event.key === "-" ? 0.8 : 1.25) },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },
 ];

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { Cell } from "./faces/face";
+import { Cell } from "./renderers/renderer";
 import { Run } from "./run";
 import { SceneBuilder } from "./scene";
 import { frame, model, runCard, tokens } from "./samples";

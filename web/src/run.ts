@@ -3,7 +3,7 @@
 // which. Frames are only ever appended, so a step that was shown can be shown again without asking anyone.
 
 import { signal } from "@preact/signals";
-import type { SceneToken } from "./faces/face";
+import type { SceneToken } from "./renderers/renderer";
 import type { ModelCard, RunCard, RunState, StepFrame, TokenCard } from "./schema";
 import { align, look } from "./text";
 

@@ -1,8 +1,8 @@
-// The scene of one step: what the faces draw. It is derived from the run's frames alone, in time proportional to
+// The scene of one step: what the renderers draw. It is derived from the run's frames alone, in time proportional to
 // tokens times layers, and only when another step, row or layer is shown. The arrays are kept and grown, so that a run
 // of a thousand steps allocates a few times, not a thousand.
 
-import { Cell, type Scene, type SceneRow, type SceneToken } from "./faces/face";
+import { Cell, type Scene, type SceneRow, type SceneToken } from "./renderers/renderer";
 import type { AttentionRow, StepFrame } from "./schema";
 import type { Run } from "./run";
 

@@ -1,19 +1,19 @@
-// The stage: one canvas and the face that draws on it. A face cannot share a canvas with another, so changing the face
-// replaces the canvas. This owns which face draws (3-D where the machine can, else 2-D, or what was asked for), its
-// size, and what hands and wheels do to it. Nothing is drawn unless something has changed.
+// The stage: one canvas and the renderer that draws on it. A renderer cannot share a canvas with another, so changing
+// the renderer replaces the canvas. This module owns the choice of the renderer (the user's; else 3-D where the machine
+// can, else 2-D), its size, and its pointers, wheels and keys. It draws only after something has changed.
 
 import { effect, signal, untracked } from "@preact/signals";
 import * as clock from "./clock";
-import { createCanvasFace } from "./faces/canvas2d";
-import type { Face, FaceStats, Scene } from "./faces/face";
+import { createCanvasRenderer } from "./renderers/canvas2d";
+import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import { row, selected } from "./rows";
 import { SceneBuilder } from "./scene";
-import { camera, face as drawing, faceChoice, faceNote, hovered, run, shown } from "./store";
+import { camera, hovered, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
 import { theme } from "./theme";
 
 type Kind = "2d" | "3d";
 
-const SLOW = 50; // ms a picture may take before a machine without graphics hardware is given the 2-D face
+const SLOW = 50; // ms a picture may take before a machine without graphics hardware is given the 2-D renderer
 const TRIAL = 20; // pictures by which that is judged
 const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
 const ORBIT = 0.008; // radians per CSS pixel
@@ -22,22 +22,22 @@ const PAUSE = 100; // ms: a longer gap between two pictures is a rest, not slown
 
 const builder = new SceneBuilder();
 const reduced = matchMedia("(prefers-reduced-motion: reduce)");
-const lost = signal(false); // whether the 3-D face was lost and may not come back by itself
+const lost = signal(false); // whether the 3-D renderer was lost and may not come back by itself
 
 let host: HTMLElement | null = null;
 let canvas: HTMLCanvasElement | null = null;
-let face: Face | null = null;
+let renderer: Renderer | null = null;
 let scene: Scene | null = null;
 let stale = true; // whether the scene must be built anew
 let drawn = 0; // pictures since the page was opened
 let before = 0; // when the last one was drawn
 let trial: number[] | null = null;
-let making = 0; // the face being made; an older one is thrown away
+let making = 0; // the renderer being made; an older one is thrown away
 
-export const stats = (): FaceStats | null => face?.stats() ?? null;
+export const stats = (): RendererStats | null => renderer?.stats() ?? null;
 export const frames = (): number => drawn;
-export const orthographic = (): boolean => face?.orthographic ?? false;
-export const project = (position: number): { x: number; y: number } | null => face?.project(position) ?? null;
+export const orthographic = (): boolean => renderer?.orthographic ?? false;
+export const project = (position: number): { x: number; y: number } | null => renderer?.project(position) ?? null;
 
 /** Puts the stage into an element of the page. Returns what takes it out again. */
 export function mount(element: HTMLElement): () => void {
@@ -46,7 +46,7 @@ export function mount(element: HTMLElement): () => void {
   const sizes = new ResizeObserver(() => fit());
   sizes.observe(element);
   const stops = [
-    effect(() => void make(wish())),
+    effect(() => void make(preferred())),
     effect(() => {
       void [run.value, shown.value, row.value, selected.value];
       stale = true;
@@ -58,12 +58,12 @@ export function mount(element: HTMLElement): () => void {
     }),
     effect(() => {
       const { name } = camera.value;
-      untracked(() => face?.camera(name, current()));
+      untracked(() => renderer?.camera(name, current()));
       clock.invalidate();
     }),
     effect(() => {
       void theme.value;
-      face?.theme();
+      renderer?.theme();
       clock.invalidate();
     }),
   ];
@@ -82,19 +82,20 @@ export function renderOnce(): void {
 
 export function zoom(factor: number): void {
   if (!canvas) return;
-  face?.zoom(factor, canvas.clientWidth / 2, canvas.clientHeight / 2);
+  renderer?.zoom(factor, canvas.clientWidth / 2, canvas.clientHeight / 2);
   clock.invalidate();
 }
 
 /** Turns the picture by keys; a flat one is moved. */
 export function turn(x: number, y: number): void {
-  if (drawing.value === "3d" && !orthographic()) face?.orbit(x * TURN, y * TURN);
-  else face?.pan(-x * 40, -y * 40);
+  if (drawing.value === "3d" && !orthographic()) renderer?.orbit(x * TURN, y * TURN);
+  else renderer?.pan(-x * 40, -y * 40);
   clock.invalidate();
 }
 
-function wish(): Kind {
-  if (faceChoice.value !== null) return faceChoice.value;
+/** The user's choice; else 3-D, unless WebGL was lost or the system asks for less motion. */
+function preferred(): Kind {
+  if (rendererChoice.value !== null) return rendererChoice.value;
   return lost.value || reduced.matches ? "2d" : "3d";
 }
 
@@ -109,42 +110,45 @@ async function make(kind: Kind): Promise<void> {
     "aria-label",
     "The tokens in a row, with one slice per layer below each. The text and the instruments say the same.",
   );
-  let made: Face;
+  let made: Renderer;
   try {
-    made = kind === "2d" ? createCanvasFace(fresh) : (await import("./faces/scene3d")).createSceneFace(fresh);
+    made =
+      kind === "2d"
+        ? createCanvasRenderer(fresh)
+        : (await import("./renderers/scene3d")).createSceneRenderer(fresh);
   } catch {
     if (turn !== making) return;
     lost.value = true;
-    faceChoice.value = null;
-    faceNote.value = "3-D needs WebGL 2, which this browser does not offer here. The same is drawn in 2-D.";
+    rendererChoice.value = null;
+    rendererNote.value = "3-D needs WebGL 2, which this browser does not offer here. The same is drawn in 2-D.";
     return;
   }
   if (turn !== making) return made.dispose();
   remove();
   element.append(fresh);
   canvas = fresh;
-  face = made;
+  renderer = made;
   handle(fresh, made);
   fit();
   made.theme();
   untracked(() => made.camera(camera.value.name, current()));
-  trial = kind === "3d" && faceChoice.peek() === null && SOFTWARE.test(made.stats().renderer) ? [] : null;
+  trial = kind === "3d" && rendererChoice.peek() === null && SOFTWARE.test(made.stats().gpu) ? [] : null;
   drawing.value = kind;
   clock.invalidate();
 }
 
 function remove(): void {
-  face?.dispose();
+  renderer?.dispose();
   canvas?.remove();
-  face = null;
+  renderer = null;
   canvas = null;
 }
 
 function fit(): void {
-  if (!host || !face || !canvas) return;
+  if (!host || !renderer || !canvas) return;
   const { clientWidth: width, clientHeight: height } = host;
   if (width === 0 || height === 0) return;
-  face.resize(width, height, Math.min(devicePixelRatio, 2));
+  renderer.resize(width, height, Math.min(devicePixelRatio, 2));
   if (scene) draw(performance.now(), scene.progress); // in the same turn, or an empty canvas shows for a moment
   clock.invalidate();
 }
@@ -159,11 +163,11 @@ function current(): Scene {
 }
 
 function draw(now: number, progress: number): boolean {
-  if (face === null || host === null || host.clientWidth === 0) return false;
+  if (renderer === null || host === null || host.clientWidth === 0) return false;
   const picture = current();
   picture.progress = progress;
   picture.hovered = hovered.peek();
-  const more = face.draw(picture, now);
+  const more = renderer.draw(picture, now);
   drawn++;
   judge(now);
   return more;
@@ -180,10 +184,10 @@ function judge(now: number): void {
   trial = null;
   if (median <= SLOW) return;
   lost.value = true;
-  faceNote.value = `Without graphics hardware 3-D takes ${Math.round(median)} ms a picture here: 2-D is drawn.`;
+  rendererNote.value = `Without graphics hardware 3-D takes ${Math.round(median)} ms a picture here: 2-D is drawn.`;
 }
 
-function handle(element: HTMLCanvasElement, own: Face): void {
+function handle(element: HTMLCanvasElement, own: Renderer): void {
   const pointers = new Map<number, { x: number; y: number }>();
   const at = (event: MouseEvent): { x: number; y: number } => {
     const box = element.getBoundingClientRect();
@@ -235,8 +239,8 @@ function handle(element: HTMLCanvasElement, own: Face): void {
   element.addEventListener("webglcontextlost", (event) => {
     event.preventDefault();
     lost.value = true;
-    faceChoice.value = null;
-    faceNote.value = "The graphics context was lost. The same is drawn in 2-D; press V for 3-D again.";
+    rendererChoice.value = null;
+    rendererNote.value = "The graphics context was lost. The same is drawn in 2-D; press V for 3-D again.";
   });
 }
 

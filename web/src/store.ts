@@ -1,9 +1,9 @@
 // The one state of the page, as signals, and what follows from it. A live run, the recording and an opened file all end
-// up as the same `run`; the stage, the text, the instruments and the list are faces of it. Modules that act (session,
+// up as the same `run`; the stage, the text, the instruments and the list are views of it. Modules that act (session,
 // player, live) write here; components only read.
 
 import { computed, signal } from "@preact/signals";
-import type { Camera } from "./faces/face";
+import type { Camera } from "./renderers/renderer";
 import type { Run, Totals } from "./run";
 import type { Loading, ModelCard, StepFrame } from "./schema";
 
@@ -35,9 +35,9 @@ export const head = signal(0);
 export const picked = signal(false); // whether layer and head were chosen by someone
 export const camera = signal<{ readonly name: Camera }>({ name: "iso" });
 export const hovered = signal<number | null>(null); // a position
-export const faceChoice = signal<"2d" | "3d" | null>(null); // null: what suits the machine
-export const face = signal<"2d" | "3d" | null>(null); // what is drawing
-export const faceNote = signal(""); // why the face is not the one that was hoped for
+export const rendererChoice = signal<"2d" | "3d" | null>(null); // null: what suits the machine
+export const renderer = signal<"2d" | "3d" | null>(null); // what is drawing
+export const rendererNote = signal(""); // why the renderer is not the one that was hoped for
 export const tab = signal<"stage" | "numbers" | "next">("stage"); // on a narrow screen
 export const helpOpen = signal(false);
 

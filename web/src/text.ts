@@ -2,7 +2,7 @@
 // tokens are not always pieces of it (a special token that the template added, a byte of a cut character), so the
 // pieces are found by walking both at once. No characters are invented and none are lost.
 
-import type { SceneToken } from "./faces/face";
+import type { SceneToken } from "./renderers/renderer";
 import type { TokenCard } from "./schema";
 
 /** How far ahead a piece is looked for when characters before it came from tokens that are bytes. */

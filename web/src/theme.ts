@@ -1,4 +1,4 @@
-// Dark, light, or what the system says. The choice is kept in this browser; the faces are told when colours change.
+// Dark, light, or what the system says. This browser keeps the choice; the renderers read the colours again when it changes.
 
 import { computed, signal } from "@preact/signals";
 

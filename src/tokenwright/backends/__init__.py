@@ -1,6 +1,6 @@
 """The arithmetic of a step behind one protocol. The reference in torch is always there and is every test's oracle."""
 
-from tokenwright.backends.protocol import Dense, Kernels, Linear, Rotation, Span
+from tokenwright.backends.protocol import Backend, Dense, Kernels, Linear, Logits
 from tokenwright.backends.torch.kernels import ReferenceKernels
 
-__all__ = ["Dense", "Kernels", "Linear", "ReferenceKernels", "Rotation", "Span"]
+__all__ = ["Backend", "Dense", "Kernels", "Linear", "Logits", "ReferenceKernels"]

@@ -1,4 +1,6 @@
-"""The Kernels protocol: the few operations that a decoder is made of. Kernels are optimisations, never meaning.
+"""Backend: what computes batches of one model. Kernels: the few operations that a decoder is made of.
+
+Kernels are optimisations, never meaning.
 
 Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout;
 sums, norms and the softmax are at least fp32 inside.
@@ -11,7 +13,10 @@ from typing import Protocol
 import torch
 
 from tokenwright.backends.packed import Packed
-from tokenwright.cache import Keys, KVView
+from tokenwright.cache import ChunkRows, KVStore, KVView
+from tokenwright.engine import Batch
+from tokenwright.models.rotary import Rotation
+from tokenwright.models.taps import Tap, ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +44,26 @@ class Dense:
 Linear = Packed | Dense
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """cos and sin of every row's angles: [T, D] each, fp32, both halves of D alike."""
+@dataclass(slots=True)  # not frozen: that would take longer to make, in each step
+class Logits:
+    """Rows of logits [W, vocabulary] in fp32 and, of each row, its argmax and logsumexp, if the kernels computed them.
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The rows of the step that belong to one sequence, and where the K and V are that they read.
-
-    Row `rows.start + i` stands at position `start + i`. `keys`: for each group, what its rows read together.
+    best: the index of the largest logit, the lowest of equals. log_totals: log(sum(exp)), NaN where a logit is not
+    finite.
     """
 
-    rows: range
-    start: int
-    keys: tuple[Keys, ...]
+    rows: torch.Tensor
+    best: tuple[int, ...] = ()
+    log_totals: tuple[float, ...] = ()
 
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.rows)
+
+class Backend(Protocol):
+    """A model over one KV store: batches go in, logits come out, and the K and V of all tokens land in the store."""
+
+    store: KVStore
+
+    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
+        """The logits of the batch's `logits_rows`, in their order; `tap` is called at every site on the way."""
 
 
 class Kernels(Protocol):
@@ -91,7 +94,7 @@ class Kernels(Protocol):
         self,
         q: torch.Tensor,
         view: KVView,
-        spans: Sequence[Span],
+        chunks: Sequence[ChunkRows],
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:

@@ -4,80 +4,49 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenwright.backends.native.program import NativeDecoder, Program
-from tokenwright.backends.torch.batch import Batcher, Piece
-from tokenwright.backends.torch.decoder import Decoder, Logits
+from tokenwright.backends import Backend
+from tokenwright.backends.native.program import NativeBackend, NativeDecoder
+from tokenwright.backends.torch.backend import TorchBackend
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import DynamicScaling, ModelConfig, Rope
-from tokenwright.engine import Chunk, Output, Step
-from tokenwright.engine.step import ALL, LAST
+from tokenwright.engine import Output, Step, flatten, one_chunk
+from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.models.taps import Tap, ignore
 
 
-class Forward:
-    """A decoder over one KV store: pieces of texts go in, logits of the wanted rows come out.
-
-    Native kernels do it in one call; where somebody looks, and with other kernels, the decoder does it part by part.
-    """
-
-    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
-        self.decoder = decoder
-        self.batcher = Batcher(config, store)
-        self.program = Program(decoder.native, store) if isinstance(decoder, NativeDecoder) else None
-
-    def __call__(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int], tap: Tap = ignore) -> Logits:
-        """`wanted`: rows, counted over all pieces."""
-        if self.program is None or tap is not ignore:
-            return self._by_parts(pieces, wanted, tap)
-        self.decoder.layer_tokens += sum(piece.stop - piece.start for piece in pieces) * len(self.decoder.layers)
-        return self.program(pieces, wanted)
-
-    @torch.inference_mode()
-    def _by_parts(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int], tap: Tap) -> Logits:
-        x = self.decoder.forward(self.batcher(pieces), self.batcher.store, tap)  # [T, width]
-        logits = self.decoder.logits(x[list(wanted)])
-        return Logits(logits) if self.program is None else Logits(logits, *self.program.model.kernels.summarise(logits))
+def backend_over(config: ModelConfig, decoder: Decoder, store: KVStore) -> Backend:
+    """The backend of a decoder: native where its weights are packed for native kernels."""
+    if isinstance(decoder, NativeDecoder):
+        return NativeBackend(config, decoder, store)
+    return TorchBackend(config, decoder, store)
 
 
-class TorchRunner:
+class ModelRunner:
     """Computes the engine's steps with one decoder over one KV store."""
 
     def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
-        self.compute = Forward(config, decoder, store)
+        self.backend = backend_over(config, decoder, store)
 
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
-        wanted: list[int] = []
-        rows: list[range] = []
-        first = 0
-        for chunk in step.chunks:
-            length = chunk.stop - chunk.start
-            kept = _wanted(chunk, range(first, first + length))
-            rows.append(range(len(wanted), len(wanted) + len(kept)))
-            wanted += kept
-            first += length
-        logits = self.compute(step.chunks, wanted, tap)
-        return Output(tuple(rows), logits.rows, logits.best, logits.log_totals)
-
-
-def _wanted(chunk: Chunk, rows: range) -> range:
-    if chunk.logits_needed is LAST:
-        return rows[-1:]
-    return rows if chunk.logits_needed is ALL else rows[:0]
+        batch = flatten(step)
+        logits = self.backend(batch, tap)
+        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals)
 
 
 class Cache:
     """The K and V of one text for `Model`: it grows as needed and knows its `length` in tokens."""
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.length = 0
 
     @property
     def store(self) -> KVStore:
-        return self.forward.batcher.store
+        return self.backend.store
 
     @property
     def nbytes(self) -> int:
@@ -116,15 +85,15 @@ class Model:
         pages = -(-length // self.PAGE_SIZE)
         if pages > cache.store.pages[0]:
             grown = self._over(2 * length)
-            grown.batcher.store.take(cache.store)
-            cache.forward = grown
-        table = {page: page for page in range(pages)}
-        piece = Piece(tokens, cache.length, [table] * len(cache.store.groups), length)
-        logits = cache.forward([piece], range(len(tokens))).rows
+            grown.store.take(cache.store)
+            cache.backend = grown
+        table = PageTable({page: page for page in range(pages)})
+        batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
+        logits = cache.backend(batch).rows
         cache.length = length
         return logits.cpu(), cache
 
-    def _over(self, tokens: int) -> Forward:
+    def _over(self, tokens: int) -> Backend:
         """The decoder over a fresh store for so many tokens, within the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
-        return Forward(self.config, self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))
+        return backend_over(self.config, self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))

@@ -11,20 +11,19 @@ from tokenwright.cache.spec import (
     layer_specs,
     pages_within,
 )
-from tokenwright.cache.store import Keys, KVPart, KVStore, KVView, Side, Table
+from tokenwright.cache.store import ChunkRows, KVPart, KVStore, KVView, Side
 
 __all__ = [
     "TORCH_DTYPES",
+    "ChunkRows",
     "Heads",
     "KVPart",
     "KVStore",
     "KVView",
-    "Keys",
     "LayerGroup",
     "LayerSpec",
     "Part",
     "Side",
-    "Table",
     "group_layers",
     "groups_for",
     "layer_specs",

@@ -9,25 +9,34 @@ names: it takes what is written and shall be kept nowhere (`scratch`).
     view(i).parts[j].k.memory: for each part of the codec          [slots, G, n]         .v the same
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from tokenwright.cache.codec import Codec, Parts
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
+from tokenwright.engine.page_table import Pages
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.errors import CapacityError
 
-Table = Mapping[int, int]  # page of a text -> page of a group's memory; what is not needed is absent
-
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """Where the K and V of some positions of one text lie, in one group, in the order of the text."""
+class ChunkRows:
+    """The rows of one chunk among those of a step, and where the K and V lie that they read together.
 
-    slots: torch.Tensor  # [t]
-    positions: torch.Tensor  # [t]
+    Row `rows.start + i` stands at position `start + i` of its text. `slots` and `positions` have a tensor [t] for each
+    group, in the order of the text: the slots that are read, and the positions whose K and V they hold.
+    """
+
+    rows: range
+    start: int
+    slots: tuple[torch.Tensor, ...]
+    positions: tuple[torch.Tensor, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,31 +158,39 @@ class KVStore:
         """The K and V of one layer, not copied."""
         return self._views[layer]
 
-    def slots(self, group: int, table: Table, positions: range) -> torch.Tensor:
-        """The slots [n], on the CPU, of positions side by side; scratch for those that the group does not keep."""
+    def slots(self, group: int, pages: Pages, positions: range) -> torch.Tensor:
+        """The slots [n], on the CPU, of adjacent positions; scratch for those that the group does not keep.
+
+        Raises KeyError for a page that is missing.
+        """
         kept = stored(self.groups[group].window, positions)
         slots = torch.full((len(positions),), self.scratch(group))
         if kept:
             first = kept.start - positions.start
-            slots[first : first + len(kept)] = self._found(table, kept)
+            slots[first : first + len(kept)] = self._found(pages, kept)
         return slots
 
-    def keys(self, tables: Sequence[Table], start: int, stop: int) -> tuple[Keys, ...]:
-        """For each group what rows [start, stop) of a text read, together."""
-        found = []
-        for group, table in zip(self.groups, tables, strict=True):
-            spans = group.window.spans(start, stop)
-            slots = [self._found(table, span) for span in spans]
-            places = [torch.arange(span.start, span.stop) for span in spans]
-            found.append(Keys(_joined(slots).to(self.device), _joined(places).to(self.device)))
-        return tuple(found)
+    def chunk_rows(self, tables: Sequence[Pages], rows: range, start: int) -> ChunkRows:
+        """Rows of a step that stand at `start` and behind it, in a text with these page tables, one for each group.
 
-    def _found(self, table: Table, positions: range) -> torch.Tensor:
-        """The slots [n] of positions side by side, all of which the table has."""
+        Raises KeyError for a missing page that they read.
+        """
+        slots, positions = [], []
+        for group, pages in zip(self.groups, tables, strict=True):
+            read = group.window.spans(start, start + len(rows))
+            slots.append(_joined([self._found(pages, some) for some in read]).to(self.device))
+            positions.append(_joined([torch.arange(some.start, some.stop) for some in read]).to(self.device))
+        return ChunkRows(rows, start, tuple(slots), tuple(positions))
+
+    def _found(self, pages: Pages, positions: range) -> torch.Tensor:
+        """The slots [n] of adjacent positions, all of which are in pages of the table."""
         size, first = self.page_size, positions.start // self.page_size
-        last = (positions.stop - 1) // size
-        pages = torch.tensor([table[page] for page in range(first, last + 1)])
-        slots = (pages[:, None] * size + torch.arange(size)).flatten()  # of the whole pages
+        count = (positions.stop - 1) // size + 1 - first
+        found = pages[first : first + count]
+        if len(found) < count or min(found) < 0:
+            raise KeyError(f"some page from {first} to {first + count - 1} is missing")
+        numbers = torch.frombuffer(found, dtype=torch.int32).long()
+        slots = (numbers[:, None] * size + torch.arange(size)).flatten()  # of the whole pages
         return slots[positions.start - first * size : positions.stop - first * size]
 
     def copy(self, group: int, source: int, target: int) -> None:

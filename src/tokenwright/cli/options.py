@@ -45,7 +45,8 @@ DType = Annotated[
     str,
     Option(
         "--dtype",
-        help="auto (float32 on the CPU, elsewhere the checkpoint's), float32, bfloat16 or float16.",
+        help="Of weights and cache: auto (the checkpoint's; float32 on a CPU without native kernels), float32, "
+        "bfloat16 or float16.",
         rich_help_panel=MODEL,
     ),
 ]

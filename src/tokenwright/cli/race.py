@@ -152,18 +152,19 @@ def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: E
     entries = [Entry(CACHED, CACHED, llm), Entry(NAIVE, NAIVE, llm)]
     if prompt > other.page_size:  # the last token is computed in any case: the next one is chosen from its row
         entries.append(Entry(PREFIX, PREFIX, llm))
-    beside = partial(
-        llm.beside,
+    second = partial(
+        type(llm),
+        llm.loaded,
         page_size=other.page_size,
         pages=-(-(prompt + written) // other.page_size),
         token_budget=other.token_budget,
     )
     if other.kv != KVFormat():
-        entries.append(Entry(KV, str(other.kv), opened.enter_context(beside(kv=other.kv))))
+        entries.append(Entry(KV, str(other.kv), opened.enter_context(second(kv=other.kv))))
     if other.window is not None or other.sinks:
         name = "window" if other.window is None else f"window {other.window}"
         name += f" + {other.sinks} sinks" if other.sinks else ""
-        engine = beside(window=other.window, sinks=other.sinks)
+        engine = second(window=other.window, sinks=other.sinks)
         entries.append(Entry(WINDOW, name, opened.enter_context(engine)))
     return entries
 

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -105,8 +105,7 @@ class Candidate:
 class BeamSearch:
     """The search of one request. `guard` watches what a beam writes; every beam has a fork of it.
 
-    It is the request's own guard as well, which ends it at the deadline with what was found by then. A step that is
-    interrupted after the search has picked is taken again: until a pick is written, the search can go back before it.
+    It is the request's own guard as well, which ends it at the deadline with what was found by then.
     """
 
     def __init__(self, params: SamplingParams, stop_checker: StopChecker) -> None:
@@ -116,13 +115,11 @@ class BeamSearch:
         width = params.beams // params.beam_groups
         self.groups = [Group(width, {0: Beam(self.root, stop_checker.fork())}) for _ in range(params.beam_groups)]
         self.over = False
-        self._before: list[Group] | None = None  # the groups before a pick that is not written yet
+        self.stopped = None
 
     @torch.inference_mode()
     def pick(self, rows: ListLike[tuple[Chunk, torch.Tensor]]) -> list[Result]:
         """The picks of a step, from each beam's chunk and its row of logits [V]; at the end a Finish for each."""
-        self._go_back()
-        self._before = [replace(group, best=list(group.best)) for group in self.groups]
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
@@ -170,7 +167,6 @@ class BeamSearch:
 
     def give_up(self, reason: FinishReason) -> None:
         """End here: what the beams have written so far competes with what has ended."""
-        self._go_back()
         for group in self.groups:
             for beam in group.beams.values() if not group.done else ():
                 if beam.node.depth:
@@ -179,7 +175,6 @@ class BeamSearch:
         self.over = True
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (what ends a beam was asked when it was picked)
-        self._before = None
         return None
 
     def finished(self) -> FinishReason | None:
@@ -188,20 +183,17 @@ class BeamSearch:
             self.give_up(reason)
         return reason
 
+    def take_text(self) -> str:
+        return ""  # its texts are known at the end alone
+
+    def finish(self) -> str:
+        return ""
+
     def fork(self) -> "BeamSearch":
         return self
 
     def mask(self) -> None:
         return None
-
-    def _go_back(self) -> None:
-        """Forget a pick that was not written."""
-        if self._before is None:
-            return
-        for group in self._before:
-            for beam in group.beams.values():
-                beam.node.children.clear()  # a text that goes on was a leaf
-        self.groups, self.over, self._before = self._before, False, None
 
     def _row(self, choice: int, chunk: Chunk, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A beam's log-probabilities [V], the model's and adjusted, in fp64."""

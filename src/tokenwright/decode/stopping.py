@@ -1,4 +1,4 @@
-"""Guards: what ends a text beside its length. The engine calls them with each token and knows nothing of text."""
+"""The stop checker: what ends a text beside its length, and the text itself. The engine calls it with each token."""
 
 import time
 from collections.abc import Callable, Collection
@@ -95,7 +95,7 @@ class TextStopChecker:
     def mask(self) -> Any:
         return None if self.constraint is None else self.constraint.mask()
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """The text that may be shown and has not been taken yet."""
         text = "".join(self._fresh)
         self._fresh.clear()
@@ -103,7 +103,7 @@ class TextStopChecker:
 
     def finish(self) -> str:
         """At the end: what is left to show, with what was held back for a stop string that never came."""
-        return self.take() + self.stream.finish()
+        return self.take_text() + self.stream.finish()
 
     @property
     def stopped(self) -> str | int | None:

@@ -1,5 +1,6 @@
 """The part one reads first: sequences, pages, the scheduler and the loop. Imports no torch."""
 
+from tokenwright.engine.batch import Batch, flatten, one_chunk
 from tokenwright.engine.core import Engine, Runner, Sampler
 from tokenwright.engine.groups import SequenceGroup
 from tokenwright.engine.page_pool import Memory, PagePool
@@ -39,6 +40,7 @@ from tokenwright.sampling_params import Grammar, SamplingParams
 
 __all__ = [
     "AttentionWindow",
+    "Batch",
     "Chunk",
     "Dropped",
     "Engine",
@@ -75,4 +77,6 @@ __all__ = [
     "Token",
     "TokenConstraints",
     "TopLogprob",
+    "flatten",
+    "one_chunk",
 ]

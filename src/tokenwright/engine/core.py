@@ -1,7 +1,7 @@
 """The engine: the loop, and the guarantee that every request ends.
 
 It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch; `scripted.py` runs it by
-hand. It is not thread-safe: its owner calls it from one thread at a time.
+hand. It is not thread-safe: one thread owns it (`loop.py`).
 """
 
 from typing import Generic, Protocol, TypeVar
@@ -10,8 +10,7 @@ from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.step import Event, Finished, Output, Result, Step
-from tokenwright.engine.swap import SwapSpace
+from tokenwright.engine.step import Event, Output, Result, Step, finished
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
 T = TypeVar("T")
@@ -58,8 +57,8 @@ class Engine(Generic[T]):
         Raises RequestError for an empty prompt, ContextError for one beyond the context, CapacityError for a
         request that the whole pool could not hold. Whatever is accepted ends in a Finished or a Failed event.
         """
-        sequence = self._accepted(request)
-        self._queue(sequence)
+        sequence = self.accept(request)
+        self.add(sequence)
         return sequence
 
     def fork(self, sequence: int, request: Request) -> Sequence:
@@ -71,15 +70,18 @@ class Engine(Generic[T]):
         parent = self.scheduler.sequences.get(sequence)
         if parent is None or tuple(parent.tokens) != request.prompt:
             raise RequestError("a fork needs a sequence that has not ended, and its whole text as the prompt")
-        child = self._accepted(request)
+        child = self.accept(request)
         if child.exhausted() is None:
             self.scheduler.fork(parent, child)
         else:
-            self._queue(child)
+            self.add(child)
         return child
 
-    def _accepted(self, request: Request) -> Sequence:
-        """A new sequence for a request that can be served."""
+    def accept(self, request: Request) -> Sequence:
+        """A new sequence for a request that can be served, not queued yet. Raises what `submit` raises.
+
+        It reads only what never changes, so any thread may call it.
+        """
         if not request.prompt:
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
@@ -104,18 +106,19 @@ class Engine(Generic[T]):
             )
         return sequence
 
-    def _queue(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence of `accept`."""
         reason = sequence.exhausted()
         if reason is None or sequence.needs_logprobs:
             self.scheduler.add(sequence)
         else:
-            self._ended.append(Finished(sequence.id, reason))
+            self._ended.append(finished(sequence, reason))
 
     def step(self) -> list[Event]:
         """One turn of the loop. An error of the model ends the requests of this step, never the engine."""
         step = self.scheduler.schedule()
         events = self._compute(step) if step.chunks else []
-        ended, self._ended = self._ended, []  # only now: an interrupted step returns no events
+        ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
 
     def _compute(self, step: Step) -> list[Event]:
@@ -145,14 +148,6 @@ class Engine(Generic[T]):
     def abort(self, sequence: int) -> list[Event]:
         """End a request in any state, and return its last event. One that has ended is left as it is."""
         return self.scheduler.abort(sequence)
-
-    def reset(self) -> None:
-        """Drop every request without an event, and free all pages: after a commit that was interrupted half-way."""
-        old, pool = self.scheduler, self.scheduler.pool
-        fresh = PagePool(pool.groups, pool.page_size, pool.memory)
-        prefixes, swap = PrefixIndex(fresh, old.kv.prefixes.seed), SwapSpace(fresh, old.kv.swap.capacity)
-        self.scheduler = Scheduler(fresh, old.token_budget, old.max_sequences, prefixes, swap, old.ids)
-        self._ended = []
 
 
 def _each(pages: list[int]) -> str:

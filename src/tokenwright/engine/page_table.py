@@ -1,8 +1,11 @@
 """A sequence's page table in one group of layers: which pool page holds which page of the sequence."""
 
 from array import array
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import repeat
+from typing import TypeAlias
+
+Pages: TypeAlias = "array[int]"  # C ints: page n of a text lies in page `pages[n]` of its group
 
 
 class PageTable(MutableMapping[int, int]):
@@ -21,10 +24,12 @@ class PageTable(MutableMapping[int, int]):
     ABSENT = -1
     __slots__ = ("_count", "pages", "reserved")
 
-    def __init__(self) -> None:
-        self.pages = array("i")
+    def __init__(self, found: Mapping[int, int] | None = None) -> None:
+        self.pages: Pages = array("i")
         self.reserved = 0
         self._count = 0
+        if found is not None:
+            self.update(found)
 
     def copy(self) -> "PageTable":
         other = PageTable()

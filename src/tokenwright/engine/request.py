@@ -32,10 +32,20 @@ class FinishReason(StrEnum):
 
 
 class StopChecker(Protocol):
-    """Decides when one sequence ends, outside the engine: end tokens, stop strings, grammars, time."""
+    """Decides when a sequence ends, outside the engine (end tokens, stop strings, grammars, time); makes its text."""
 
     def advance(self, token: int) -> FinishReason | None:
         """Take the token just written; return why the sequence ends here, or None to go on."""
+
+    def take_text(self) -> str:
+        """The text that can be shown and has not been taken yet."""
+
+    def finish(self) -> str:
+        """At the end: the rest of the text, with what was held back."""
+
+    @property
+    def stopped(self) -> str | int | None:
+        """The stop string or stop id that was found; `finish` may settle which."""
 
     def finished(self) -> FinishReason | None:
         """Called after every step, for waiting and paused sequences as well: why to end without another token."""
@@ -48,10 +58,18 @@ class StopChecker(Protocol):
 
 
 class NoStopChecker:
-    """Lets a sequence run to its length."""
+    """Lets a sequence run to its length, and makes no text."""
+
+    stopped = None
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (part of the protocol)
         return None
+
+    def take_text(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
 
     def finished(self) -> FinishReason | None:
         return None

@@ -44,6 +44,7 @@ from tokenwright.engine.step import (
     Result,
     Step,
     Token,
+    finished,
 )
 from tokenwright.engine.swap import SwapSpace
 
@@ -65,12 +66,11 @@ class Scheduler:
         max_sequences: int,
         prefixes: PrefixIndex | None = None,
         swap: SwapSpace | None = None,
-        ids: Iterator[int] | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
         self.kv = KVManager(pool, prefixes, swap)
-        self.ids = ids or count()  # of sequences
+        self.ids = count()  # of sequences
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
@@ -230,7 +230,7 @@ class Scheduler:
                     self._end_group(sequence.group, error, events)
                     return
                 case Finish(reason=reason):
-                    self._end(sequence, Finished(sequence.id, reason), events)
+                    self._end(sequence, finished(sequence, reason), events)
                     return
                 case PromptLogprobs():
                     self._report(sequence, result, events)
@@ -266,13 +266,15 @@ class Scheduler:
 
     def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
         """Append the tokens of a pick, up to the first that ends the sequence."""
-        reason, known = None, len(sequence.tokens)
+        checker, reason, known = sequence.stop_checker, None, len(sequence.tokens)
         try:
             for n in range(len(pick.tokens)):  # nearly always one, for which zip takes twice as long
                 token = pick.tokens[n]
                 sequence.tokens.append(token)
-                events.append(Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n]))
-                reason = sequence.stop_checker.advance(token) or sequence.exhausted()
+                event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
+                events.append(event)
+                reason = checker.advance(token) or sequence.exhausted()
+                event.text = checker.take_text()
                 if reason is not None:
                     break
         except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
@@ -283,7 +285,7 @@ class Scheduler:
             self.kv.cache_pages(sequence, known, stop)
             self.pool.trim(sequence.tables, stop)
         if reason is not None:
-            self._end(sequence, Finished(sequence.id, reason), events)
+            self._end(sequence, finished(sequence, reason), events)
         elif not sequence.cache:  # the naive loop: drop all, and compute it again
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
@@ -365,11 +367,11 @@ class Scheduler:
         """All is computed and nothing was picked: a beam that is left behind, or a prompt that asked for logprobs."""
         reason = sequence.exhausted()
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
-        self._end(sequence, Dropped(sequence.id) if reason is None else Finished(sequence.id, reason), events)
+        self._end(sequence, Dropped(sequence.id) if reason is None else finished(sequence, reason), events)
 
     def _end_group(self, group: SequenceGroup, why: FinishReason | Exception, events: list[Event]) -> None:
         for sequence in list(group.sequences):
-            event = Failed(sequence.id, why) if isinstance(why, Exception) else Finished(sequence.id, why)
+            event = Failed(sequence.id, why) if isinstance(why, Exception) else finished(sequence, why)
             self._end(sequence, event, events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:

@@ -5,12 +5,12 @@ them and answers with events. Classes with an instance for every token of every 
 changes them: making a frozen one takes five times as long.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
+from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.request import FinishReason, Request, Sequence, StopChecker
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Chunk:
         return self.sequence.request
 
     @property
-    def tables(self) -> ListLike[Mapping[int, int]]:
+    def tables(self) -> ListLike[PageTable]:
         """For each group of layers {position // page_size: page}; pages that no row of the chunk reads may be absent.
 
         The sequence's own, not copies.
@@ -93,7 +93,7 @@ class Step:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output(Generic[T]):
     """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
@@ -179,13 +179,14 @@ class Forked:
 
 @dataclass(slots=True)
 class Token:
-    """A token was written, with the log-probabilities of its Pick."""
+    """A token was written, with the log-probabilities of its Pick. `text`: what can be shown now, perhaps nothing."""
 
     sequence: int
     token: int
     logprob: float
     sampler_logprob: float = 0.0
     top: tuple[TopLogprob, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +208,26 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence's last event, when it ended well."""
+    """The sequence's last event, when it ended well.
+
+    text: what was held back until the end. stopped: the stop string or stop id that ended it.
+    """
 
     sequence: int
     reason: FinishReason
+    text: str = ""
+    stopped: str | int | None = None
+
+
+def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
+    """The last event of a sequence that ends well, with the rest of its text; Failed where its stop checker fails."""
+    checker = sequence.stop_checker
+    try:
+        text = checker.finish()
+    except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
+        return Failed(sequence.id, error)
+    stopped = checker.stopped
+    return Finished(sequence.id, FinishReason.STOP if isinstance(stopped, str) else reason, text, stopped)
 
 
 @dataclass(frozen=True, slots=True)

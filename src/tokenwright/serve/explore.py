@@ -27,7 +27,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
 import tokenwright
-from tokenwright.config import DTYPE_BYTES
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
 from tokenwright.serve.origin import OriginGuard
@@ -115,8 +114,8 @@ class Watch(Strict):
     head: Index
 
 
-Wish = Ack | Play | Plain | UseCache | Watch
-WISH: TypeAdapter[Wish] = TypeAdapter(Annotated[Wish, Field(discriminator="op")])
+Command = Ack | Play | Plain | UseCache | Watch
+COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="op")])
 
 
 class NotReady(Exception):
@@ -178,7 +177,7 @@ class Explorer:
             windows=config.windows,
             block_weights=costs.block_weights,
             head_weights=costs.head_weights,
-            weight_bytes=config.parameters * DTYPE_BYTES[llm.dtype],
+            weight_bytes=llm.weight_bytes,
             kv_bytes_per_token=costs.bytes_per_token,
             page_size=llm.engine.pool.page_size,
             pages=llm.engine.pool.pages,
@@ -375,7 +374,7 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
 
 
 class Viewer:
-    """One page that looks at one run: sends it what is new, as far as its credit goes, and takes its wishes."""
+    """One page that watches one run: sends the page new steps, as far as its credit goes, and obeys its commands."""
 
     def __init__(self, explorer: Explorer, player: Player, socket: WebSocket, since_step: int) -> None:
         self.explorer = explorer
@@ -416,14 +415,14 @@ class Viewer:
             if message["type"] == "websocket.disconnect":
                 return
             try:
-                self._take(WISH.validate_json(message.get("text") or message.get("bytes") or ""))
+                self._obey(COMMAND.validate_json(message.get("text") or message.get("bytes") or ""))
             except (ValidationError, RequestError) as error:
                 reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
                 await self.socket.close(4400, reason[:120])
                 return
 
-    def _take(self, wish: Wish) -> None:
-        match wish:
+    def _obey(self, command: Command) -> None:
+        match command:
             case Ack(step=step):
                 self.shown = max(self.shown, min(step, self.next - 1))
                 self._news.set()

@@ -1,8 +1,8 @@
-"""Runs that people watch: each has a thread that steps it, and viewers that are told when something has changed.
+"""Runs that people watch: each has a thread that steps it, and viewers that are called after every change.
 
-A run is held before its first step and between any two; it plays at a pace, or makes single steps. Whoever asks never
-waits for the engine: wishes are noted, and the thread sees to them. A run that is held for `LEASE_S` with nobody asking
-gives its pages back; its frames stay, and a new run can go on from where it was.
+A run is held before its first step and between any two; it plays at a pace, or makes single steps. A viewer never waits
+for the engine: its commands are noted, and the run's thread obeys them. A run that is held for `LEASE_S` without a
+request frees its pages; its frames stay, and a new run can go on from where it was.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Wishes:
-    """What the viewers want of a run."""
+class Commands:
+    """The commands of a run's viewers that are in force."""
 
     playing: bool = False
     pace: float | None = None  # tokens per second; None: engine speed
@@ -46,7 +46,7 @@ class Wishes:
 
 
 class Player:
-    """Steps one run in a thread of its own, as its viewers wish."""
+    """Steps one run in a thread of its own, by its viewers' commands."""
 
     def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S) -> None:
         self.run = run
@@ -55,7 +55,7 @@ class Player:
         self.lease_s = lease_s
         self.phase: Phase = "held"
         self.message = ""
-        self._wishes = Wishes(cache=run.cache)
+        self._commands = Commands(cache=run.cache)
         self._changed = threading.Condition()
         self._viewers: list[Viewer] = []
         self._held_since = time.monotonic()
@@ -65,7 +65,7 @@ class Player:
     @property
     def live(self) -> bool:
         """Whether it may still write."""
-        return self.phase in ("held", "running") and not self._wishes.closed
+        return self.phase in ("held", "running") and not self._commands.closed
 
     @property
     def viewed(self) -> bool:
@@ -79,8 +79,8 @@ class Player:
             return RunState(
                 state=self.phase,
                 steps=self.run.first_step + len(self.run.frames),
-                cache=self._wishes.cache,
-                pace=self._wishes.pace,
+                cache=self._commands.cache,
+                pace=self._commands.pace,
                 lease_s=lease and round(lease, 1),
                 throttled=throttled,
                 reason=self.run.reason and self.run.reason.value,
@@ -90,37 +90,37 @@ class Player:
 
     def play(self, pace: float | None) -> None:
         """Go on without pause, at `pace` tokens per second; None: as fast as the engine can."""
-        with self._wishing() as wishes:
-            wishes.playing, wishes.pace = True, pace
+        with self._commanding() as commands:
+            commands.playing, commands.pace = True, pace
 
     def pause(self) -> None:
-        with self._wishing() as wishes:
-            wishes.playing, wishes.steps = False, 0
+        with self._commanding() as commands:
+            commands.playing, commands.steps = False, 0
 
     def step(self) -> None:
         """Write one token more; what plays is paused by it."""
-        with self._wishing() as wishes:
-            wishes.playing, wishes.steps = False, wishes.steps + 1
+        with self._commanding() as commands:
+            commands.playing, commands.steps = False, commands.steps + 1
 
     def use_cache(self, on: bool) -> None:
         """Switch the KV cache, from the next step on."""
-        with self._wishing() as wishes:
-            wishes.cache = on
+        with self._commanding() as commands:
+            commands.cache = on
 
     def watch(self, layer: int, head: int) -> None:
         """Choose the row of the frames to come. Raises RequestError for a layer or head that the model lacks."""
-        with self._wishing():
+        with self._commanding():
             self.run.watch(layer, head)
 
     def renew(self) -> None:
         """Begin the lease anew: somebody looks."""
-        with self._wishing():
+        with self._commanding():
             pass
 
     def close(self) -> None:
         """End it and give its pages back."""
-        with self._wishing() as wishes:
-            wishes.closed = True
+        with self._commanding() as commands:
+            commands.closed = True
 
     def join(self) -> None:
         """Wait for its thread to end."""
@@ -139,9 +139,9 @@ class Player:
                 self.pause()  # at once: who enters meanwhile may press play
 
     @contextmanager
-    def _wishing(self) -> Iterator[Wishes]:
+    def _commanding(self) -> Iterator[Commands]:
         with self._changed:
-            yield self._wishes
+            yield self._commands
             self._held_since = time.monotonic()
             self._changed.notify_all()
         self._tell()
@@ -172,18 +172,18 @@ class Player:
     def _await_turn(self) -> bool:
         """Wait until a step is wanted. False: it has ended, was closed, or its lease is over."""
         with self._changed:
-            wishes = self._wishes
-            while not (self.run.ended or wishes.closed or wishes.playing or wishes.steps):
+            commands = self._commands
+            while not (self.run.ended or commands.closed or commands.playing or commands.steps):
                 self._become("held")
                 rest = self._held_since + self.lease_s - time.monotonic()
                 if rest <= 0:
-                    wishes.closed = True
+                    commands.closed = True
                 self._changed.wait(max(0.0, rest))
-            wishes.steps = max(0, wishes.steps - 1)
+            commands.steps = max(0, commands.steps - 1)
         if self.run.ended:
             self._become("done")
             return False
-        if wishes.closed:
+        if commands.closed:
             self.run.close()
             self._become("expired")
             return False
@@ -192,14 +192,14 @@ class Player:
 
     def _turn(self) -> None:
         """One step, and the time that the pace leaves after it."""
-        began, wishes = time.monotonic(), self._wishes
-        if self.run.cache != wishes.cache:
-            self.run.cache = wishes.cache
+        began, commands = time.monotonic(), self._commands
+        if self.run.cache != commands.cache:
+            self.run.cache = commands.cache
         self.run.step()
         self._tell()
         with self._changed:
-            while wishes.playing and wishes.pace is not None and not wishes.closed and not self.run.ended:
-                rest = began + 1 / wishes.pace - time.monotonic()
+            while commands.playing and commands.pace is not None and not commands.closed and not self.run.ended:
+                rest = began + 1 / commands.pace - time.monotonic()
                 if rest <= 0:
                     break
                 self._changed.wait(rest)

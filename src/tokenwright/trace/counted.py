@@ -1,7 +1,7 @@
 """Kernels that count: the work of a forward pass, added up where it is called.
 
-Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 n in out FLOP; attention over a span is
-4 H D for each pair of a row and a position that some row of its span reads, the hidden ones included, because the
+Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 n in out FLOP; attention over a chunk is
+4 H D for each pair of a row and a position that some row of its chunk reads, the hidden ones included, because the
 kernels beneath compute them. `CostModel` derives what had to be computed; where the two differ, both are shown.
 """
 
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.backends import Kernels, Linear, Rotation, Span
-from tokenwright.cache import KVView
+from tokenwright.backends import Kernels, Linear
+from tokenwright.cache import ChunkRows, KVView
+from tokenwright.models.rotary import Rotation
 
 
 @dataclass(slots=True)
@@ -20,14 +21,14 @@ class Counts:
     """What one forward pass did since `reset`. A part is the layers' share or, after them, the head's."""
 
     row_flops: int = 0  # of the matrix products of this part, for each of its rows
-    span_flops: Counter[int] = field(default_factory=Counter)  # of attention, for each span of the step
+    attention_flops: Counter[int] = field(default_factory=Counter)  # for each chunk of the step
     weight_bytes: int = 0
-    kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each span of the step
-    kv_written: Counter[int] = field(default_factory=Counter)  # bytes, for each span of the step
+    kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
+    kv_written: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
 
     def reset(self) -> None:
         """Begin a forward pass."""
-        self.span_flops.clear()
+        self.attention_flops.clear()
         self.kv_read.clear()
         self.kv_written.clear()
         self.row_flops = self.weight_bytes = 0
@@ -72,14 +73,14 @@ class CountedKernels:
         self,
         q: torch.Tensor,
         view: KVView,
-        spans: Sequence[Span],
+        chunks: Sequence[ChunkRows],
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        for index, span in enumerate(spans):
-            read = [(part.bytes_per_token, len(span.keys[part.group].slots)) for part in view.parts]
+        for index, chunk in enumerate(chunks):
+            read = [(part.bytes_per_token, len(chunk.slots[part.group])) for part in view.parts]
             keys = sum(count for _, count in read)
-            self.counts.span_flops[index] += 4 * q.shape[1] * q.shape[2] * len(span.rows) * keys
+            self.counts.attention_flops[index] += 4 * q.shape[1] * q.shape[2] * len(chunk.rows) * keys
             self.counts.kv_read[index] += sum(size * count for size, count in read)
-            self.counts.kv_written[index] += view.spec.stored_bytes(range(span.start, span.stop))
-        return self.kernels.attention(q, view, spans, scale, sink_q)
+            self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
+        return self.kernels.attention(q, view, chunks, scale, sink_q)

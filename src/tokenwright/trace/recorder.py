@@ -85,7 +85,7 @@ class _Draft:
     watch: Watch
     watched: tuple[int, int]  # as it was when the step began
     chunk: Chunk
-    span: int  # its place in the step
+    index: int  # its place in the step
     row: int  # of its last token, among the rows of the step
     query: torch.Tensor | None = None  # [D]
     sink_query: torch.Tensor | None = None  # [D], where the layer has one
@@ -184,7 +184,7 @@ class Recorder:
         picks = {result.parent: result for result in reversed(results) if isinstance(result, Pick)}  # the first of each
         frames = []
         for draft in self._drafts:
-            frame = self._frame(draft, len(output.rows[draft.span]))
+            frame = self._frame(draft, len(output.rows[draft.index]))
             identity = draft.chunk.sequence.id
             if identity in picks:
                 frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
@@ -223,11 +223,11 @@ class Recorder:
             recomputed=max(0, min(chunk.stop, watch.seen) - chunk.start),
             seq_len=len(watch.sequence.tokens),
             layer_tokens=length * len(layers),
-            flops=block_row * length + head_row * rows + self.counts.span_flops[draft.span],
+            flops=block_row * length + head_row * rows + self.counts.attention_flops[draft.index],
             flops_derived=self.costs.chunk(chunk.start, length, rows).flops,
             weight_bytes=self.counts.weight_bytes,
-            kv_read=self.counts.kv_read[draft.span],
-            kv_written=self.counts.kv_written[draft.span],
+            kv_read=self.counts.kv_read[draft.index],
+            kv_written=self.counts.kv_written[draft.index],
             kv_resident=sum(spec.nbytes(kept) for spec in self.costs.specs),
             kv_allocated=sum(len(table) * group.page_bytes(store.page_size) for group, table in tables),
             began_us=0,
@@ -265,8 +265,8 @@ class Recorder:
         config = self.costs.config
         store, group = self.runner.store, head * config.kv_heads // config.heads
         try:
-            keys = store.keys(chunk.tables, chunk.stop - 1, chunk.stop)
-            weights = attention_row(store.view(layer), keys, draft.query, draft.sink_query, group, chunk.stop - 1)
+            read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
+            weights = attention_row(store.view(layer), read, draft.query, draft.sink_query, group)
             return coded(weights, layer, head)
         except RuntimeError:  # of torch: most likely it has no memory left
             log.exception("the row of layer %d, head %d could not be computed", layer, head)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tokenwright.backends.torch.batch import Batcher, Piece
+from tokenwright.backends.torch.batch import Batcher
 from tokenwright.backends.torch.decoder import Decoder
-from tokenwright.cache import KVStore, LayerSpec, Table
+from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import ModelConfig
+from tokenwright.engine import one_chunk
+from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.rows import attention_row
 
@@ -30,7 +32,7 @@ class Text:
     tokens: tuple[int, ...]
     limit: int
     store: KVStore
-    tables: Sequence[Table]
+    tables: Sequence[PageTable]
 
     def holds(self, position: int) -> bool:
         """Whether all is there that the row at `position` reads: pages behind a window may have gone."""
@@ -60,11 +62,12 @@ class AttentionReplay:
     def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:
         """Weights [position + 1] of one head at `position` of a text whose store holds what it reads there."""
         seen = _Queries(layer, head)
-        batch = Batcher(self.config, text.store)([Piece([text.tokens[position]], position, text.tables, text.limit)])
+        row = one_chunk([text.tokens[position]], position, text.tables, text.limit)
+        batch = Batcher(self.config, text.store)(row)
         scratch = (torch.full_like(slots, text.store.scratch(group)) for group, slots in enumerate(batch.slots))
         self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, seen)
-        view, keys = text.store.view(layer), batch.spans[0].keys
-        return attention_row(view, keys, seen.query, seen.sink_query, self._group(head), position)
+        view, group = text.store.view(layer), self._group(head)
+        return attention_row(view, batch.chunks[0], seen.query, seen.sink_query, group)
 
     def rebuilt(self, tokens: Sequence[int], limit: int) -> Text:
         """A text whose pages are gone, with a cache of its own. The last one is kept, for the next question."""
@@ -101,13 +104,13 @@ class AttentionReplay:
 
     @torch.inference_mode()
     def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> Text:
-        table = {page: page for page in range(-(-len(tokens) // PAGE_SIZE))}
+        table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
         store = KVStore(self.specs, len(table), PAGE_SIZE, self.device)
         tables = [table] * len(store.groups)
         batcher = Batcher(self.config, store)
         for start in range(0, len(tokens), ROWS):
-            batch = batcher([Piece(tokens[start : start + ROWS], start, tables, limit)])
-            self.decoder.forward(batch, store, tap)
+            rows = one_chunk(tokens[start : start + ROWS], start, tables, limit)
+            self.decoder.forward(batcher(rows), store, tap)
         return Text(tuple(tokens), limit, store, tables)
 
     def _group(self, head: int) -> int:

@@ -4,12 +4,10 @@ Fused kernels keep no attention matrix. A row needs only its query and the keys 
 computed again when somebody asks, by the reference kernel.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from tokenwright.backends import ReferenceKernels
-from tokenwright.cache import Keys, KVView
+from tokenwright.cache import ChunkRows, KVView
 from tokenwright.trace.schema import AttentionRow
 
 _KERNELS = ReferenceKernels()
@@ -17,21 +15,20 @@ _KERNELS = ReferenceKernels()
 
 def attention_row(
     view: KVView,
-    keys: Sequence[Keys],
+    chunk: ChunkRows,
     query: torch.Tensor,
     sink_query: torch.Tensor | None,
     group: int,
-    position: int,
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 where it reads nothing.
 
-    keys: what the row reads, for each group of the store. sink_query: the query [D] that meets the keys of sinks.
+    chunk: the row alone, and what it reads. sink_query: the query [D] that meets the keys of sinks.
     """
-    k, positions = _KERNELS.keys(view.head(group), keys)  # [t, 1, D], [t]
+    k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
     scale = len(query) ** -0.5
-    weights = _KERNELS.weights(query[None, None], k, positions, position, view.spec.window, scale, others)
-    row = torch.zeros(position + 1, device=query.device)
+    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scale, others)
+    row = torch.zeros(chunk.stop, device=query.device)
     row[positions] = weights[0, 0, 0]
     return row
 

@@ -236,10 +236,10 @@ class ModelCard:
     head_size: int  # D
     vocab_size: int  # V
     context: int  # most tokens of a text
-    windows: tuple[int | None, ...]  # the reach of each layer in tokens; null: full
+    windows: tuple[int | None, ...]  # the attention window of each layer in tokens; null: full
     block_weights: int  # P_b: weights of all matrix products in the layers
     head_weights: int  # P_lm: width x vocabulary, also where it is tied
-    weight_bytes: int  # all parameters, as they lie in memory
+    weight_bytes: int  # of all weights in memory, as they are packed there
     kv_bytes_per_token: int
     page_size: int  # tokens
     pages: int  # of the whole pool

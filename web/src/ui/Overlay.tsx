@@ -9,7 +9,7 @@ import * as actions from "../actions";
 import * as form from "../form";
 import { plural, sentence } from "../format";
 import * as session from "../session";
-import { faceNote, last, link, loading, model, pageState, problem, reachable, retryAt, run } from "../store";
+import { last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -17,12 +17,12 @@ import { Icon } from "./icons";
 export function Banners() {
   return (
     <div class="banners">
-      {faceNote.value !== "" && (
-        <Banner text={faceNote.value}>
-          <button type="button" onClick={() => actions.setFace("3d")}>
+      {rendererNote.value !== "" && (
+        <Banner text={rendererNote.value}>
+          <button type="button" onClick={() => actions.setRenderer("3d")}>
             Try 3-D
           </button>
-          <Dismiss action={() => (faceNote.value = "")} />
+          <Dismiss action={() => (rendererNote.value = "")} />
         </Banner>
       )}
       {problem.value?.kind === "trace" && (

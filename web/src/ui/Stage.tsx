@@ -3,10 +3,10 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../actions";
-import { CAMERAS, type Camera } from "../faces/face";
+import { CAMERAS, type Camera } from "../renderers/renderer";
 import { selected } from "../rows";
 import * as stage from "../stage";
-import { cache, camera, card, face, frame, live, run, shown, switched } from "../store";
+import { cache, camera, card, frame, live, renderer, run, shown, switched } from "../store";
 import { caption } from "../words";
 import { Icon } from "./icons";
 import { Banners, Centre } from "./Overlay";
@@ -103,8 +103,8 @@ function Cameras() {
         <button
           type="button"
           key={kind}
-          aria-pressed={face.value === kind}
-          onClick={() => actions.setFace(kind)}
+          aria-pressed={renderer.value === kind}
+          onClick={() => actions.setRenderer(kind)}
           title={`Draw in ${kind === "3d" ? "3-D" : "2-D"} (V)`}
         >
           {kind === "3d" ? "3-D" : "2-D"}

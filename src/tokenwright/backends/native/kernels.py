@@ -1,25 +1,62 @@
 """The native kernels: C++ for the processor's own instructions, behind the same protocol as the reference.
 
-They compute in fp32 over packed weights and own their threads, as many as torch is set to. What a row comes to depends
-on that row alone, to the bit. `find_kernels` is how one gets them.
+They compute in fp32 over packed weights and own their threads: as many as torch is set to, fewer while others use the
+processors. What a row comes to depends on that row alone, to the bit. `find_kernels` is how one gets them.
 """
 
 import ctypes
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear, Rotation, Span
-from tokenwright.cache import Keys, KVView, Side
+from tokenwright.backends.protocol import Linear
+from tokenwright.cache import ChunkRows, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
+
+
+class Workspace:
+    """The memory that kernels compute in: it grows to what the largest call needs, and is freed with its owner.
+
+    It serves one call at a time. A call that comes meanwhile, from another thread, gets memory of its own.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._idle: list[_Memory] = []
+
+    def run(self, call: Callable[[int], int], failure: str) -> None:
+        """Call with the address of such memory. Raises CapacityError with the message if there is not enough of it.
+
+        call: returns 0, or another number if it could not get the memory.
+        """
+        try:
+            memory = self._idle.pop()  # one operation, so that no lock is needed, which a fork could find taken
+        except IndexError:
+            memory = _Memory(self._library)
+        failed = memory.address is None or call(memory.address)
+        if not self._idle:
+            self._idle.append(memory)
+        if failed:
+            raise CapacityError(failure)
+
+
+class _Memory:
+    """One workspace of the library; its address, or None where there is no memory."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.address: int | None = library.tw_workspace_new()
+        weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
 
 
 class NativeKernels:
@@ -33,21 +70,14 @@ class NativeKernels:
             raise RequestError(
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
+        self.workspace = Workspace(library)  # of operations that are called alone
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         packed = _packed(weight)
         rows = x.contiguous()
         y = torch.empty(len(x), packed.out)
-        self._whole(
-            self.library.tw_linear(
-                self.handle,
-                byref(matrix(packed)),
-                len(rows),
-                lib.address(rows),
-                lib.address(y),
-                torch.get_num_threads(),
-            )
-        )
+        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), torch.get_num_threads())
+        self.compute(self.library.tw_linear, *places)
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -89,38 +119,28 @@ class NativeKernels:
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
         for part in view.parts:  # each row goes to its slot in every part: to scratch where the part does not keep it
             layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _side(part.k), _side(part.v))), 0, 0)
-            places = Places([(range(len(k)), 0, (slots[part.group].int(),))])
+            array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_keep(
-                self.handle, byref(layer), byref(heads), 1, places.spans, 1, lib.address(keys), lib.address(values)
+                self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
             )
 
     def attention(
         self,
         q: torch.Tensor,
         view: KVView,
-        spans: Sequence[Span],
+        chunks: Sequence[ChunkRows],
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
-        places = Places([(span.rows, span.start, tuple(_by_position(keys) for keys in span.keys)) for span in spans])
+        array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
         heads = lib.Heads(q.shape[1], view.spec.layout.kv_heads, q.shape[2], scale)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
-        self._whole(
-            self.library.tw_attend(
-                self.handle,
-                byref(layer),
-                byref(heads),
-                len(spans),
-                places.spans,
-                1,
-                byref(queries),
-                torch.get_num_threads(),
-            )
-        )
+        read = (byref(layer), byref(heads), len(chunks), array.address, 1)
+        self.compute(self.library.tw_attend, *read, byref(queries), torch.get_num_threads())
         return out
 
     def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -131,7 +151,7 @@ class NativeKernels:
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
         places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
-        self._whole(self.library.tw_summarise(self.handle, rows, vocab, *places, torch.get_num_threads()))
+        self.compute(self.library.tw_summarise, rows, vocab, *places, torch.get_num_threads())
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
@@ -154,40 +174,48 @@ class NativeKernels:
     def multiply(self, form: str, rounds: int) -> int:
         """Multiply and add as linear layers do, with factors that are at hand: what the processor gives at most.
 
-        form: of the weights: float32, bfloat16, float16, int8 or int4. Every thread makes `rounds`. Returns the
+        form: of the weights: float32, bfloat16, float16, int8 or int4. There are `rounds` for every thread. Returns the
         multiplications of all; with the additions, operations are twice that.
         """
         made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, torch.get_num_threads())
         return made
 
-    @staticmethod
-    def _whole(failed: int) -> None:
-        if failed:
-            raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
+    def compute(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Call a function of the library that computes in a workspace, with its arguments after that.
+
+        Raises CapacityError where the workspace cannot grow.
+        """
+        self.workspace.run(
+            lambda memory: function(self.handle, memory, *arguments),
+            "there is not enough memory for this step; compute fewer tokens at once (token_budget)",
+        )
 
 
-class Places:
-    """Spans for operations that are called alone: pages of one slot, so that a table tells a position's slot itself.
+class ChunkArray:
+    """The `lib.ChunkRows` of operations that are called alone: with pages of one slot, so that page tables name slots.
 
-    spans: each with its rows, the position of the first, and for each group a table [positions] of int32.
+    chunks: of each its rows, the position of the first, and for each group the slots [positions] of int32.
     """
 
-    def __init__(self, spans: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
-        self._tables = [table for _, _, tables in spans for table in tables]  # alive as long as the pointers to them
-        self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in spans]
+    def __init__(self, chunks: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
+        self._tables = [table for _, _, tables in chunks for table in tables]  # alive as long as the pointers to them
+        self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
         found = [
-            lib.Span(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
-            for (rows, start, _), pointers in zip(spans, self._pointers, strict=True)
+            lib.ChunkRows(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
+            for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
         ]
-        self._spans = (lib.Span * len(spans))(*found)
-        self.spans = ctypes.addressof(self._spans)
+        self._chunks = (lib.ChunkRows * len(chunks))(*found)
+        self.address = ctypes.addressof(self._chunks)
 
 
-def _by_position(keys: Keys) -> torch.Tensor:
-    """The slots [positions] of int32; -1 where nothing is read."""
-    table = torch.full((int(keys.positions[-1]) + 1 if len(keys.positions) else 0,), -1, dtype=torch.int32)
-    table[keys.positions] = keys.slots.int()
-    return table
+def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
+    """For each group the slots [positions] of int32; -1 where nothing is read."""
+    tables = []
+    for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
+        table = torch.full((int(positions[-1]) + 1 if len(positions) else 0,), -1, dtype=torch.int32)
+        table[positions] = slots.int()
+        tables.append(table)
+    return tuple(tables)
 
 
 def matrix(packed: Packed) -> lib.Matrix:

@@ -50,7 +50,7 @@ class KVLayer(Structure):
     _fields_ = (("parts", c_int64), ("part", Part * 2), ("window", c_int64), ("sinks", c_int64))
 
 
-class Span(Structure):
+class ChunkRows(Structure):
     _fields_ = (
         ("row", c_int64),
         ("rows", c_int64),
@@ -101,8 +101,8 @@ class Batch(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("tokens", c_void_p),
-        ("spans", c_int64),
-        ("span", c_void_p),
+        ("chunks", c_int64),
+        ("chunk", c_void_p),
         ("page_size", c_int64),
         ("kv", c_void_p),
         ("wanted", c_int64),
@@ -128,25 +128,31 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, Span, Heads, Layer, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, Side, Part, KVLayer, ChunkRows, Heads, Layer, Model, Batch, Queries)
 
-# Every function of library.cpp: its result and what it takes after the kernels. `p`: a pointer, `n`: an integer.
+# Every function of library.cpp: its result and what it takes. `k`: the kernels, `w`: a workspace, `p`: another pointer,
+# `n`: an integer.
 _FUNCTIONS = {
-    "tw_forward": ("n", "ppn"),
-    "tw_linear": ("n", "pnppn"),
-    "tw_attend": ("n", "ppnpnpn"),
-    "tw_keep": ("", "ppnpnpp"),
-    "tw_norm": ("", "pnnpp"),
-    "tw_activate": ("", "nnpp"),
-    "tw_gated": ("", "nnnpp"),
-    "tw_rotate": ("", "nnnppp"),
-    "tw_summary": ("", "npppp"),
-    "tw_summarise": ("n", "nnpppn"),
-    "tw_pack": ("n", "pnpnnnn"),
-    "tw_read": ("n", "pnn"),
-    "tw_multiply": ("n", "nnn"),
+    "tw_kernels": ("k", "s"),
+    "tw_workspace_new": ("w", ""),
+    "tw_workspace_free": ("", "w"),
+    "tw_workspaces": ("n", ""),
+    "tw_exact_threads": ("n", "n"),
+    "tw_last_team": ("n", ""),
+    "tw_forward": ("n", "kwppn"),
+    "tw_linear": ("n", "kwpnppn"),
+    "tw_attend": ("n", "kwppnpnpn"),
+    "tw_keep": ("", "kppnpnpp"),
+    "tw_norm": ("", "kpnnpp"),
+    "tw_activate": ("", "knnpp"),
+    "tw_gated": ("", "knnnpp"),
+    "tw_rotate": ("", "knnnppp"),
+    "tw_summarise": ("n", "kwnnpppn"),
+    "tw_pack": ("n", "kpnpnnnn"),
+    "tw_read": ("n", "kpnn"),
+    "tw_multiply": ("n", "knnn"),
 }
-_TYPES = {"p": c_void_p, "n": c_int64, "": None}
+_TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "": None}
 
 
 def find(folders: Iterable[str] | None = None) -> Path | None:
@@ -162,10 +168,9 @@ def load(file: Path) -> ctypes.CDLL:
     foreign = RequestError(f"{file} was compiled from other sources than these; install Tokenwright again")
     try:
         library.tw_sizes.restype = c_int64
-        library.tw_kernels.restype, library.tw_kernels.argtypes = c_void_p, (c_char_p,)
         for name, (result, takes) in _FUNCTIONS.items():
             function: Any = library[name]
-            function.restype, function.argtypes = _TYPES[result], (c_void_p, *(_TYPES[one] for one in takes))
+            function.restype, function.argtypes = _TYPES[result], tuple(_TYPES[one] for one in takes)
             setattr(library, name, function)
     except AttributeError:
         raise foreign from None

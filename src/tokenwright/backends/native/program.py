@@ -1,32 +1,32 @@
 """A step as one call into the native kernels: the decoder's layers, told once as structs and run again and again.
 
-It computes what `Decoder` computes with the same kernels called one by one, to the bit; there is no tap. What Python
-does for a step is to say which tokens stand where and in which pages.
+It computes what `Decoder` computes with the same kernels called one by one, to the bit; there is no tap. For a step
+Python only fills a struct with addresses: of the batch's arrays, of the page tables, of cosines and sines.
 """
 
 import ctypes
 from array import array
-from collections.abc import Sequence
-from ctypes import byref, c_double, c_int64
+from ctypes import byref
 
 import torch
 
-from tokenwright.backends import Kernels
+from tokenwright.backends import Kernels, Logits
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, kv_layer, matrix
+from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer, matrix
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.torch.batch import Piece
-from tokenwright.backends.torch.decoder import Decoder, Logits
-from tokenwright.backends.torch.parts import RotaryTable
-from tokenwright.cache import KVStore, Table
+from tokenwright.backends.torch.backend import TorchBackend
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.cache import KVStore
 from tokenwright.config import DynamicScaling, Learned, ModelConfig, Rope
-from tokenwright.engine import Chunk
-from tokenwright.engine.page_table import PageTable
-from tokenwright.errors import CapacityError
+from tokenwright.engine import Batch
+from tokenwright.models.rotary import RotaryTable
+from tokenwright.models.taps import Tap, ignore
 
-assert ctypes.sizeof(lib.Span) == 6 * 8, "a span is six words"
-MOST_TURNS = 1 << 16  # positions whose cosines and sines are kept
+# To fill structs takes several times as long as to make arrays of their words.
+assert ctypes.sizeof(lib.ChunkRows) == 6 * 8, "the rows of a chunk are six words"
+assert ctypes.sizeof(lib.Batch) == 11 * 8, "a batch is eleven words"
+ROTARY_POSITIONS = 1 << 16  # whose cosines and sines are kept, at most
 
 
 class NativeModel:
@@ -94,83 +94,99 @@ class NativeDecoder(Decoder):
 
 
 class Program:
-    """Steps of one model over one store."""
+    """Steps of one model over one store, each as one call."""
 
     def __init__(self, model: NativeModel, store: KVStore) -> None:
         config = model.config
         self.model = model
         self.store = store
+        self._workspace = Workspace(model.kernels.library)
         self._kv = (lib.KVLayer * config.layers)(*(kv_layer(store.view(i)) for i in range(config.layers)))
-        self._turns = _Turns(config) if isinstance(config.positions, Rope) else None
+        self._kv_address = ctypes.addressof(self._kv)
+        self._rotary = RotaryCache(config) if isinstance(config.positions, Rope) else None
         attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
         self._edge = max((window.sinks + (window.size or 0) for window in attention_windows), default=0)
 
-    def __call__(self, pieces: Sequence[Piece | Chunk], wanted: Sequence[int]) -> Logits:
-        """Compute the pieces, store their K and V, and return the logits of the wanted rows (counted over all pieces).
+    def __call__(self, batch: Batch) -> Logits:
+        """Compute a batch: store the K and V of its tokens, and return the logits of its `logits_rows`.
 
         Raises CapacityError where there is no memory for the numbers in between.
         """
-        tokens = array("q", [token for piece in pieces for token in piece.tokens])
-        alive: list[object] = []  # what the spans point to
-        spans = self._spans(pieces, alive)
-        count, model = len(wanted), self.model
-        rows, best, totals = array("q", wanted), (c_int64 * count)(), (c_double * count)()
+        tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
+        alive: list[object] = []  # what the words point to
+        chunks = self._chunk_rows(batch, alive)
+        count = len(wanted)
+        best, totals = array("q", [0]) * count, array("d", [0.0]) * count
         logits = torch.empty(count, model.config.vocab_size)
-        batch = lib.Batch(
+        words = (  # of a `lib.Batch`
             len(tokens),
             tokens.buffer_info()[0],
-            len(pieces),
-            spans.buffer_info()[0],
+            len(batch.output_rows),
+            chunks.buffer_info()[0],
             self.store.page_size,
-            ctypes.addressof(self._kv),
+            self._kv_address,
             count,
-            rows.buffer_info()[0],
+            wanted.buffer_info()[0],
             logits.data_ptr(),
-            ctypes.addressof(best),
-            ctypes.addressof(totals),
+            best.buffer_info()[0],
+            totals.buffer_info()[0],
         )
-        kernels = model.kernels
-        if kernels.library.tw_forward(kernels.handle, byref(model.struct), byref(batch), torch.get_num_threads()):
-            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
+        struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
+        at = struct.buffer_info()[0]
+        self._workspace.run(
+            lambda memory: kernels.library.tw_forward(kernels.handle, memory, byref(model.struct), at, threads),
+            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
+        )
         return Logits(logits, tuple(best), tuple(totals))
 
-    def _spans(self, pieces: Sequence[Piece | Chunk], alive: list[object]) -> "array[int]":
-        """What stands where, each piece as the words of a `lib.Span`: filling structs takes several times as long."""
-        pages = [_pages(table) for piece in pieces for table in piece.tables]
-        tables = array("q", [one.buffer_info()[0] for one in pages])
-        alive += (pages, tables)
+    def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
+        """The rows of each chunk, as the words of a `lib.ChunkRows`."""
+        tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
+        alive.append(tables)
         words: list[int] = []
-        row, at = 0, tables.buffer_info()[0]
-        for piece in pieces:
-            turn = sink_turn = 0
-            if self._turns is not None:
-                turn = self._turns.address(piece.start, piece.stop, piece.limit, alive)
-                sink_turn = self._turns.address(0, self._edge, piece.limit, alive) if self._edge else 0
-            words += (row, len(piece.tokens), piece.start, turn, sink_turn, at)
-            row += len(piece.tokens)
-            at += tables.itemsize * len(piece.tables)
+        at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
+        rotary, edge = self._rotary, self._edge
+        rotation = sink_rotation = 0
+        if rotary is not None and edge:  # where there are sinks, no angle depends on the limit
+            sink_rotation = rotary.address(0, edge, 0, alive)
+        for row, rows, start, limit in batch.each_chunk():
+            if rotary is not None:
+                rotation = rotary.address(start, start + rows, limit, alive)
+            words += (row, rows, start, rotation, sink_rotation, at)
+            at += size
         return array("q", words)
 
 
-def _pages(table: Table) -> "array[int]":
-    """A page table as C ints, by the page of the text."""
-    if isinstance(table, PageTable):
-        return table.pages
-    pages = array("i", [PageTable.ABSENT]) * (max(table, default=-1) + 1)
-    for page, found in table.items():
-        pages[page] = found
-    return pages
+class NativeBackend:
+    """Implements `Backend` by one native call a step; where a tap looks, by the same kernels called one by one."""
+
+    def __init__(self, config: ModelConfig, decoder: NativeDecoder, store: KVStore) -> None:
+        self.decoder = decoder
+        self.store = store
+        self.program = Program(decoder.native, store)
+        self.op_by_op = TorchBackend(config, decoder, store)
+
+    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
+        if tap is not ignore:
+            logits = self.op_by_op(batch, tap).rows
+            return Logits(logits, *self.decoder.native.kernels.summarise(logits))
+        self.decoder.layer_tokens += len(batch.tokens) * len(self.decoder.layers)
+        return self.program(batch)
 
 
-class _Turns:
-    """Cosines and sines of positions, [n][2][D / 2], kept for the next step."""
+class RotaryCache:
+    """Cosines and sines of positions, [n][2][D / 2] in fp32, kept for the next step.
+
+    Where the angles depend on how long a sequence may become, they are kept for one such length.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        assert isinstance(config.positions, Rope), "learned positions turn nothing"
+        assert isinstance(config.positions, Rope), "learned positions have no angles"
+        scaling = config.positions.scaling
         self._table = RotaryTable(config.positions, config.head_size, torch.device("cpu"))
         self._half = config.head_size // 2
-        self._by_limit = isinstance(config.positions.scaling, DynamicScaling)
-        self._limit = 0
+        self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
+        self._length = 0  # that the rows were made for
         self._keep(torch.empty(0, 2 * self._half))
 
     def _keep(self, rows: torch.Tensor) -> None:
@@ -178,19 +194,25 @@ class _Turns:
         self._row_bytes = 2 * self._half * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
-        """Where the rows of [start, stop) lie; `alive` is given what must live as long."""
-        if self._by_limit and limit != self._limit:
-            self._keep(self._kept[:0])
-            self._limit = limit
-        if start and stop > MOST_TURNS:
-            rows = self._rows(start, stop, limit)
-            alive.append(rows)
-            return rows.data_ptr()
+        """Where the rows of positions [start, stop) lie, in a sequence of at most `limit` tokens.
+
+        `alive` is given what is no longer kept here but must live as long as the addresses of this step.
+        """
+        if self._shortest is not None:
+            length = max(limit, self._shortest)  # up to the original context all angles are alike
+            if length != self._length:
+                alive.append(self._kept)
+                self._keep(self._kept[:0])
+                self._length = length
         if stop > self._count:
+            if start and stop > ROTARY_POSITIONS:
+                rows = self._rows(start, stop, limit)
+                alive.append(rows)
+                return rows.data_ptr()
+            alive.append(self._kept)
             self._keep(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
-        alive.append(self._kept)
         return self._address + start * self._row_bytes
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
-        turned = self._table.rows(torch.arange(start, stop), limit)
-        return torch.cat((turned.cos[:, : self._half], turned.sin[:, : self._half]), 1)
+        rotation = self._table.rows(torch.arange(start, stop), limit)
+        return torch.cat((rotation.cos[:, : self._half], rotation.sin[:, : self._half]), 1)

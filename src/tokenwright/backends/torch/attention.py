@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import torch
 
-from tokenwright.backends import Kernels, Rotation
+from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.torch.batch import Batch
+from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.parts import dense, linear
 from tokenwright.cache import KVView
 from tokenwright.config import Learned, ModelConfig
+from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Site, Tap
 
 HeadPart = Callable[[torch.Tensor], torch.Tensor]
@@ -42,7 +43,7 @@ class Attention:
         weight, eps = dense(weights, f"{name}.weight"), config.norm_eps
         return lambda x: self.kernels.rms_norm(x, weight, eps)
 
-    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: TorchBatch, view: KVView, tap: Tap) -> torch.Tensor:
         """[T, width] -> [T, width]."""
         projected = self.kernels.linear(x, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
@@ -54,10 +55,10 @@ class Attention:
         tap(Site.KEY, self.layer, k)
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
-        mixed = self.kernels.attention(q, view, batch.spans, self.scale, sink_q)  # [T, H, D]
+        mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
         return self.kernels.linear(mixed.flatten(1), self.out)  # [T, width]
 
-    def _sink_query(self, q: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor | None:
+    def _sink_query(self, q: torch.Tensor, batch: TorchBatch, view: KVView, tap: Tap) -> torch.Tensor | None:
         """The queries [T, H, D] that meet the keys of sinks, where they are turned by another angle."""
         if not (self.rotates and view.spec.window.sinks):
             return None

@@ -1,51 +1,31 @@
-"""A step as tensors: what the decoder's parts read beside the weights and the cache."""
+"""A batch as tensors: what the decoder's parts read beside the weights and the cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tokenwright.backends import Rotation, Span
-from tokenwright.backends.torch.parts import RotaryTable
-from tokenwright.cache import KVStore, Table
+from tokenwright.cache import ChunkRows, KVStore
 from tokenwright.config import ModelConfig, Rope
-from tokenwright.engine import Chunk
+from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import RotaryTable, Rotation
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The T tokens of one step, the rows of all chunks one after another."""
+class TorchBatch:
+    """The T tokens of one step, the rows of all chunks one after another, on the store's device."""
 
     tokens: torch.Tensor  # [T] ids
     positions: torch.Tensor  # [T]
     slots: tuple[torch.Tensor, ...]  # for each group, [T]: where their K and V go
-    spans: tuple[Span, ...]  # one for each chunk
+    chunks: tuple[ChunkRows, ...]
     rotation: Rotation  # [T, D]; empty under learned positions
-    sink_rotations: Mapping[
-        AttentionWindow, Rotation
-    ]  # [T, D], for each reach with sinks: how a query meets their keys
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a batch needs of a chunk, for who has no engine: `tokens` from position `start` on, of a text up to `limit`.
-
-    `tables`: for each group the pages of what is read and written, by their numbers in the text.
-    """
-
-    tokens: Sequence[int]
-    start: int
-    tables: Sequence[Table]
-    limit: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.tokens)
+    sink_rotations: Mapping[AttentionWindow, Rotation]  # [T, D], for each window with sinks: for queries that meet them
 
 
 class Batcher:
-    """Builds batches for one model over one store, on the store's device."""
+    """Makes tensors of batches, for one model over one store."""
 
     def __init__(self, config: ModelConfig, store: KVStore) -> None:
         self.store = store
@@ -53,40 +33,38 @@ class Batcher:
         self.table = RotaryTable(rope, config.head_size, store.device) if isinstance(rope, Rope) else None
         self.sinking = {spec.window for spec in store.specs if spec.window.sinks}
 
-    def __call__(self, pieces: Sequence[Piece | Chunk]) -> Batch:
-        places = [torch.arange(piece.start, piece.stop) for piece in pieces]
-        return Batch(
-            tokens=torch.tensor([token for piece in pieces for token in piece.tokens]).to(self.store.device),
-            positions=torch.cat(places).to(self.store.device),
-            slots=tuple(self._slots(group, pieces) for group in range(len(self.store.groups))),
-            spans=self._spans(pieces),
-            rotation=self._rotation(pieces, places),
-            sink_rotations={window: self._sink_rotation(window, pieces, places) for window in self.sinking},
+    def __call__(self, batch: Batch) -> TorchBatch:
+        store, groups = self.store, len(self.store.groups)
+        chunks: list[ChunkRows] = []
+        positions: list[torch.Tensor] = []  # of each chunk
+        slots: list[list[torch.Tensor]] = []  # of each chunk, for each group
+        limits: list[int] = []
+        for index, (row, rows, start, limit) in enumerate(batch.each_chunk()):
+            tables = batch.tables[index * groups : (index + 1) * groups]
+            written = range(start, start + rows)
+            chunks.append(store.chunk_rows(tables, range(row, row + rows), start))
+            slots.append([store.slots(group, pages, written) for group, pages in enumerate(tables)])
+            positions.append(torch.arange(start, start + rows))
+            limits.append(limit)
+        return TorchBatch(
+            tokens=torch.frombuffer(batch.tokens, dtype=torch.int64).to(store.device),
+            positions=torch.cat(positions).to(store.device),
+            slots=tuple(torch.cat(each).to(store.device) for each in zip(*slots, strict=True)),
+            chunks=tuple(chunks),
+            rotation=self._rotation(positions, limits),
+            sink_rotations={window: self._sink_rotation(window, positions, limits) for window in self.sinking},
         )
 
-    def _slots(self, group: int, pieces: Sequence[Piece | Chunk]) -> torch.Tensor:
-        each = [self.store.slots(group, piece.tables[group], range(piece.start, piece.stop)) for piece in pieces]
-        return torch.cat(each).to(self.store.device)  # [T]
-
-    def _spans(self, pieces: Sequence[Piece | Chunk]) -> tuple[Span, ...]:
-        spans: list[Span] = []
-        row = 0
-        for piece in pieces:
-            rows = range(row, row + len(piece.tokens))
-            spans.append(Span(rows, piece.start, self.store.keys(piece.tables, piece.start, piece.stop)))
-            row = rows.stop
-        return tuple(spans)
-
-    def _rotation(self, pieces: Sequence[Piece | Chunk], places: Sequence[torch.Tensor]) -> Rotation:
+    def _rotation(self, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
         if self.table is None:
             empty = torch.empty(0)
             return Rotation(empty, empty)
-        parts = [self.table.rows(where, piece.limit) for piece, where in zip(pieces, places, strict=True)]
+        parts = [self.table.rows(where, limit) for where, limit in zip(positions, limits, strict=True)]
         return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]
 
     def _sink_rotation(
-        self, window: AttentionWindow, pieces: Sequence[Piece | Chunk], places: Sequence[torch.Tensor]
+        self, window: AttentionWindow, positions: Sequence[torch.Tensor], limits: Sequence[int]
     ) -> Rotation:
         """Each row as if it stood right behind the sinks and a full window: there the text it reads would end."""
         assert window.size is not None, "sinks lie before a window"
-        return self._rotation(pieces, [where.clamp(max=window.sinks + window.size - 1) for where in places])
+        return self._rotation([where.clamp(max=window.sinks + window.size - 1) for where in positions], limits)

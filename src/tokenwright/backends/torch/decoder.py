@@ -3,30 +3,16 @@
 What differs between families is chosen when it is built; `forward` is the same few lines for all of them.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.torch.attention import Attention
-from tokenwright.backends.torch.batch import Batch
+from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.parts import dense, linear, mlp, norm
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Learned, ModelConfig
 from tokenwright.models.taps import Site, Tap, ignore
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """Rows of logits [n, vocabulary] in fp32, and of each what kernels saw on the way, where they did.
-
-    best: the index of the largest, the lowest of equals. log_totals: log(sum(exp)), NaN where one is not finite.
-    """
-
-    rows: torch.Tensor
-    best: tuple[int, ...] = ()
-    log_totals: tuple[float, ...] = ()
 
 
 class Layer:
@@ -39,7 +25,7 @@ class Layer:
         self.mlp_norm = norm(config, kernels, weights, f"layers.{index}.mlp_norm")
         self.mlp = mlp(config, kernels, weights, f"layers.{index}.mlp")
 
-    def __call__(self, x: torch.Tensor, batch: Batch, view: KVView, tap: Tap) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: TorchBatch, view: KVView, tap: Tap) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), batch, view, tap)
         tap(Site.ATTENTION, self.index, x)
         x = x + self.mlp(self.mlp_norm(x))  # [T, width]
@@ -48,11 +34,11 @@ class Layer:
 
 
 class Decoder:
-    """A model's arithmetic over weights under our names (`ModelConfig.shapes`). It keeps no state between calls.
+    """A model's arithmetic over weights under our names (`ModelConfig.shapes`).
 
-    Building it uses `weights` up: what it joins is taken out of the dictionary.
-
-    `weight_bytes`: in memory. `layer_tokens` counts, at the call itself, every token that went through a layer.
+    It holds nothing of a sequence: K and V live in the store that `forward` is given. Between calls it keeps one
+    counter, `layer_tokens`: each token counts once for each layer that it went through. `weight_bytes`: of the weights
+    in memory. The constructor empties `weights`: it moves the tensors that it joins out of the dictionary.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights) -> None:
@@ -65,7 +51,7 @@ class Decoder:
         self.head = linear(weights, "embed" if config.tied_head else "head")
         self.layer_tokens = 0
 
-    def forward(self, batch: Batch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
+    def forward(self, batch: TorchBatch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
         """The residual stream after the last layer, [T, width]; the step's K and V land in the store.
 
         `tap` is called at every site (`trace.sites`) on the way.

@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional as F
 
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.backends.protocol import Linear, Rotation, Span
-from tokenwright.cache import Keys, KVPart, KVView, Side
+from tokenwright.backends.protocol import Linear
+from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
@@ -86,35 +87,38 @@ class ReferenceKernels:
         self,
         q: torch.Tensor,
         view: KVView,
-        spans: Sequence[Span],
+        chunks: Sequence[ChunkRows],
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
-        for span in spans:
-            k, positions = self.keys(view, span.keys)  # [t, G, D], [t]
-            values = self.values(view, span.keys).permute(1, 0, 2)[:, None]  # [G, 1, t, D]
+        for chunk in chunks:
+            k, positions = self.keys(view, chunk)  # [t, G, D], [t]
+            values = self.values(view, chunk).permute(1, 0, 2)[:, None]  # [G, 1, t, D]
             block = max(1, MOST_WEIGHTS // (q.shape[1] * len(k)))  # rows at a time
-            for first in range(0, len(span.rows), block):
-                rows = slice(span.rows.start + first, span.rows.start + min(first + block, len(span.rows)))
+            for first in range(0, len(chunk.rows), block):
+                rows = slice(chunk.rows.start + first, chunk.rows.start + min(first + block, len(chunk.rows)))
                 others = None if sink_q is None else sink_q[rows]
-                weights = self.weights(q[rows], k, positions, span.start + first, view.spec.window, scale, others)
+                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scale, others)
                 mixed = weights @ values  # [G, R, n, D]
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
         return out
 
-    def keys(self, view: KVView, keys: Sequence[Keys]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys [t, G, D] of all of a layer's parts, decoded, in the order of the text, and their positions [t]."""
-        positions = _joined([keys[part.group].positions for part in view.parts])
-        return self._read(view.parts, [part.k for part in view.parts], keys), positions
+    def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys [t, G, D] that a chunk reads of all of a layer's parts, decoded, in the order of the text.
 
-    def values(self, view: KVView, keys: Sequence[Keys]) -> torch.Tensor:
+        And their positions [t].
+        """
+        positions = _joined([chunk.positions[part.group] for part in view.parts])
+        return self._read(view.parts, [part.k for part in view.parts], chunk), positions
+
+    def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
         """The values [t, G, D] beside those keys."""
-        return self._read(view.parts, [part.v for part in view.parts], keys)
+        return self._read(view.parts, [part.v for part in view.parts], chunk)
 
-    def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], keys: Sequence[Keys]) -> torch.Tensor:
+    def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], chunk: ChunkRows) -> torch.Tensor:
         each = zip(parts, sides, strict=True)
-        return _joined([side.read(keys[part.group].slots, self.wide) for part, side in each])
+        return _joined([side.read(chunk.slots[part.group], self.wide) for part, side in each])
 
     def weights(
         self,

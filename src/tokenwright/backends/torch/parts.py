@@ -3,22 +3,13 @@
 A part holds its weights and the kernels that it computes with; what moves (the batch, the cache) is passed in.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 
-from tokenwright.backends import Dense, Kernels, Linear, Rotation
+from tokenwright.backends import Dense, Kernels, Linear
 from tokenwright.backends.layout import Weights
-from tokenwright.config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    NoScaling,
-    Rope,
-    YarnScaling,
-)
+from tokenwright.config import ModelConfig
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 
@@ -71,68 +62,3 @@ def mlp(config: ModelConfig, kernels: Kernels, weights: Weights, name: str) -> P
         return lambda x: kernels.linear(kernels.gated(kernels.linear(x, both), act), down)
     up = linear(weights, f"{name}.up")
     return lambda x: kernels.linear(kernels.activate(kernels.linear(x, up), act), down)
-
-
-class RotaryTable:
-    """cos and sin of rotary positions, from angles in fp64.
-
-    `rows(positions, limit)`: `limit` is the most tokens the sequence can hold; it fixes the base under dynamic
-    scaling, where a key's angle must not depend on how long the text has become since it was stored.
-    """
-
-    def __init__(self, rope: Rope, head_size: int, device: torch.device) -> None:
-        self.rope = rope
-        self.head_size = head_size
-        self.device = device
-        self._fixed = None if isinstance(rope.scaling, DynamicScaling) else self._frequencies(rope.theta)
-
-    def rows(self, positions: torch.Tensor, limit: int) -> Rotation:
-        """The rotation [n, D] of positions [n] (int64, on the CPU)."""
-        frequencies = self._dynamic(limit) if self._fixed is None else self._fixed
-        angles = positions.double()[:, None] * frequencies  # [n, D / 2]
-        angles = torch.cat((angles, angles), dim=-1)  # [n, D]
-        scaling = self.rope.scaling
-        factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        return Rotation(cos.float().to(self.device), sin.float().to(self.device))
-
-    def _frequencies(self, theta: float) -> torch.Tensor:
-        plain = theta ** -(torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)  # [D / 2]
-        match self.rope.scaling:
-            case NoScaling() | DynamicScaling():
-                return plain
-            case LinearScaling(factor):
-                return plain / factor
-            case Llama3Scaling() as scaling:
-                return _llama3(plain, scaling)
-            case YarnScaling() as scaling:
-                return _yarn(plain, theta, self.head_size, scaling)
-
-    def _dynamic(self, limit: int) -> torch.Tensor:
-        scaling = self.rope.scaling
-        assert isinstance(scaling, DynamicScaling), "only dynamic scaling depends on the length"
-        length = max(limit, scaling.original_context)
-        stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
-        return self._frequencies(self.rope.theta * stretch ** (self.head_size / (self.head_size - 2)))
-
-
-def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Llama 3.1: wavelengths beyond original / low are stretched, those below original / high are kept."""
-    turns = scaling.original_context * plain / (2 * math.pi)  # full turns within the original context
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = smooth.clamp(0, 1)
-    return (1 - smooth) * plain / scaling.factor + smooth * plain
-
-
-def _yarn(plain: torch.Tensor, theta: float, size: int, scaling: YarnScaling) -> torch.Tensor:
-    """YaRN, section 3.2: a ramp over the dimensions from extrapolation (fast ones) to interpolation (slow ones)."""
-
-    def dimension(turns: float) -> float:  # the dimension whose angle makes `turns` full turns
-        return size * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
-    if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    ramp = ((torch.arange(size // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return plain * (1 - ramp) + plain / scaling.factor * ramp

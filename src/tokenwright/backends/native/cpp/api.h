@@ -46,7 +46,7 @@ struct Side {
   uint16_t* scales;
 };
 
-// A stretch [start, stop) of every text, kept in one format. `table`: which of a span's page tables tells its pages.
+// A stretch [start, stop) of every text, kept in one format. `table`: which of a chunk's page tables tells its pages.
 struct Part {
   int64_t start, stop;
   int64_t table;
@@ -65,7 +65,7 @@ struct KVLayer {
 // rotation: [rows][2][D / 2], cosines and then sines. sink_rotation: the same from position 0 on, up to where a row
 // stands right behind the sinks and a full window; null where no layer has sinks. Both null where nothing turns.
 // tables: for each group of the store, the page of memory that holds each page of the text; -1 where there is none.
-struct Span {
+struct ChunkRows {
   int64_t row, rows, start;
   const float* rotation;
   const float* sink_rotation;

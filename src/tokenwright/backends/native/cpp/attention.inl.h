@@ -4,7 +4,7 @@
 // of 64 absolute positions in order (cut where two parts meet and where sinks end); in each it takes its scores, the
 // new maximum, the sums so far times what that changes, and then the values in the order of positions. Here many rows
 // and heads go through a block together, so that it is decoded once; that changes nothing of what each one computes.
-// A query is one head of one row. docs/attention.md has it in full.
+// A query is one head of one row. docs/kernels.md has the definition in full.
 #pragma once
 
 #include "kernels.h"
@@ -70,7 +70,7 @@ static QueryRows query_rows(int64_t queries, const Tile& tile, float*& scratch) 
           take(scratch, queries * tile.groups)};
 }
 
-static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries, int64_t first, float* scratch) {
+static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& queries, int64_t first, float* scratch) {
   Tile tile;
   const int64_t ratio = heads.heads / heads.kv_heads;
   tile.heads = queries.head_last - queries.head;
@@ -78,7 +78,7 @@ static Tile tile_of(const Heads& heads, const Span& span, const Queries& queries
   tile.kv_heads = (queries.head_last - 1) / ratio - tile.kv_head + 1;
   tile.shared = tile.heads / tile.kv_heads;
   tile.rows = least(rows_together(tile.heads), queries.last - first);
-  tile.position = span.start + first;
+  tile.position = chunk.start + first;
   tile.size = heads.size;
   tile.groups = row_scales(heads.size);
   tile.depth = tile.groups * SCALED;
@@ -186,8 +186,8 @@ TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, int64_t p
 }
 
 // Find where the positions lie that some row of the tile reads: they are side by side, for so are the rows.
-static void locate(const Heads& heads, const Span& span, int64_t page_size, Block& block) {
-  const int32_t* table = span.tables[block.part->table];
+static void locate(const Heads& heads, const ChunkRows& chunk, int64_t page_size, Block& block) {
+  const int32_t* table = chunk.tables[block.part->table];
   int64_t page = (block.start + block.low) / page_size, within = (block.start + block.low) % page_size;
   for (int64_t lane = block.low; lane < block.high; page++, within = 0) {
     const int64_t n = least(page_size - within, block.high - lane), slot = table[page] * page_size + within;
@@ -735,7 +735,7 @@ TW_INLINE Stretch rows_of(const KVLayer& layer, const Tile& tile, const Block& b
 struct Text {
   const KVLayer& layer;
   const Heads& heads;
-  const Span& span;
+  const ChunkRows& chunk;
   int64_t page_size;
   int64_t start;  // of the next block
 
@@ -750,7 +750,7 @@ struct Text {
       if (rows.low >= rows.high) continue;
       block.low = stretch_of(layer, block, tile.position + rows.low).low;
       block.high = stretch_of(layer, block, tile.position + rows.high - 1).high;
-      locate(heads, span, page_size, block);
+      locate(heads, chunk, page_size, block);
       return true;
     }
     return false;
@@ -797,11 +797,11 @@ static void write_out(const Tile& tile, float* out, int64_t stride) {
     }
 }
 
-static void attend(const KVLayer& layer, const Heads& heads, const Span& span, int64_t page_size,
+static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size,
                    const Queries& queries, float* scratch) {
   for (int64_t first = queries.first; first < queries.last;) {
-    Tile tile = tile_of(heads, span, queries, first, scratch);
-    const int64_t row = span.row + first, column = queries.head * heads.size;
+    Tile tile = tile_of(heads, chunk, queries, first, scratch);
+    const int64_t row = chunk.row + first, column = queries.head * heads.size;
     load_queries(layer, heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
     if (queries.sink_q)
       load_queries(layer, heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride,
@@ -811,7 +811,7 @@ static void attend(const KVLayer& layer, const Heads& heads, const Span& span, i
     memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
     memset(tile.sums, 0, 4 * tile.queries() * 16);
     for (int64_t i = 0; i < tile.queries(); i++) tile.highest[i] = -__builtin_inff();
-    read_text(layer, tile, {layer, heads, span, page_size, 0});
+    read_text(layer, tile, {layer, heads, chunk, page_size, 0});
     write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     first += tile.rows;
   }

@@ -42,7 +42,7 @@ struct Between {
 };
 constexpr int64_t ACTIVATED = 64;  // of these inputs, at a time
 
-// Rows [first, last) of a span, counted in the span, and query heads [head, head_last): some of one KV head, or, of one
+// Rows [first, last) of a chunk, counted in the chunk, and query heads [head, head_last): some of one KV head, or, of one
 // row alone, all those of some KV heads that stand side by side, QUERIES_TOGETHER at most.
 constexpr int64_t QUERIES_TOGETHER = 64;
 struct Queries {
@@ -78,10 +78,10 @@ struct Kernels {
   void (*rotate)(int64_t size, const float* turn, const float* x, float* y);
 
   // Write K and V [G, D] of one position into the layer's memory, if a part keeps it.
-  void (*keep)(const KVLayer&, const Heads&, const Span&, int64_t page_size, int64_t position, const float* k,
+  void (*keep)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, int64_t position, const float* k,
                const float* v);
-  // Some rows and query heads of one span over what they read. scratch: `attention_scratch` floats.
-  void (*attend)(const KVLayer&, const Heads&, const Span&, int64_t page_size, const Queries&, float* scratch);
+  // Some rows and query heads of one chunk over what they read. scratch: `attention_scratch` floats.
+  void (*attend)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* scratch);
   int64_t (*attention_scratch)(const Heads&);
 
   // Rows [first, first + count) of a matrix from fp32, bf16 or fp16 rows of `stride` numbers each; its codes and scales

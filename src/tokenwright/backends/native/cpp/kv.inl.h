@@ -157,8 +157,8 @@ static void encode(const Side& side, int64_t size, int64_t place, const float* x
 }
 
 // Where a part keeps a position of a text: a slot of its memory, or -1.
-TW_INLINE int64_t slot_of(const Part& part, const Span& span, int64_t page_size, int64_t position) {
-  const int64_t page = span.tables[part.table][position / page_size];
+TW_INLINE int64_t slot_of(const Part& part, const ChunkRows& chunk, int64_t page_size, int64_t position) {
+  const int64_t page = chunk.tables[part.table][position / page_size];
   return page < 0 ? -1 : page * page_size + position % page_size;
 }
 
@@ -168,10 +168,10 @@ TW_INLINE const Part& part_of(const KVLayer& layer, int64_t position) {
   return layer.part[i];
 }
 
-static void keep(const KVLayer& layer, const Heads& heads, const Span& span, int64_t page_size, int64_t position,
+static void keep(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size, int64_t position,
                  const float* k, const float* v) {
   const Part& part = part_of(layer, position);
-  const int64_t slot = slot_of(part, span, page_size, position);
+  const int64_t slot = slot_of(part, chunk, page_size, position);
   if (slot < 0) return;
   for (int64_t g = 0; g < heads.kv_heads; g++) {
     encode(part.k, heads.size, slot * heads.kv_heads + g, k + g * heads.size);

@@ -61,8 +61,9 @@ int64_t without_throwing(Run run) {
 
 // The sizes of the structs that Python mirrors, to refuse a library that was built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer), sizeof(Span),
-                          sizeof(Heads),  sizeof(Layer), sizeof(Model), sizeof(Batch), sizeof(Queries)};
+  const int64_t ours[] = {sizeof(Matrix),    sizeof(Norm),  sizeof(Side),  sizeof(Part),  sizeof(KVLayer),
+                          sizeof(ChunkRows), sizeof(Heads), sizeof(Layer), sizeof(Model), sizeof(Batch),
+                          sizeof(Queries)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -79,27 +80,41 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
   return nullptr;
 }
 
-TW_EXPORT int64_t tw_forward(const Kernels* k, const Model* model, const Batch* batch, int64_t threads) {
-  return without_throwing([&] { forward(*k, *model, *batch, threads); });
+// A step's memory: null where there is none. It serves one call at a time, and is freed by tw_workspace_free.
+TW_EXPORT Workspace* tw_workspace_new() { return new_workspace(); }
+TW_EXPORT void tw_workspace_free(Workspace* workspace) { free_workspace(workspace); }
+TW_EXPORT int64_t tw_workspaces() { return count_workspaces(); }
+
+// From now on runs use so many threads, where as many are asked for, whoever else uses the processors; 0, as at first:
+// those that there are processors for. Returns what it was. For tests and measurements.
+TW_EXPORT int64_t tw_exact_threads(int64_t most) { return set_exact_threads(most); }
+
+// For how many threads the last run was split of those that were asked for several.
+TW_EXPORT int64_t tw_last_team() { return last_team(); }
+
+TW_EXPORT int64_t tw_forward(const Kernels* k, Workspace* workspace, const Model* model, const Batch* batch,
+                             int64_t threads) {
+  return without_throwing([&] { forward(*k, *workspace, *model, *batch, threads); });
 }
 
-TW_EXPORT int64_t tw_linear(const Kernels* k, const Matrix* m, int64_t rows, const float* x, float* y, int64_t threads) {
-  return without_throwing([&] { linear_rows(*k, *m, rows, x, y, threads); });
+TW_EXPORT int64_t tw_linear(const Kernels* k, Workspace* workspace, const Matrix* m, int64_t rows, const float* x,
+                            float* y, int64_t threads) {
+  return without_throwing([&] { linear_rows(*k, *workspace, *m, rows, x, y, threads); });
 }
 
-TW_EXPORT int64_t tw_attend(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t spans, const Span* span,
-                  int64_t page_size, const Queries* queries, int64_t threads) {
-  return without_throwing([&] { attend_rows(*k, *kv, *h, spans, span, page_size, *queries, threads); });
+TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Heads* h, int64_t chunks,
+                            const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
+  return without_throwing([&] { attend_rows(*k, *workspace, *kv, *h, chunks, chunk, page_size, *queries, threads); });
 }
 
-// k and v: [rows of all spans][G][D].
-TW_EXPORT void tw_keep(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t spans, const Span* span, int64_t page_size,
-             const float* key, const float* value) {
+// k and v: [rows of all chunks][G][D].
+TW_EXPORT void tw_keep(const Kernels* k, const KVLayer* kv, const Heads* h, int64_t chunks, const ChunkRows* chunk,
+                       int64_t page_size, const float* key, const float* value) {
   const int64_t each = h->kv_heads * h->size;
-  for (int64_t i = 0; i < spans; i++)
-    for (int64_t row = 0; row < span[i].rows; row++) {
-      const int64_t at = (span[i].row + row) * each;
-      k->keep(*kv, *h, span[i], page_size, span[i].start + row, key + at, value + at);
+  for (int64_t i = 0; i < chunks; i++)
+    for (int64_t row = 0; row < chunk[i].rows; row++) {
+      const int64_t at = (chunk[i].row + row) * each;
+      k->keep(*kv, *h, chunk[i], page_size, chunk[i].start + row, key + at, value + at);
     }
 }
 
@@ -121,13 +136,9 @@ TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t 
   for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, turns + i / heads * size, x + i * size, y + i * size);
 }
 
-TW_EXPORT void tw_summary(const Kernels* k, int64_t n, const float* x, int64_t* index, float* most, double* total) {
-  k->summary(n, x, index, most, total);
-}
-
-TW_EXPORT int64_t tw_summarise(const Kernels* k, int64_t n, int64_t vocab, const float* logits, int64_t* best,
-                               double* log_total, int64_t threads) {
-  return without_throwing([&] { summarise(*k, n, vocab, logits, best, log_total, threads); });
+TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n, int64_t vocab, const float* logits,
+                               int64_t* best, double* log_total, int64_t threads) {
+  return without_throwing([&] { summarise(*k, *workspace, n, vocab, logits, best, log_total, threads); });
 }
 
 // Reads `bytes` by all threads in pieces as large as the kernels', so that each byte is read once.
@@ -149,18 +160,18 @@ TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, in
   return job.total;
 }
 
-// `rounds` by each thread; returns the multiplications of all.
+// `rounds` for each thread; returns the multiplications of all.
 TW_EXPORT int64_t tw_multiply(const Kernels* k, int64_t format, int64_t rounds, int64_t threads) {
   struct Job {
     const Kernels* k;
-    int64_t format, rounds;
+    int64_t format, rounds, threads;
     std::atomic<int64_t> total{0};
-  } job{k, format, rounds};
+  } job{k, format, rounds, threads};
   run_on_threads(
       threads,
-      [](void* context, Team&, int64_t) {
+      [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
-        j.total += j.k->multiply(j.format, j.rounds);
+        team.each(j.threads, [&](int64_t) { j.total += j.k->multiply(j.format, j.rounds); });
       },
       &job);
   return job.total;

@@ -1,129 +1,396 @@
 #include "pool.h"
 
-#include <unistd.h>
+#include <pthread.h>
+#include <time.h>
 
+#include <algorithm>
 #include <chrono>
-#include <condition_variable>
+#include <climits>
+#include <cmath>
+#include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "processors.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <condition_variable>
 #endif
 
 namespace tw {
 namespace {
 
-constexpr auto AWAKE = std::chrono::milliseconds(2);  // what a thread looks for work before it sleeps: a step of Python
-constexpr int LOOKS = 64;            // between two looks at the clock
-constexpr int BARRIER_SPINS = 4000;  // looks before a thread lets others onto its core
+// Times are nanoseconds.
+constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND, SECOND = 1000 * MILLISECOND;
+constexpr int LOOKS = 64;                                // between two looks at the clock
+constexpr int64_t AWAKE = 2 * MILLISECOND;               // a thread looks for the next run, a step of Python, then sleeps
+constexpr int64_t PATIENCE = 100 * MICROSECOND;          // at least, that a thread looks for the end of a phase,
+constexpr int64_t MOST_PATIENCE = MILLISECOND;           // and at most,
+constexpr int64_t PATIENT = 16;                          // and in between this share of the last run
+constexpr int64_t LATE = 200 * MICROSECOND;              // a thread that wakes up may take so long to join
+constexpr int64_t WATCH = 30 * MILLISECOND;              // after something late, processor time is measured for so long
+constexpr int64_t MEMORY = 8 * MILLISECOND;              // of the average of what is lost
+constexpr double MOST_LOST = 0.25;                       // at most, of a thread's time, before fewer threads are used,
+constexpr double LAST = 0.7;                             // or this by the number of threads
+constexpr int64_t HOLD = 20 * MILLISECOND;               // fewer threads are used for so long, at first,
+constexpr int64_t MOST_HOLD = 320 * MILLISECOND;         // and at most
+constexpr int64_t HOLD_RUNS = 16;                        // but for as many runs: a try may be as long as one
+constexpr int64_t CALM = 100 * MILLISECOND;              // without a loss: the next time begins at HOLD again
+constexpr int64_t ASK_PROCESSORS = SECOND;               // how often the system is asked for processors
+constexpr int64_t ASK_THREADS = 10 * SECOND;             // and, after it refused one, for a thread
 
 inline void pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
 #else
   std::this_thread::yield();
 #endif
 }
 
-// One look of many: after the first ones others get the core, who may be whom it waits for.
-inline void look(int times) {
-  if (times < BARRIER_SPINS)
-    pause();
-  else
-    std::this_thread::yield();
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
-// Threads that live as long as the process. Each waits for its next job: it looks for a while, then it sleeps.
+// Time that the calling thread has spent on a processor.
+int64_t processor_time() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return time.tv_sec * SECOND + time.tv_nsec;
+}
+
+#if defined(__linux__)
+
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+  static_assert(sizeof word == 4, "the system compares 32 bits");
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake_sleepers(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+#else
+
+// One place for all sleepers: each looks again at its own word. Never destroyed, as the pool.
+struct Bed {
+  std::mutex mutex;
+  std::condition_variable woken;
+};
+
+Bed& bed() {
+  static Bed* one = new Bed;
+  return *one;
+}
+
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+  std::unique_lock<std::mutex> lock(bed().mutex);
+  if (word.load() == value) bed().woken.wait(lock);
+}
+
+void wake_sleepers(std::atomic<uint32_t>&) {
+  { std::lock_guard<std::mutex> lock(bed().mutex); }
+  bed().woken.notify_all();
+}
+
+#endif
+
+// Looks for `ready` for so long; returns whether it came.
+template <typename Ready>
+bool look_for(int64_t patience, Ready ready) {
+  int64_t until = 0;
+  for (int i = 1; !ready(); i++) {
+    pause();
+    if (i % LOOKS) continue;
+    const int64_t time = now();
+    if (!until) until = time + patience;
+    if (time >= until) return ready();
+  }
+  return true;
+}
+
+// Lets this thread, when it wakes up, wait for a processor: else it may well take that of the thread that woke it.
+void never_preempt() {
+#if defined(__linux__)
+  sched_param none{};
+  if (sched_getscheduler(0) == SCHED_OTHER) sched_setscheduler(0, SCHED_BATCH, &none);
+#endif
+}
+
+// How many threads to use while others use the processors too. What is lost is measured: the time in which threads of a
+// run were ready and had no processor. In a unit of one thread's time that is how many threads there are too many.
+class Share {
+ public:
+  // Of so many threads, those that a run should use.
+  int64_t threads(int64_t most, int64_t time) {
+    if (limit_ >= most) return most;
+    if (time < retry_) return limit_;
+    limit_ = INT64_MAX;
+    calm_ = 0;
+    watch_until_ = time + WATCH;
+    lost_ = most_lost(most) / 2;
+    return most;
+  }
+
+  // Whether a run that begins at this time should measure processor time, which takes a microsecond.
+  bool watches(int64_t time) const { return time < watch_until_; }
+
+  // A thread waited long, or came late: it may be the work's shape, or another process.
+  void suspect(int64_t time) { watch_until_ = time + WATCH; }
+
+  // A run on `threads` that took `took` until `time`, in which its threads lost so much.
+  void note(int64_t threads, int64_t took, int64_t lost, int64_t time) {
+    calm_ += took;
+    const double weight = 1 - exp(-(double)took / MEMORY);
+    lost_ += weight * ((double)lost / took - lost_);
+    if (lost_ > most_lost(threads)) {
+      hold_ = calm_ > CALM ? HOLD : std::min(2 * hold_, MOST_HOLD);
+      limit_ = std::max<int64_t>(1, threads - std::max<int64_t>(1, std::lround(lost_)));
+      retry_ = time + std::max(hold_, HOLD_RUNS * took);
+      calm_ = 0;
+      lost_ = 0;
+    }
+  }
+
+ private:
+  // What one thread less would cost: a part of a share, as the last of them rarely brings all of its own.
+  static double most_lost(int64_t threads) { return std::max(MOST_LOST, LAST / threads); }
+
+  int64_t limit_ = INT64_MAX, retry_ = 0, hold_ = HOLD, calm_ = 0, watch_until_ = 0;
+  double lost_ = 0;  // on average, as a share of one thread's time
+};
+
+// What callers of the library set and ask.
+std::atomic<int64_t> exact_threads{0}, last_size{0};
+
+// Threads that live as long as the process. Each waits for its next run: it looks for a while, then it sleeps.
 class Pool {
  public:
   void run(int64_t threads, void (*body)(void*, Team&, int64_t), void* context) {
     std::lock_guard<std::mutex> turn(turn_);
-    while ((int64_t)workers_.size() < threads - 1) {
-      const int64_t index = (int64_t)workers_.size() + 1;
-      workers_.emplace_back([this, index, seen = job_.load()] { work(index, seen); });
+    const int64_t began = now(), exact = exact_threads.load(std::memory_order_relaxed);
+    threads = std::min(threads, MOST_THREADS);
+    const int64_t size = start(exact ? std::min(threads, exact) : share_of(threads, began), began);
+    last_size.store(size, std::memory_order_relaxed);
+    if (size < 2) {
+      Team alone(1);
+      return body(context, alone, 0);
     }
-    Team team(threads);
-    team_ = &team;
-    body_ = body;
-    context_ = context;
-    threads_ = threads;
-    busy_.store((int64_t)workers_.size());
-    {
-      std::lock_guard<std::mutex> lock(sleep_);
-      job_.fetch_add(1, std::memory_order_release);
-    }
-    if (sleeping_.load() > 0) wake_.notify_all();
+    watches_ = !exact && share_.watches(began);
+    const int64_t busy = watches_ ? processor_time() : 0;
+    open(size, body, context, began);
+
+    Team team(size, &phase_);
     body(context, team, 0);
-    for (int i = 0; busy_.load(std::memory_order_acquire) > 0; i++) look(i);
+    const int64_t slept = team.slept() + close();
+    const int64_t ended = now(), own = watches_ ? processor_time() - busy : 0;
+    took_ = std::max<int64_t>(1, ended - began);
+    if (!exact) account(began, ended, own, slept);
   }
 
  private:
-  void work(int64_t index, int64_t seen) {
-    for (;;) {
-      const auto until = std::chrono::steady_clock::now() + AWAKE;
-      for (int i = 1; job_.load(std::memory_order_acquire) == seen; i++) {
-        if (i % LOOKS == 0 && std::chrono::steady_clock::now() > until) break;
-        pause();
+  static constexpr int SIZE_BITS = 16;
+  static constexpr int64_t MOST_THREADS = ((int64_t)1 << SIZE_BITS) - 1;
+  static constexpr int64_t OPEN = (int64_t)1 << 32;
+
+  struct alignas(64) Worker {
+    std::atomic<uint32_t> asleep{0};
+    int64_t called = 0;  // when it was started or woken
+    // Of the run that it took part in last. The caller reads this when all have left.
+    int64_t run = 0, joined = 0, left = 0, busy = 0, slept = 0;
+  };
+
+  // How many threads the next run should use.
+  int64_t share_of(int64_t threads, int64_t time) {
+    if (time >= ask_processors_) {
+      processors_ = usable_processors();
+      ask_processors_ = time + ASK_PROCESSORS;
+    }
+    return share_.threads(std::min(threads, processors_), time);
+  }
+
+  // Starts the threads that are missing of so many, the caller's among them; returns how many of these there are.
+  int64_t start(int64_t threads, int64_t time) {
+    while ((int64_t)workers_.size() < threads - 1 && time >= ask_threads_) {
+      try {
+        workers_.reserve(workers_.size() + 1);
+        auto worker = std::make_unique<Worker>();
+        worker->called = time;
+        std::thread(&Pool::work, this, worker.get(), (int64_t)workers_.size() + 1, run_.load()).detach();
+        workers_.push_back(std::move(worker));
+      } catch (const std::exception&) {  // the system has no thread for us (EAGAIN), or no memory
+        ask_threads_ = time + ASK_THREADS;
       }
-      if (job_.load(std::memory_order_acquire) == seen) {
-        std::unique_lock<std::mutex> lock(sleep_);
-        sleeping_++;
-        wake_.wait(lock, [&] { return job_.load() != seen; });
-        sleeping_--;
-      }
-      seen = job_.load();
-      if (index < threads_) body_(context_, *team_, index);
-      busy_.fetch_sub(1, std::memory_order_release);
+    }
+    return std::min<int64_t>(threads, (int64_t)workers_.size() + 1);
+  }
+
+  void open(int64_t size, void (*body)(void*, Team&, int64_t), void* context, int64_t time) {
+    body_ = body;
+    context_ = context;
+    size_ = size;
+    number_++;
+    phase_.next.store(0, std::memory_order_relaxed);
+    phase_.patience = std::clamp(took_ / PATIENT, PATIENCE, MOST_PATIENCE);
+    door_.store(OPEN, std::memory_order_release);
+    run_.store(number_ << SIZE_BITS | size);
+    for (int64_t i = 0; i < size - 1; i++) {  // a thread that goes to sleep now sees the run, or is seen asleep
+      Worker& worker = *workers_[i];
+      if (!worker.asleep.load()) continue;
+      worker.called = time;
+      worker.asleep.store(0);
+      wake_sleepers(worker.asleep);
     }
   }
 
-  std::mutex turn_;
-  std::mutex sleep_;
-  std::condition_variable wake_;
-  std::vector<std::thread> workers_;
-  std::atomic<int64_t> job_{0};
-  std::atomic<int64_t> busy_{0};
-  std::atomic<int64_t> sleeping_{0};
-  Team* team_ = nullptr;
+  // Lets nobody in and waits for those inside; returns how long the caller slept.
+  int64_t close() {
+    door_.fetch_and(~OPEN);
+    const auto empty = [&] { return door_.load() == 0; };
+    if (look_for(phase_.patience, empty)) return 0;
+    const int64_t from = now();
+    leaving_.sleep_until(empty);
+    return now() - from;
+  }
+
+  // What the run tells about the processors. A thread lost the time in which it neither computed nor slept.
+  void account(int64_t began, int64_t ended, int64_t own, int64_t slept) {
+    int64_t lost = std::max<int64_t>(0, took_ - own - slept);
+    bool late = slept > 0;
+    for (int64_t i = 0; i < size_ - 1; i++) {
+      const Worker& worker = *workers_[i];
+      const int64_t due = std::max(began, worker.called + LATE);
+      if (worker.run == number_) {
+        late |= worker.slept > 0 || worker.joined > due + LATE;
+        lost += std::max<int64_t>(0, worker.left - std::min(due, worker.joined) - worker.busy - worker.slept);
+      } else {
+        late |= ended > due + LATE;
+        lost += std::max<int64_t>(0, ended - due);
+      }
+    }
+    if (late) share_.suspect(ended);
+    if (watches_) share_.note(size_, took_, lost, ended);
+  }
+
+  void work(Worker* worker, int64_t index, int64_t seen) {
+    never_preempt();
+    for (;;) {
+      const auto called = [&] { return run_.load() != seen && index < (run_.load() & MOST_THREADS); };
+      const auto left_out = [&] { return run_.load() != seen && index >= (run_.load() & MOST_THREADS); };
+      look_for(AWAKE, [&] { return called() || left_out(); });
+      while (!called()) {
+        worker->asleep.store(1);
+        if (!called()) sleep_while(worker->asleep, 1);
+        worker->asleep.store(0);
+      }
+      seen = run_.load();
+      if (!enter()) continue;
+      seen = number_ << SIZE_BITS | size_;  // perhaps a later one
+      if (index < size_) take_part(*worker, index);
+      if (door_.fetch_sub(1) == 1) leaving_.wake();
+    }
+  }
+
+  // Joins the run if it has not ended.
+  bool enter() {
+    for (int64_t door = door_.load(); door & OPEN;)
+      if (door_.compare_exchange_weak(door, door + 1)) return true;
+    return false;
+  }
+
+  void take_part(Worker& worker, int64_t index) {
+    worker.joined = now();
+    const int64_t busy = watches_ ? processor_time() : 0;
+    Team team(size_, &phase_);
+    body_(context_, team, index);
+    worker.slept = team.slept();
+    worker.busy = watches_ ? processor_time() - busy : 0;
+    worker.left = now();
+    worker.run = number_;
+  }
+
+  std::mutex turn_;  // of callers. It guards what follows.
+  Share share_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  int64_t processors_ = 1, ask_processors_ = 0, ask_threads_ = 0;
+  int64_t took_ = 0;  // the last run
+
+  // The run: written before the door opens, and unchanged until the last thread has left.
   void (*body_)(void*, Team&, int64_t) = nullptr;
   void* context_ = nullptr;
-  int64_t threads_ = 0;
+  int64_t size_ = 0, number_ = 0;
+  bool watches_ = false;
+  Phase phase_;
+  Parking leaving_;                           // of the caller, until the last thread has left
+  alignas(64) std::atomic<int64_t> run_{0};   // the run's number << SIZE_BITS | its threads
+  alignas(64) std::atomic<int64_t> door_{0};  // OPEN while threads may join + those inside
 };
+
+std::atomic<Pool*> process_pool{nullptr};  // never destroyed: its threads may run when the process ends
+
+// A forked process has none of the threads, so it makes a pool of its own. Its parent's may have been in a run, and locked.
+[[maybe_unused]] const int forgets = pthread_atfork(nullptr, nullptr, [] { process_pool.store(nullptr); });
+
+// The pool of this process; null where there is no memory for one.
+Pool* pool() {
+  Pool* found = process_pool.load(std::memory_order_acquire);
+  if (found) return found;
+  std::unique_ptr<Pool> mine(new (std::nothrow) Pool);
+  if (mine && process_pool.compare_exchange_strong(found, mine.get())) return mine.release();
+  return found;
+}
 
 }  // namespace
 
-void Team::barrier() {
-  const int64_t round = round_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
-    round_.store(round + 1, std::memory_order_release);
-    return;
+void Parking::wait(uint32_t seen) { sleep_while(changes_, seen); }
+
+void Parking::wake_all() {
+  changes_.fetch_add(1);
+  wake_sleepers(changes_);
+}
+
+void Team::end(int64_t mine, int64_t pieces) {
+  uint64_t next = number_ << 32;
+  if (mine && phase_->done.fetch_add(mine, std::memory_order_acq_rel) + mine == pieces) {
+    phase_->done.store(0, std::memory_order_relaxed);
+    phase_->next.store((number_ + 1) << 32);
+    phase_->parking.wake();
+  } else if (pieces > 0) {
+    wait();
+  } else if (phase_->next.compare_exchange_strong(next, (number_ + 1) << 32)) {
+    phase_->parking.wake();
   }
-  for (int i = 0; round_.load(std::memory_order_acquire) == round; i++) look(i);
+  number_++;
+}
+
+void Team::wait() {
+  if (look_for(phase_->patience, [&] { return ended(); })) return;
+  const int64_t from = now();
+  phase_->parking.sleep_until([&] { return ended(); });
+  slept_ += now() - from;
 }
 
 void run_on_threads(int64_t threads, void (*body)(void*, Team&, int64_t), void* context) {
-  if (threads < 2) {
-    Team alone(1);
-    body(context, alone, 0);
-    return;
-  }
-  static std::mutex guard;
-  static Pool* pool = nullptr;  // never destroyed: its threads may run when the process ends
-  static pid_t owner = 0;
-  Pool* mine;
-  {
-    std::lock_guard<std::mutex> lock(guard);
-    if (owner != getpid()) {  // after a fork the threads are gone
-      pool = new Pool;
-      owner = getpid();
-    }
-    mine = pool;
-  }
-  mine->run(threads, body, context);
+  if (Pool* shared = threads < 2 ? nullptr : pool()) return shared->run(threads, body, context);
+  Team alone(1);
+  body(context, alone, 0);
 }
+
+int64_t set_exact_threads(int64_t most) { return exact_threads.exchange(most < 0 ? 0 : most); }
+
+int64_t last_team() { return last_size.load(); }
 
 }  // namespace tw

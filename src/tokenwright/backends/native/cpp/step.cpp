@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -21,7 +22,7 @@ constexpr int64_t ROW_PIECES = 8;      // for each thread, at least, where rows 
 constexpr int64_t MOST_ROWS = 16;      // and so many at most in one
 constexpr int64_t SINGLES = 4;         // pieces for each thread, at least, of many rows that come alone
 
-// Memory that grows and is kept from step to step; the pool's callers take turns, so one of each kind suffices.
+// Memory that grows and is kept from step to step.
 class Buffer {
  public:
   template <typename T>
@@ -78,16 +79,20 @@ class Ready {
   Buffer numbers_, scales_, sums_;
 };
 
-// Everything a step computes in. Guarded by the pool's turn.
-struct Room {
+std::atomic<int64_t> workspaces{0};
+
+}  // namespace
+
+// Everything that one step at a time computes in.
+struct Workspace {
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
   Ready ready, next;
+
+  Workspace() { workspaces++; }
+  ~Workspace() { workspaces--; }
 };
 
-Room& room() {
-  static thread_local Room mine;  // of the calling thread: the others are handed its pointers
-  return mine;
-}
+namespace {
 
 // How many pieces the blocks of a linear are shared out in. A piece is some weights, and where there are many rows so many
 // blocks that these are read from a cache that is not each core's own no more often than need be. All threads get as
@@ -116,7 +121,7 @@ struct Pass {
   const Kernels& k;
   const Model& model;
   const Batch& batch;
-  Room& r;
+  Workspace& r;
   float *x, *normed, *qkv, *sink, *mixed, *up, *act, *scratch;
   int64_t scratch_each;
   Partial* partial;
@@ -141,11 +146,11 @@ void linears_of(Pass& p, Team& team, const Matrix& m, const Rows& rows, float* y
   linear(p.k, team, m, rows, Out{y, add, stride});
 }
 
-int64_t span_of(const Batch& batch, int64_t row) {
-  int64_t low = 0, high = batch.spans - 1;
+int64_t chunk_of(const Batch& batch, int64_t row) {
+  int64_t low = 0, high = batch.chunks - 1;
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
-    if (batch.span[middle].row <= row)
+    if (batch.chunk[middle].row <= row)
       low = middle;
     else
       high = middle - 1;
@@ -157,8 +162,8 @@ int64_t span_of(const Batch& batch, int64_t row) {
 void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
   const Heads& h = p.model.heads;
   const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
-  const Span& span = p.batch.span[span_of(p.batch, row)];
-  const int64_t position = span.start + row - span.row;
+  const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
+  const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
   const Norm q_norm{layer.q_norm, nullptr, p.model.norm_eps}, k_norm{layer.k_norm, nullptr, p.model.norm_eps};
@@ -169,25 +174,25 @@ void heads_of(Pass& p, const Layer& layer, const KVLayer& kv, int64_t row) {
       const int64_t edge = kv.sinks + kv.window - 1, at = position < edge ? position : edge;
       float* sink = p.sink + row * h.heads * size;
       for (int64_t i = 0; i < h.heads; i++)
-        p.k.rotate(size, span.sink_rotation + at * size, q + i * size, sink + i * size);
+        p.k.rotate(size, chunk.sink_rotation + at * size, q + i * size, sink + i * size);
     }
-    const float* turn = span.rotation + (row - span.row) * size;
+    const float* turn = chunk.rotation + (row - chunk.row) * size;
     for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, turn, q + i * size, q + i * size);
     for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, turn, key + i * size, key + i * size);
   }
-  p.k.keep(kv, h, span, p.batch.page_size, position, key, value);
+  p.k.keep(kv, h, chunk, p.batch.page_size, position, key, value);
 }
 
 // Shares attention out. A chunk goes by rows and KV heads, and by query heads too where there are fewer pieces than
 // threads. Of a single row as many KV heads stay together as leave enough pieces: they lie side by side in the memory.
-void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
+void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk,
                 int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
   const int64_t ratio = h.heads / h.kv_heads;
   const int64_t some_rows = QUERY_ROWS * ratio < QUERIES ? QUERIES / ratio : QUERY_ROWS;
   int64_t singles = 0, pieces = 0;
-  for (int64_t i = 0; i < spans; i++) {
-    singles += span[i].rows == 1;
-    pieces += span[i].rows == 1 ? 0 : (span[i].rows + some_rows - 1) / some_rows;
+  for (int64_t i = 0; i < chunks; i++) {
+    singles += chunk[i].rows == 1;
+    pieces += chunk[i].rows == 1 ? 0 : (chunk[i].rows + some_rows - 1) / some_rows;
   }
   const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // texts are not all as long
   int64_t together = std::min({singles * h.kv_heads / wanted, QUERIES_TOGETHER / ratio, h.kv_heads});
@@ -197,12 +202,12 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   int64_t parts = 1;
   while ((pieces * h.kv_heads + singles * groups) * parts < team.size() && parts * 2 <= ratio) parts *= 2;
   const int64_t each = (ratio + parts - 1) / parts;
-  const auto units_of = [&](const Span& one) {
+  const auto units_of = [&](const ChunkRows& one) {
     return (one.rows == 1 ? groups : (one.rows + some_rows - 1) / some_rows * h.kv_heads) * parts;
   };
   float* mine = scratch + thread * scratch_each;
   team.each((pieces * h.kv_heads + singles * groups) * parts, [&](int64_t unit) {
-    const Span* one = span;
+    const ChunkRows* one = chunk;
     for (; unit >= units_of(*one); one++) unit -= units_of(*one);
     const int64_t part = unit % parts, row_groups = one->rows == 1 ? groups : h.kv_heads;
     const int64_t first = unit / parts % row_groups * (one->rows == 1 ? together : 1);
@@ -235,7 +240,8 @@ void run_layer(Pass& p, Team& team, int64_t thread, int64_t index) {
   each_row(team, rows, [&](int64_t row) { heads_of(p, layer, kv, row); });
   const Queries all{0,         0,     0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
                     qkv_width, q_width, q_width};
-  attend_all(p.k, team, kv, h, p.batch.spans, p.batch.span, p.batch.page_size, all, p.scratch, p.scratch_each, thread);
+  attend_all(p.k, team, kv, h, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
+             thread);
 
   ready = p.r.ready.rows(p.k, layer.o, rows);
   each_row(team, rows, [&](int64_t row) { p.k.prepare(layer.o, p.mixed + row * q_width, row, ready); });
@@ -273,8 +279,8 @@ void embed_rows(Pass& p, Team& team) {
     float* x = p.x + row * width;
     p.k.embed(p.model.embedding, p.batch.tokens[row], x);
     if (p.model.positions) {
-      const Span& span = p.batch.span[span_of(p.batch, row)];
-      const float* learned = p.model.positions + (span.start + row - span.row) * width;
+      const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
+      const float* learned = p.model.positions + (chunk.start + row - chunk.row) * width;
       for (int64_t i = 0; i < width; i++) x[i] += learned[i];
     }
   });
@@ -352,8 +358,13 @@ void run_pass(void* context, Team& team, int64_t thread) {
 
 }  // namespace
 
-void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t threads) {
-  Room& r = room();
+Workspace* new_workspace() { return new (std::nothrow) Workspace; }
+
+void free_workspace(Workspace* workspace) { delete workspace; }
+
+int64_t count_workspaces() { return workspaces; }
+
+void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& batch, int64_t threads) {
   const Heads& h = model.heads;
   const int64_t rows = batch.rows, q_width = h.heads * h.size, kv_width = 2 * h.kv_heads * h.size;
   const int64_t each = k.attention_scratch(h);
@@ -381,9 +392,10 @@ void forward(const Kernels& k, const Model& model, const Batch& batch, int64_t t
   run_on_threads(threads, run_pass, &pass);
 }
 
-void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x, float* y, int64_t threads) {
-  room().ready.reserve(m, rows);
-  const Rows ready = room().ready.rows(k, m, rows);
+void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,
+                 int64_t threads) {
+  r.ready.reserve(m, rows);
+  const Rows ready = r.ready.rows(k, m, rows);
   struct Job {
     const Kernels& k;
     const Matrix& m;
@@ -401,31 +413,31 @@ void linear_rows(const Kernels& k, const Matrix& m, int64_t rows, const float* x
       &job);
 }
 
-void summarise(const Kernels& k, int64_t n, int64_t vocab, const float* logits, int64_t* best, double* log_total,
-               int64_t threads) {
-  Summary summary{k, n, vocab, logits, room().partial.of<Partial>(n * summary_pieces(vocab)), best, log_total};
+void summarise(const Kernels& k, Workspace& r, int64_t n, int64_t vocab, const float* logits, int64_t* best,
+               double* log_total, int64_t threads) {
+  Summary summary{k, n, vocab, logits, r.partial.of<Partial>(n * summary_pieces(vocab)), best, log_total};
   run_on_threads(threads, [](void* context, Team& team, int64_t) { ((Summary*)context)->run(team); }, &summary);
 }
 
-void attend_rows(const Kernels& k, const KVLayer& kv, const Heads& h, int64_t spans, const Span* span,
+void attend_rows(const Kernels& k, Workspace& r, const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk,
                  int64_t page_size, const Queries& queries, int64_t threads) {
   const int64_t each = k.attention_scratch(h);
   struct Job {
     const Kernels& k;
     const KVLayer& kv;
     const Heads& h;
-    int64_t spans;
-    const Span* span;
+    int64_t chunks;
+    const ChunkRows* chunk;
     int64_t page_size;
     const Queries& queries;
     float* scratch;
     int64_t each;
-  } job{k, kv, h, spans, span, page_size, queries, room().scratch.of<float>(threads * each), each};
+  } job{k, kv, h, chunks, chunk, page_size, queries, r.scratch.of<float>(threads * each), each};
   run_on_threads(
       threads,
       [](void* context, Team& team, int64_t thread) {
         Job& j = *(Job*)context;
-        attend_all(j.k, team, j.kv, j.h, j.spans, j.span, j.page_size, j.queries, j.scratch, j.each, thread);
+        attend_all(j.k, team, j.kv, j.h, j.chunks, j.chunk, j.page_size, j.queries, j.scratch, j.each, thread);
       },
       &job);
 }

@@ -36,8 +36,8 @@ struct Model {
 struct Batch {
   int64_t rows;
   const int64_t* tokens;
-  int64_t spans;
-  const Span* span;
+  int64_t chunks;
+  const ChunkRows* chunk;
   int64_t page_size;
   const KVLayer* kv;   // of each layer
   int64_t wanted;      // rows whose logits are asked for
@@ -47,17 +47,24 @@ struct Batch {
   double* log_total;   // [wanted]: log(sum(exp(logits))), NaN if some logit is not finite
 };
 
-void forward(const Kernels&, const Model&, const Batch&, int64_t threads);
+// The memory that a step computes in. It grows to what the largest needs; it serves one call at a time.
+struct Workspace;
+Workspace* new_workspace();  // null where there is no memory
+void free_workspace(Workspace*);
+int64_t count_workspaces();  // that are not freed
+
+// Each of these uses `threads` threads at most, and throws std::bad_alloc where the workspace cannot grow.
+void forward(const Kernels&, Workspace&, const Model&, const Batch&, int64_t threads);
 
 // One linear for rows of fp32: what `forward` does for each of its own.
-void linear_rows(const Kernels&, const Matrix&, int64_t rows, const float* x, float* y, int64_t threads);
+void linear_rows(const Kernels&, Workspace&, const Matrix&, int64_t rows, const float* x, float* y, int64_t threads);
 
 // What `forward` tells of its logits, for rows [n][vocab] that come from elsewhere.
-void summarise(const Kernels&, int64_t n, int64_t vocab, const float* logits, int64_t* best, double* log_total,
-               int64_t threads);
+void summarise(const Kernels&, Workspace&, int64_t n, int64_t vocab, const float* logits, int64_t* best,
+               double* log_total, int64_t threads);
 
 // One attention for rows [T][heads] of fp32 in `queries`, whose rows and heads are those of the whole step.
-void attend_rows(const Kernels&, const KVLayer&, const Heads&, int64_t spans, const Span*, int64_t page_size,
-                 const Queries&, int64_t threads);
+void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*,
+                 int64_t page_size, const Queries&, int64_t threads);
 
 }  // namespace tw

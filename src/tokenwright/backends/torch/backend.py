@@ -1,0 +1,25 @@
+"""The torch backend: a batch op by op, with whatever kernels its decoder has."""
+
+import torch
+
+from tokenwright.backends import Logits
+from tokenwright.backends.torch.batch import Batcher
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.cache import KVStore
+from tokenwright.config import ModelConfig
+from tokenwright.engine import Batch
+from tokenwright.models.taps import Tap, ignore
+
+
+class TorchBackend:
+    """Implements `Backend` on any device that torch and the decoder's kernels run on."""
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, store: KVStore) -> None:
+        self.decoder = decoder
+        self.store = store
+        self.batcher = Batcher(config, store)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
+        x = self.decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
+        return Logits(self.decoder.logits(x[batch.logits_rows.tolist()]))

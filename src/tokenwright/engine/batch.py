@@ -1,0 +1,77 @@
+"""A step as flat data: all that a backend sees of it, in plain arrays, without torch. It can be pickled.
+
+    batch  = flatten(step)
+    logits = backend(batch)
+
+A chunk is four numbers in `chunks`. Its page tables are the sequences' own arrays, not copies of them: a step over long
+texts copies nothing, and the batch is to be used before the step is committed. A batch that was pickled has copies.
+
+    chunks         0  1  77  500   1  3  0  64         two chunks: row, rows, start, limit
+    tokens         5   7 8 9                           [T]
+    tables         [3 -1 8] [4 1 0]   [2] [6]          of the first chunk for each group, of the second for each group
+    logits_rows    0   3                               [W]
+    output_rows    range(0, 1)   range(1, 2)
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenwright.engine.page_table import Pages, PageTable
+from tokenwright.engine.step import ALL, LAST, Step
+
+
+@dataclass(slots=True)
+class Batch:
+    """T tokens of C chunks, for a store with G groups of layers.
+
+    tokens: [T] ids, 64 bits, the rows of all chunks one after another.
+    chunks: [C][4], 64 bits: the chunk's first row, its rows, the position of the first, and the most tokens that its
+        sequence may come to, which some rotations depend on.
+    tables: [C * G]; of each chunk, for each group, the pages of the store that hold the pages of the text: 32 bits,
+        page n of the text at n, `PageTable.ABSENT` where there is none.
+    logits_rows: [W] rows of the step whose logits are needed, 64 bits.
+    output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk.
+    """
+
+    tokens: "array[int]"
+    chunks: "array[int]"
+    tables: list[Pages]
+    logits_rows: "array[int]"
+    output_rows: tuple[range, ...]
+
+    def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
+        """Of each chunk its first row, its rows, its first position and its limit."""
+        numbers = iter(self.chunks)
+        return zip(numbers, numbers, numbers, numbers, strict=True)
+
+
+def flatten(step: Step) -> Batch:
+    """The batch of a step, its chunks in their order."""
+    tokens: list[int] = []
+    numbers: list[int] = []
+    tables: list[Pages] = []
+    logits_rows: list[int] = []
+    output_rows: list[range] = []
+    row = 0
+    for chunk in step.chunks:
+        sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
+        rows, first = stop - start, len(logits_rows)
+        tokens += sequence.tokens[start:stop]
+        numbers += (row, rows, start, sequence.limit)
+        for table in sequence.tables:
+            tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
+        row += rows
+        if needed is LAST:
+            logits_rows.append(row - 1)
+        elif needed is ALL:
+            logits_rows += range(row - rows, row)
+        output_rows.append(range(first, len(logits_rows)))
+    return Batch(array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
+
+
+def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:
+    """The batch of `tokens` from position `start` on, of one sequence, with the logits of all rows."""
+    rows = range(len(tokens))
+    pages = [table.pages for table in tables]
+    return Batch(array("q", tokens), array("q", (0, len(rows), start, limit)), pages, array("q", rows), (rows,))

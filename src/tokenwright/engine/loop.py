@@ -1,0 +1,387 @@
+"""The engine loop: one thread owns the engine; clients send it messages and receive events.
+
+    client threads                         engine thread
+    submit, cancel, pause, call   ──►  mailbox ──► step() ──► events, once per step and listener
+    RequestHandle                 ◄──────────────────────────────┘
+
+No client ever runs the engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step
+half-way; the engine thread blocks all signals. Mailbox and inboxes are `SimpleQueue`s: one atomic call puts a message
+in, also from a finalizer or a signal handler, and no client holds a lock.
+
+If the engine itself fails (not a model, whose faults end single requests), the thread ends every request with an
+EngineError and refuses what comes later with the reason.
+"""
+
+import atexit
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as ListLike
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from tokenwright.engine.core import Engine
+from tokenwright.engine.request import Request, Sequence
+from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
+from tokenwright.errors import EngineError
+
+T = TypeVar("T")
+Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events that it caused, for their listeners
+EndStep = Callable[[float, float], object]
+
+CLOSED = "this LLM is closed; open a new one"
+FORKED = (
+    "this process was forked after the LLM was loaded, and its engine thread stayed behind in the parent; "
+    "load the LLM in the child, or start workers with the 'spawn' method"
+)
+
+log = logging.getLogger(__name__)
+
+
+class Delivery(NamedTuple):
+    """What one step says of one request: its events in order, and when they came, in seconds of the loop's clock.
+
+    `ended`: it is the request's last delivery.
+    """
+
+    handle: "RequestHandle"
+    events: list[Event]
+    time: float
+    ended: bool
+
+
+class Listener(Protocol):
+    """Receives the deliveries of its requests, in the engine thread, once per step: it must not block."""
+
+    def deliver(self, deliveries: list[Delivery]) -> None: ...
+
+
+class Inbox:
+    """A listener for a thread that waits: for every step's news, or (`at_end`) until so many requests have ended."""
+
+    def __init__(self, at_end: int = 0) -> None:
+        self._queue: SimpleQueue[list[Delivery]] = SimpleQueue()
+        self._waits_for = at_end
+        self._held: list[Delivery] = []
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        if not self._waits_for:
+            self._queue.put(deliveries)
+            return
+        self._held += deliveries
+        ended = sum(delivery.ended for delivery in deliveries)
+        self._waits_for -= ended
+        if not self._waits_for:
+            self._queue.put(self._held)
+            self._held = []
+
+    def get(self) -> list[Delivery]:
+        """Wait for the next deliveries, in order."""
+        return self._queue.get()
+
+
+class AsyncListener:
+    """A listener for asyncio: one `call_soon_threadsafe` per step, whatever the number of requests.
+
+    `receive(deliveries)` is called in the event loop. Where that loop is closed, its requests are cancelled.
+    """
+
+    def __init__(self, event_loop: AbstractEventLoop, receive: Callable[[list[Delivery]], object]) -> None:
+        self._event_loop = event_loop
+        self._receive = receive
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        try:
+            self._event_loop.call_soon_threadsafe(self._receive, deliveries)
+        except RuntimeError:  # the event loop is closed: nobody will read them
+            for delivery in deliveries:
+                delivery.handle.cancel()
+
+
+class RequestHandle:
+    """A client's hold on a request. Its methods may be called from any thread and never wait.
+
+    `sequence` is the request's first sequence, whose counts may be read at any time. Times are seconds of the loop's
+    clock: `submitted`, and `started`, when the first step began that computed something for it.
+    """
+
+    def __init__(self, loop: "EngineLoop", sequence: Sequence, listener: Listener, submitted: float) -> None:
+        self.sequence = sequence
+        self.submitted = submitted
+        self.started: float | None = None
+        self.ended = False
+        self.live = {sequence.id}  # of its sequences those that have not ended; the engine thread's own
+        self.listener = listener
+        self._loop = loop
+
+    @property
+    def request(self) -> Request:
+        return self.sequence.request
+
+    def cancel(self) -> None:
+        """End the request in whatever state it is; its last event says ABORTED. Ended ones are left as they are."""
+        if not self.ended:
+            live = self.live
+            self._loop.post(lambda engine: [event for identity in list(live) for event in engine.abort(identity)])
+
+    def pause(self) -> None:
+        """Pause after the step under way. A paused request keeps its pages until others need them."""
+        self.let_write(0)
+
+    def let_write(self, tokens: int) -> None:
+        """Let it write so many tokens more and pause then."""
+        self._loop.post(lambda engine: engine.pause(self.sequence.id, len(self.sequence.tokens) + tokens))
+
+    def resume(self) -> None:
+        """Let it go on to its end."""
+        self._loop.post(lambda engine: engine.resume(self.sequence.id))
+
+    def use_cache(self, cache: bool) -> None:
+        """Switch its KV cache on or off, from its next step on."""
+        self._loop.post(lambda engine: engine.use_cache(self.sequence.id, cache))
+
+    def fail(self, why: EngineError) -> None:
+        """Tell its listener that it has failed, with the engine."""
+        events: list[Event] = [Failed(identity, why) for identity in sorted(self.live)]
+        self.live.clear()
+        self.ended = True
+        self.listener.deliver([Delivery(self, events, self._loop.clock(), True)])
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events as they come, if its listener is an Inbox of its own."""
+        assert isinstance(self.listener, Inbox), "only the events of an Inbox can be waited for"
+        ended = False
+        while not ended:
+            for delivery in self.listener.get():
+                yield from delivery.events
+                ended = delivery.ended
+
+
+def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    """At the interpreter's exit: end a loop that is still there."""
+    if (close := method()) is not None:
+        close()
+
+
+class _Message(Protocol):
+    """What the engine thread does between two steps; or what becomes of it where that thread has ended."""
+
+    def run(self, engine: Engine[Any]) -> list[Event] | None: ...
+
+    def refuse(self, why: EngineError) -> None: ...
+
+
+class _Post:
+    """An action that nobody waits for."""
+
+    def __init__(self, action: Action) -> None:
+        self.run = action
+
+    def refuse(self, why: EngineError) -> None: ...
+
+
+class _Call(Generic[T]):
+    """A function that a client waits for."""
+
+    def __init__(self, function: Callable[[Engine[Any]], T]) -> None:
+        self._function = function
+        self._answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def run(self, engine: Engine[Any]) -> None:
+        try:
+            self._answer.put((True, self._function(engine)))
+        except BaseException as error:
+            self._answer.put((False, error))
+
+    def refuse(self, why: EngineError) -> None:
+        self._answer.put((False, why))
+
+    def wait(self) -> T:
+        done, value = self._answer.get()
+        if not done:
+            raise value
+        result: T = value
+        return result
+
+
+class _Submit:
+    """Requests that join the engine together."""
+
+    def __init__(self, loop: "EngineLoop", handles: list[RequestHandle]) -> None:
+        self._loop = loop
+        self._handles = handles
+
+    def run(self, engine: Engine[Any]) -> None:  # noqa: ARG002  (the loop knows its engine)
+        for handle in self._handles:
+            self._loop.add(handle)
+
+    def refuse(self, why: EngineError) -> None:
+        for handle in self._handles:
+            handle.fail(why)
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own, from its creation until `close`.
+
+    end_step: called with the times at which each step began and ended, before anybody hears of its events.
+    """
+
+    def __init__(
+        self, engine: Engine[Any], clock: Callable[[], float] = time.perf_counter, end_step: EndStep | None = None
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self._end_step = end_step
+        self._mailbox: SimpleQueue[_Message | None] = SimpleQueue()  # None: close
+        self._handles: dict[int, RequestHandle] = {}  # by the ids of their live sequences
+        self._starting: list[RequestHandle] = []  # those for which nothing was computed yet
+        self._stopped: EngineError | None = None  # why nothing is taken any more
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="tokenwright engine", daemon=True)
+        self._thread.start()
+        atexit.register(_close, weakref.WeakMethod(self.close))
+
+    def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
+        """Queue requests, which join the same step; `paused` ones compute nothing until they are resumed.
+
+        It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
+        the engine thread has ended.
+        """
+        self._check()
+        handles = [RequestHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
+        if paused:
+            for handle in handles:
+                handle.sequence.group.pause_at = 0
+        self._send(_Submit(self, handles))
+        return handles
+
+    def call(self, function: Callable[[Engine[Any]], T]) -> T:
+        """Run `function(engine)` between two steps and return its result. Raises what it raises."""
+        self._check()
+        call = _Call(function)
+        self._send(call)
+        return call.wait()
+
+    def post(self, action: Action) -> None:
+        """Run `action(engine)` between two steps, without waiting. Finalizers and signal handlers may call it."""
+        self._send(_Post(action))
+
+    def _send(self, message: _Message) -> None:
+        self._mailbox.put(message)
+        if self._stopped is not None:  # perhaps too late to be read: refuse it here
+            self._refuse_mail(self._stopped)
+
+    def close(self) -> None:
+        """End every request with an error, after the step under way, and wait for the thread to end."""
+        self.stop()
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """`close` without waiting: for finalizers."""
+        self._mailbox.put(None)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineError(FORKED)
+        if self._stopped is not None:
+            raise EngineError(str(self._stopped)) from self._stopped.__cause__
+
+    # What follows runs in the engine thread.
+
+    def add(self, handle: RequestHandle) -> None:
+        """Take in a request that was accepted."""
+        self._handles[handle.sequence.id] = handle
+        self._starting.append(handle)
+        self.engine.add(handle.sequence)
+
+    def _run(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # kernel threads inherit it
+        stopped = EngineError(CLOSED)
+        try:
+            while self._read_mail():
+                if self.engine.busy:
+                    self._step()
+        except BaseException as error:  # the engine itself: its state is unknown from here on
+            log.exception("the engine thread has failed")
+            stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
+            stopped.__cause__ = error
+        self._stopped = stopped
+        self._refuse_all(stopped)
+
+    def _read_mail(self) -> bool:
+        """Carry out all messages; wait for one where there is nothing to compute. False: close."""
+        mailbox, engine = self._mailbox, self.engine
+        while not mailbox.empty() or not engine.busy:
+            message = mailbox.get()
+            if message is None:
+                return False
+            if events := message.run(engine):
+                self._deliver(events)
+        return True
+
+    def _step(self) -> None:
+        began = self.clock()
+        events = self.engine.step()
+        if self._starting:
+            for handle in self._starting:
+                if handle.sequence.forwarded:
+                    handle.started = began
+            self._starting = [handle for handle in self._starting if handle.started is None and not handle.ended]
+        if self._end_step is not None:
+            self._end_step(began, self.clock())
+        if events:
+            self._deliver(events)
+
+    def _deliver(self, events: list[Event]) -> None:
+        """Hand every listener the events of its requests."""
+        now, handles = self.clock(), self._handles
+        by_handle: dict[RequestHandle, list[Event]] = {}
+        for event in events:
+            identity = event.sequence
+            if isinstance(event, Forked):
+                handle = handles[identity] = handles[event.parent]
+                handle.live.add(identity)
+            else:
+                handle = handles[identity]
+                if isinstance(event, Finished | Failed | Dropped):
+                    handle.live.discard(identity)
+                    del handles[identity]
+            if handle in by_handle:
+                by_handle[handle].append(event)
+            else:
+                by_handle[handle] = [event]
+        by_listener: dict[Listener, list[Delivery]] = {}
+        for handle, its in by_handle.items():
+            handle.ended = not handle.live
+            by_listener.setdefault(handle.listener, []).append(Delivery(handle, its, now, handle.ended))
+        for listener, deliveries in by_listener.items():
+            try:
+                listener.deliver(deliveries)
+            except Exception:
+                log.exception("a listener failed; its requests are cancelled")
+                for delivery in deliveries:
+                    delivery.handle.cancel()
+
+    def _refuse_all(self, why: EngineError) -> None:
+        """End all requests, and refuse the messages that were not read."""
+        handles, self._handles = dict.fromkeys(self._handles.values()), {}
+        for handle in handles:
+            handle.fail(why)
+        self._refuse_mail(why)
+
+    def _refuse_mail(self, why: EngineError) -> None:
+        """Refuse every message in the mailbox: each is taken out, and so refused, once."""
+        while True:
+            try:
+                message = self._mailbox.get_nowait()
+            except Empty:
+                return
+            if message is not None:
+                message.refuse(why)

@@ -1,0 +1,154 @@
+"""From what a client gives (prompt, sampling parameters) to a Request of the engine."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+
+from tokenwright.config import DynamicScaling, Rope
+from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.engine import Request
+from tokenwright.errors import RequestError
+from tokenwright.loaded import LoadedModel
+from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode, shown
+from tokenwright.text import TextStream
+
+Prompt = str | Sequence[int]  # text, or token ids
+
+
+class RequestBuilder:
+    """Builds requests for one loaded model. context: the most tokens of one text. Any thread may use it."""
+
+    def __init__(self, loaded: LoadedModel, context: int) -> None:
+        self._loaded = loaded
+        self._context = context
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self._loaded.eos_ids
+
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's suggestions with `overrides` in their place, as `LLM.sampling` says."""
+        names = {field.name for field in fields(SamplingParams)}
+        given = {name: value for name, value in overrides.items() if value is not None}
+        if unknown := given.keys() - names:
+            raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
+        beams = given.get("beams", 1) != 1
+        suggested = self._loaded.generation.sampling
+        kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
+        if "min_tokens" in kept:  # a suggestion gives way to what is asked
+            most = given.get("max_tokens", SamplingParams().max_tokens)
+            kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0
+        return SamplingParams(**{**kept, **given})
+
+    def params(self, params: object) -> SamplingParams:
+        """The parameters of a request; None: the checkpoint's suggestions. Raises RequestError for another type."""
+        if params is None:
+            return self.sampling()
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
+        return params
+
+    def ids(self, prompt: object) -> list[int]:
+        """The token ids of a prompt. Raises RequestError for what is none, and for ids that the model lacks."""
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+        ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        size = self._loaded.config.vocab_size
+        for token in ids:
+            if type(token) is not int or not 0 <= token < size:
+                raise RequestError(f"a prompt's token ids must be from 0 to {size - 1}, not {shown(token)}")
+        return ids
+
+    def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
+        """The ids of a prompt and what follows it, as one text where that leaves the prompt's own `ids` as they are."""
+        tokenizer = self._loaded.tokenizer
+        if isinstance(prompt, str) and isinstance(continuation, str):
+            whole = tokenizer.encode(prompt + continuation)
+            if whole[: len(ids)] == ids:
+                return whole
+        if isinstance(continuation, str):
+            return [*ids, *tokenizer.encode(continuation, add_special=False)]
+        return [*ids, *self.ids(continuation)]
+
+    def build(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        cache: bool = True,
+        prompt_logprobs_from: int | None = None,
+        written: Sequence[int] = (),
+        share: bool = True,
+        salt: str = "",
+    ) -> Request:
+        """A request, its seed drawn where none is given. `written`: tokens that stand after the prompt already."""
+        ids, more = self.ids(prompt), self.ids(written)
+        _check_salt(salt)
+        if params.seed is None and not params.greedy and params.beams == 1:
+            params = replace(params, seed=secrets.randbits(63))
+        if params.prompt_logprobs is not None:
+            prompt_logprobs_from = 1
+        stop_checker = self._stop_checker(params, ids)
+        for token in more:
+            stop_checker.advance(token)
+        stop_checker.take_text()
+        left = max(0, params.max_tokens - len(more))
+        params = replace(params, max_tokens=left, min_tokens=min(left, max(0, params.min_tokens - len(more))))
+        search = BeamSearch(params, stop_checker) if params.beams > 1 else None
+        request = Request(
+            prompt=(*ids, *more),
+            params=params,
+            stop_checker=stop_checker if search is None else search,
+            cache=cache,
+            prompt_logprobs_from=prompt_logprobs_from,
+            share=share,
+            constraints=self._loaded.vocabulary.constraints(params, self.eos_ids),
+            width=params.beams,
+            search=search,
+        )
+        return replace(request, salt=self.salt(request.limit(self._context), salt))
+
+    def salt(self, limit: int, salt: str = "") -> bytes:
+        """The prefix cache's salt: the caller's, and the length that a text may reach where RoPE depends on it."""
+        positions = self._loaded.config.positions
+        if isinstance(positions, Rope) and isinstance(positions.scaling, DynamicScaling):
+            return f"{max(limit, positions.scaling.original_context)} {salt}".encode()
+        return salt.encode()
+
+    def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
+        asked = time.monotonic()
+        loaded = self._loaded
+        loaded.vocabulary.check(params)
+        constraint = None
+        if params.grammar is not None:
+            opens = all(loaded.tokenizer.token_bytes(token) is None for token in prompt)
+            constraint = loaded.vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
+        return TextStopChecker(
+            TextStream(loaded.tokenizer, params.stop, prompt, include_stop=params.include_stop),
+            () if params.ignore_eos else self.eos_ids,
+            params.stop_ids,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
+            deadline=None if params.max_seconds is None else asked + params.max_seconds,
+            constraint=constraint,
+        )
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text, or token ids) or several, as a list of prompts."""
+    if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence):
+        return [prompts]
+    ids = [item for item in prompts if isinstance(item, int)]
+    texts = [item for item in prompts if not isinstance(item, int)]
+    if ids and texts:
+        raise RequestError("token ids stand beside other prompts; put the ids of each prompt into a list of their own")
+    return [ids] if ids else texts
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise RequestError(f"a salt is text, not {type(salt).__name__}")
+    check_unicode("the salt", salt)

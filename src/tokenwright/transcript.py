@@ -1,0 +1,195 @@
+"""A request's texts, put together from the events of the engine: what a client sees of it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+from tokenwright.completion import Completion, Piece, TreeToken, Usage
+from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.engine import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Forked,
+    PromptLogprobsAdded,
+    Sequence,
+    Token,
+    TopLogprob,
+)
+from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.errors import EngineError
+
+
+class Text:
+    """One text of a request, number `choice`."""
+
+    def __init__(self, sequence: Sequence, choice: int) -> None:
+        self.sequence = sequence
+        self.choice = choice
+        self.pieces: list[Piece] = []
+        self.times: list[float] = []  # seconds from the request to each token
+        self.score: float | None = None
+        self.reason: FinishReason | None = None
+        self.stopped: str | int | None = None
+
+    def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
+        """Note one event, `since` seconds after the request; its piece goes to `fresh`, which holds the step's."""
+        match event:
+            case Token(token=token, logprob=logprob, sampler_logprob=drawn, top=top, text=text):
+                piece = Piece(text, token, logprob, drawn, top, self.choice)
+                self.times.append(since)
+            case Finished(reason=reason, text=text, stopped=stopped):
+                self.reason, self.stopped = reason, stopped
+                if not text:
+                    return
+                if fresh and fresh[-1].choice == self.choice:  # what was held back belongs to the last token
+                    fresh[-1] = self.pieces[-1] = fresh[-1]._replace(text=fresh[-1].text + text)
+                    return
+                piece = Piece(text, None, 0.0, choice=self.choice)
+            case _:
+                return
+        self.pieces.append(piece)
+        fresh.append(piece)
+
+    @property
+    def mean_logprob(self) -> float:
+        """What the best of several is found by."""
+        logprobs = [piece.logprob for piece in self.pieces if piece.token_id is not None]
+        return sum(logprobs) / max(1, len(logprobs))
+
+
+class Transcript:
+    """What has been delivered of one request. A search has no pieces, and no texts before its end.
+
+    layers: of the model. kv_bytes: bytes that the KV cache keeps of a text of so many tokens.
+    """
+
+    def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int]) -> None:
+        self.handle = handle
+        self.ended = False
+        self.error: Exception | None = None
+        self.prompt_logprobs: list[float] = []
+        self._search: BeamSearch | None = handle.request.search
+        self._layers = layers
+        self._kv_bytes = kv_bytes
+        self._texts = {handle.sequence.id: Text(handle.sequence, 0)}  # of a search the best, once it has ended
+        self._sequences = [handle.sequence]
+        self._prompt_tops: list[tuple[TopLogprob, ...]] = []
+        self._step_times: list[float] = []  # of a search: seconds to each step that picked
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """Why the first text ended well; None before that, and after a failure."""
+        return next(iter(self._texts.values())).reason
+
+    def add(self, delivery: Delivery) -> list[Piece]:
+        """Note what a step has brought; its fresh pieces, in order."""
+        fresh: list[Piece] = []
+        since = delivery.time - self.handle.submitted
+        for event in delivery.events:
+            match event:
+                case Forked(sequence=identity, branch=branch):
+                    self._sequences.append(branch)
+                    if self._search is None:
+                        self._texts[identity] = Text(branch, branch.choices[0])
+                case PromptLogprobsAdded(logprobs=logprobs, tops=tops):
+                    self.prompt_logprobs += logprobs
+                    self._prompt_tops += tops
+                case Failed(error=error):
+                    self.error = self.error or error
+                case _ if self._search is None:
+                    self._texts[event.sequence].add(event, since, fresh)
+                case Finished(reason=reason):
+                    next(iter(self._texts.values())).reason = reason
+        if self._search is not None:
+            self._step_times.append(since)
+            if delivery.ended and self.error is None:
+                self._read_search(self._search)
+        self.ended = delivery.ended
+        return fresh
+
+    def abort(self) -> None:
+        """Nothing more is read: what has not ended is ABORTED."""
+        if not self.ended:
+            self.ended = True
+            for text in self._texts.values():
+                text.reason = text.reason or FinishReason.ABORTED
+
+    def check(self) -> None:
+        """Raises EngineError if the request has failed."""
+        if self.error is not None:
+            raise EngineError(str(self.error) or type(self.error).__name__) from self.error
+
+    def _read_search(self, search: BeamSearch) -> None:
+        """The texts of a search that is over, each read once more by a stop checker of its own."""
+        found = search.best(search.params.n)
+        if not found or self.reason is FinishReason.ABORTED:
+            return
+        self._texts.clear()
+        for place, hypothesis in enumerate(found):
+            checker = cast("TextStopChecker", search.stop_checker.fork())
+            text = self._texts[place] = Text(self.handle.sequence, place)
+            for node in hypothesis.node.path():
+                checker.advance(node.token)
+                piece = Piece(checker.take_text(), node.token, node.logprob, node.sampler_logprob, node.top, place)
+                text.pieces.append(piece)
+            last = text.pieces[-1]
+            text.pieces[-1] = last._replace(text=last.text + checker.finish())
+            text.times = self._step_times[: len(text.pieces)]
+            text.score, text.stopped = hypothesis.score, checker.stopped
+            text.reason = FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
+
+    def completion(self) -> Completion:
+        """What has been written so far, and what it cost; of several texts the best or the first, with the others."""
+        params = self.handle.request.params
+        texts = list(self._texts.values())
+        if params.best_of is not None:
+            texts = sorted(texts, key=lambda text: -text.mean_logprob)[: params.n]
+        each = [self._completion(text) for text in texts]
+        if self.ended and self._search is None:  # one that ended before its texts parted stands for all
+            each += each[:1] * (params.n - len(each))
+        first = replace(each[0], others=tuple(each[1:]))
+        if self._search is not None and self.ended:
+            places = {node: place for place, node in enumerate(self._search.nodes())}
+            tree = tuple(
+                TreeToken(places.get(node.parent), node.token, node.logprob, node.score, node.reason)  # type: ignore[arg-type]
+                for node in places
+            )
+            best = self._search.best(params.n)
+            first = replace(first, tree=tree, ends=tuple(places[found.node] for found in best))
+        return first
+
+    def _completion(self, text: Text) -> Completion:
+        tokens = [piece for piece in text.pieces if piece.token_id is not None]
+        params = self.handle.request.params
+        return Completion(
+            text="".join(piece.text for piece in text.pieces),
+            token_ids=tuple(piece.token_id for piece in tokens if piece.token_id is not None),
+            logprobs=tuple(piece.logprob for piece in tokens),
+            finish_reason=text.reason if self.ended else None,
+            usage=self._usage(text, len(tokens)),
+            sampler_logprobs=tuple(piece.sampler_logprob for piece in tokens),
+            top_logprobs=tuple(piece.top for piece in tokens) if params.logprobs is not None else (),
+            stopped=text.stopped if self.ended else None,
+            score=text.score,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_top_logprobs=tuple(self._prompt_tops),
+        )
+
+    def _usage(self, text: Text, tokens: int) -> Usage:
+        handle, sequence = self.handle, text.sequence
+        prompt, search = len(handle.request.prompt), self._search is not None
+        forwarded = sum(one.forwarded for one in self._sequences) if search else sequence.forwarded
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=tokens,
+            forward_tokens=forwarded,
+            layer_tokens=forwarded * self._layers,
+            reused_tokens=sequence.reused,
+            kv_bytes=self._kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
+            preemptions=sequence.preemptions,
+            seed=handle.request.params.seed,
+            queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
+            token_s=tuple(text.times),
+        )

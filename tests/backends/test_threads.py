@@ -1,0 +1,292 @@
+"""The kernels' threads: late ones, missing ones, those of a fork; how many are used, and the memory they compute in."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.backends.native import KERNELS, WEIGHTS, needs_native, noise, packed, threads
+from tokenwright.backends.native.kernels import NativeKernels, Workspace
+from tokenwright.bench import limits
+from tokenwright.errors import CapacityError
+
+NATIVE = Path(__file__).parents[2] / "src" / "tokenwright" / "backends" / "native" / "cpp"
+COMPILER = shutil.which("g++")
+pytestmark = needs_native
+
+
+def any_kernels() -> NativeKernels:
+    return next(iter(KERNELS.values()))
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """With so many other processes that always compute."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+def in_a_process(code: str) -> str:
+    """What the code prints, run in a Python of its own after the imports that it needs."""
+    first = (
+        "import os, resource\n"
+        "import torch\n"
+        "from tests.backends.native import KERNELS, noise, packed\n"
+        "kernels, weight, x = next(iter(KERNELS.values())), packed('int8', 100, 150), noise(20, 150)\n"
+        "library, right = kernels.library, kernels.linear(x, weight)\n"
+        "torch.set_num_threads(8)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", first + code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+# ---- What is computed ----
+
+
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_any_number_of_threads(form: str) -> None:
+    """More and fewer in turn, also more than there is work for."""
+    kernels, weight, x = any_kernels(), packed(form, 50, 40), noise(3, 40)
+    right = kernels.linear(x, weight)
+    for count in (1, 4, 2, 3, 8, 1, 4):
+        with threads(count):
+            assert torch.equal(kernels.linear(x, weight), right)
+            assert count == 1 or kernels.library.tw_last_team() == count
+
+
+def test_threads_that_are_kept_waiting_change_nothing() -> None:
+    """Eight threads, and two other processes that want each processor."""
+    kernels, weight, x, logits = any_kernels(), packed("int8", 600, 300), noise(40, 300), noise(3, 50_000)
+    right, summary = kernels.linear(x, weight), kernels.summarise(logits)
+    with neighbours(2 * (os.cpu_count() or 1)), threads(8):
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            assert torch.equal(kernels.linear(x, weight), right)
+            assert kernels.summarise(logits) == summary
+
+
+def test_callers_take_turns() -> None:
+    """Calls from several threads of Python at once, each on several of the pool: all get what is theirs."""
+    kernels = any_kernels()
+    weights = [packed("int8", 100, 150, seed=seed) for seed in range(4)]
+    x = [noise(1 + 7 * seed, 150, seed=seed) for seed in range(4)]
+    right = [kernels.linear(*pair) for pair in zip(x, weights, strict=True)]
+
+    def many(caller: int) -> bool:
+        torch.set_num_threads(1 + caller % 3)  # of this thread alone
+        return all(torch.equal(kernels.linear(x[caller], weights[caller]), right[caller]) for _ in range(50))
+
+    with threads(3), ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(many, range(4)))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="g++ compiles the pool for this test")
+def test_the_pool_under_the_thread_sanitizer(tmp_path: Path) -> None:
+    """Every piece once and in its phase, with threads that come late, stay away or hold a piece for long."""
+    assert COMPILER is not None
+    sources = [Path(__file__).with_name("check_pool.cpp"), NATIVE / "pool.cpp", NATIVE / "processors.cpp"]
+    command = [
+        COMPILER,
+        "-std=gnu++17",
+        "-O1",
+        "-g1",
+        "-fsanitize=thread",
+        f"-I{NATIVE}",
+        "-o",
+        str(tmp_path / "check"),
+    ]
+    subprocess.run([*command, *map(str, sources), "-pthread"], check=True, timeout=300)
+    for exact in ("0", "2", "3", "8"):
+        ended = subprocess.run(
+            [str(tmp_path / "check"), exact, "60"], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr[-4000:]
+
+
+# ---- How many threads are used ----
+
+
+def team_sizes(seconds: float) -> list[int]:
+    """Of linears for so long, one after another: how many threads each was split for."""
+    kernels, weight, x = any_kernels(), packed("int8", 2000, 600), noise(16, 600)
+    sizes, until = list[int](), time.monotonic() + seconds
+    with limits.threads(2):
+        while time.monotonic() < until:
+            kernels.linear(x, weight)
+            sizes.append(kernels.library.tw_last_team())
+    return sizes
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+def test_fewer_threads_beside_busy_neighbours() -> None:
+    """And again and again it is tried whether there is room for all: else they would never come back."""
+    with neighbours(2 * (os.cpu_count() or 1)):
+        team_sizes(0.5)
+        sizes = team_sizes(3)
+    assert sizes.count(1) > 0.7 * len(sizes)
+    assert sizes.count(2) > 0
+
+
+def test_no_more_threads_than_processors() -> None:
+    code = (
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "library.tw_exact_threads(0)\n"
+        "assert torch.equal(kernels.linear(x, weight), right)\n"
+        "print(library.tw_last_team())"
+    )
+    assert in_a_process(code) == "1"
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_a_thread_that_cannot_be_started_means_fewer(allowed: int) -> None:
+    """As under `ulimit -u` and in containers with a limit of processes. root knows no such limit: it becomes nobody."""
+    code = (
+        f"library.tw_exact_threads(1 + {allowed})\n"
+        "assert torch.equal(kernels.linear(x, weight), right)\n"  # these could be started
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+        "library.tw_exact_threads(8)\n"
+        "assert all(torch.equal(kernels.linear(x, weight), right) for _ in range(100))\n"
+        "print(library.tw_last_team())"
+    )
+    assert in_a_process(code) == str(1 + allowed)
+
+
+# ---- Forks ----
+
+
+def exit_code(child: int, seconds: float) -> int | None:
+    """Of a child that has ended by then; one that has not is ended, and has none."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return None
+
+
+def test_a_forked_process_computes_on_threads_of_its_own() -> None:
+    kernels, weight, x = any_kernels(), packed("int8", 100, 150), noise(20, 150)
+    with threads(3):
+        right = kernels.linear(x, weight)  # now the pool has threads, which a fork does not take along
+        child = os.fork()
+        if child == 0:
+            same = all(torch.equal(kernels.linear(x, weight), right) for _ in range(3))
+            os._exit(0 if same else 7)
+        assert torch.equal(kernels.linear(x, weight), right)
+    assert exit_code(child, 60) == 0
+
+
+def test_a_fork_in_the_midst_of_a_step_of_another_thread() -> None:
+    """The child has the pool's lock as it was, taken, and must not wait for it."""
+    kernels, weight, x = any_kernels(), packed("int8", 1000, 600), noise(64, 600)
+    right, stopped = kernels.linear(x, weight), threading.Event()
+
+    def compute() -> None:
+        torch.set_num_threads(3)  # of this thread alone
+        while not stopped.is_set():
+            kernels.linear(x, weight)
+
+    with threads(3):
+        thread = threading.Thread(target=compute)
+        thread.start()
+        try:
+            for _ in range(20):
+                child = os.fork()
+                if child == 0:
+                    os._exit(0 if torch.equal(kernels.linear(x, weight), right) else 7)
+                assert exit_code(child, 30) == 0
+        finally:
+            stopped.set()
+            thread.join()
+
+
+# ---- The memory that is computed in ----
+
+
+def workspaces() -> int:
+    return int(any_kernels().library.tw_workspaces())
+
+
+def test_idle_threads_keep_no_workspace() -> None:
+    kernels, weight, x = any_kernels(), packed("int8", 100, 150), noise(20, 150)
+    kernels.linear(x, weight)
+    before, all_have_computed = workspaces(), threading.Barrier(25)
+
+    def client() -> None:
+        kernels.linear(x, weight)
+        all_have_computed.wait()
+        all_have_computed.wait()
+
+    clients = [threading.Thread(target=client) for _ in range(24)]
+    for one in clients:
+        one.start()
+    all_have_computed.wait()
+    try:
+        assert workspaces() == before
+    finally:
+        all_have_computed.wait()
+        for one in clients:
+            one.join()
+
+
+def test_a_workspace_goes_with_its_owner() -> None:
+    library, before = any_kernels().library, workspaces()
+    workspace = Workspace(library)
+    workspace.run(lambda memory: 0 if memory else 1, "no memory")
+    workspace.run(lambda memory: 0 if memory else 1, "no memory")
+    assert workspaces() == before + 1
+    del workspace
+    assert workspaces() == before
+
+
+def test_calls_at_once_compute_in_memory_of_their_own() -> None:
+    library, before = any_kernels().library, workspaces()
+    workspace = Workspace(library)
+    seen: list[int] = []
+
+    def inner(memory: int) -> int:
+        seen.append(memory)
+        return 0
+
+    def outer(memory: int) -> int:
+        seen.append(memory)
+        workspace.run(inner, "no memory")
+        return 0
+
+    workspace.run(outer, "no memory")
+    assert len(set(seen)) == 2
+    assert workspaces() == before + 1  # one is kept
+
+
+def test_a_call_that_lacks_memory_is_told_so() -> None:
+    before, workspace = workspaces(), Workspace(any_kernels().library)
+    with pytest.raises(CapacityError, match="too much"):
+        workspace.run(lambda memory: 1, "too much")
+    with pytest.raises(KeyboardInterrupt):
+        workspace.run(_interrupt, "too much")
+    assert workspaces() == before  # what was interrupted is not used again
+
+
+def _interrupt(memory: int) -> int:
+    raise KeyboardInterrupt

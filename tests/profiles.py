@@ -1,0 +1,33 @@
+"""Hypothesis profiles: how many examples a property test draws, and whether it draws the same ones at every run.
+
+    house       as many as the test says; new ones at each run, the same ones where CI is set
+    ci          a quarter of them, always the same ones; the default where CI is set
+    sanitize    a twentieth, always the same ones: for scripts/sanitize, under which each takes long
+
+`pytest --hypothesis-profile=house` chooses one. The shares hold for tests that take their settings from `examples`.
+"""
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+IN_CI = "CI" in os.environ
+SHARES = {"house": 1.0, "ci": 0.25, "sanitize": 0.05}
+
+
+def register() -> None:
+    """Register the profiles and load the default one."""
+    for name in SHARES:
+        settings.register_profile(
+            name,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+            derandomize=IN_CI or name != "house",
+        )
+    settings.load_profile("ci" if IN_CI else "house")
+
+
+def examples(count: int, **options: Any) -> settings:
+    """Settings of a property test whose examples take long: the profile's share of `count`, at least two."""
+    return settings(max_examples=max(2, round(count * SHARES[settings.get_current_profile_name()])), **options)

@@ -1,0 +1,95 @@
+"""What the scripts decide: when kernels are checked anew, and when the package is installed anew."""
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+def script(name: str) -> ModuleType:
+    """A script as a module."""
+    loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(SCRIPTS / name))
+    spec = importlib.util.spec_from_file_location(loader.name, SCRIPTS / name, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _scripts_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=tester", "-c", "user.email=tester@example.org")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def commit(folder: Path, file: str) -> None:
+    (folder / file).parent.mkdir(exist_ok=True)
+    with (folder / file).open("a") as out:
+        out.write("a line\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", f"change {file}")
+
+
+def test_kernels_are_checked_where_the_last_commit_or_the_tree_changed_them(tmp_path: Path) -> None:
+    differs = script("common.py").differs_from_last_commit
+    kernels = tmp_path / "native"
+    assert differs(kernels, root=tmp_path), "no repository: nothing to compare with"
+    git(tmp_path, "init", "-q")
+    commit(tmp_path, "native/a.cpp")
+    assert differs(kernels, root=tmp_path), "a first commit, or a shallow clone"
+    commit(tmp_path, "other/b.py")
+    assert not differs(kernels, root=tmp_path)
+    commit(tmp_path, "native/a.cpp")
+    assert differs(kernels, root=tmp_path)
+    commit(tmp_path, "other/b.py")
+    (kernels / "a.cpp").write_text("not yet committed\n")
+    assert differs(kernels, root=tmp_path)
+    assert differs(tmp_path / "other", kernels, root=tmp_path)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, for a project of two modules and a kernel in `tmp_path`."""
+    made = script("install")
+    for file in (*made.DECIDES, "src/tokenwright/a.py", "src/tokenwright/room/b.py", "src/native/k.cpp"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    monkeypatch.setattr(made.page, "sources", lambda: iter(()))
+    for name, path in (("ROOT", ""), ("PACKAGE", "src/tokenwright"), ("NATIVE", "src/native")):
+        monkeypatch.setattr(made, name, tmp_path / path)
+    return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "src/native/k.cpp").write_text("another kernel"),
+        lambda root: (root / "pyproject.toml").write_text("another version"),
+        lambda root: (root / "src/tokenwright/a.py").rename(root / "src/tokenwright/room/a.py"),
+        lambda root: (root / "src/tokenwright/room/b.py").unlink(),
+        lambda root: (root / "src/tokenwright/room/c.py").touch(),
+    ],
+    ids=["a kernel", "a version", "a moved module", "a module less", "a module more"],
+)
+def test_it_is_installed_anew_when(change: Callable[[Path], object], install: ModuleType, tmp_path: Path) -> None:
+    before = install.digest()
+    change(tmp_path)
+    assert install.digest() != before
+
+
+def test_the_code_of_a_module_needs_no_new_installation(install: ModuleType, tmp_path: Path) -> None:
+    before = install.digest()
+    (tmp_path / "src/tokenwright/a.py").write_text("other code")
+    assert install.digest() == before

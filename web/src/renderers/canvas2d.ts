@@ -1,0 +1,175 @@
+// The 2-D renderer: arcs of attention above a row of tokens, and under it the cache as a grid of positions by layers.
+// It shows all that the 3-D renderer shows (same scene, same colours, same write head) and is used where there is no
+// WebGL. This module owns the view, where it is and how large, and the order of painting; the painters are in flat/.
+
+import { beamsOf } from "./beams";
+import type { Camera, Renderer, Scene } from "./renderer";
+import { hatchOf, paintCells, paintPanel } from "./flat/cells";
+import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
+import { paintBeams, paintHead, paintNotes } from "./flat/reading";
+import { paintAxes, paintLabels, paintTiles } from "./flat/tokens";
+import { Glide, clamp, phasesOf } from "./motion";
+import { spanOf } from "./span";
+import { css, readPalette } from "./theme";
+
+const MOST_PITCH = 96; // CSS pixels, to which the user may zoom
+const LEAST_PITCH = 2;
+const UNDER_GUTTER = 4; // tokens left of the columns whose tiles may still show
+
+export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
+  const context = canvas.getContext("2d");
+  if (!context) throw new Error("This browser gives no 2-D canvas.");
+  const c = context;
+
+  let palette = readPalette();
+  let hatch = hatchOf(palette, 1);
+  let [width, height, ratio] = [0, 0, 1];
+  let camera: Camera = "iso";
+  let manual: View | null = null; // where the user has put the view
+  let jump = true; // the next view is taken without a glide
+  let frames = 0;
+  let lastHead = 0;
+  let shown: { view: View; frame: Frame; tokens: number } | null = null;
+  const glide = new Glide<View>();
+  const widths = new Map<string, number>();
+
+  const snap = (value: number) => Math.round(value * ratio) / ratio;
+  const place = (view: View, position: number) => gutterOf(width) + (position + 0.5 - view.left) * view.pitch;
+
+  function measure(text: string): number {
+    const key = `${c.font}|${text}`;
+    let known = widths.get(key);
+    if (known === undefined) {
+      if (widths.size > 4000) widths.clear();
+      known = c.measureText(text).width;
+      widths.set(key, known);
+    }
+    return known;
+  }
+
+  function wanted(scene: Scene): View {
+    const area = Math.max(1, width - gutterOf(width) - 14);
+    const share = camera === "side" ? 0.72 : 0.54;
+    if (manual) {
+      const x = (lastHead + 0.5 - manual.left) * manual.pitch;
+      // The page moves on under a head that was in view, as paper does.
+      if (scene.head !== lastHead && x > 0 && x < area) {
+        const next = (scene.head + 0.5 - manual.left) * manual.pitch;
+        if (next > 0.9 * area || next < 0.1 * area) manual.left += scene.head - lastHead;
+      }
+      return { ...manual, share };
+    }
+    const most = clamp(width * 0.06, 30, 64);
+    const span = spanOf(camera, scene.tokens.length, area);
+    const pitch = Math.min(most, area / span.count);
+    return { left: span.first - (area / pitch - span.count) / 2, pitch, share };
+  }
+
+  function draw(scene: Scene, now: number): boolean {
+    frames++;
+    if (width < 2 || height < 2) return false;
+    glide.aim(wanted(scene), now, jump || manual !== null);
+    jump = false;
+    lastHead = scene.head;
+    const tokens = scene.tokens.length;
+    const layers = Math.max(1, scene.layers);
+    const view = glide.at(now);
+    const frame = frameOf(view, layers, width, height, ratio);
+    shown = { view, frame, tokens };
+    const picture: Picture = {
+      c,
+      scene,
+      palette,
+      hatch,
+      phases: phasesOf(scene.progress, scene.layerShare, layers),
+      beams: beamsOf(scene.row, scene.head),
+      view,
+      frame,
+      width,
+      height,
+      ratio,
+      first: clamp(Math.floor(view.left) - UNDER_GUTTER, 0, tokens),
+      last: clamp(Math.ceil(view.left + (width - frame.x0) / view.pitch), 0, tokens) - 1,
+      wide: Math.max(1 / ratio, columnWidth(view.pitch)),
+      hub: { x: place(view, scene.head), y: frame.tileTop - 22 },
+      centre: (position) => place(view, position),
+      snap,
+      measure,
+    };
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    c.fillStyle = css(palette.bg);
+    c.fillRect(0, 0, width, height);
+    paintPanel(picture);
+    c.save();
+    c.beginPath();
+    c.rect(frame.x0 - 2, 0, width, height);
+    c.clip();
+    paintCells(picture);
+    c.restore();
+    paintTiles(picture);
+    paintAxes(picture);
+    if (tokens > 0) {
+      paintLabels(picture);
+      paintBeams(picture);
+      paintHead(picture);
+      paintNotes(picture);
+    }
+    return glide.moving(now);
+  }
+
+  return {
+    get orthographic() {
+      return true;
+    },
+    resize(w, h, r) {
+      width = Math.max(0, w);
+      height = Math.max(0, h);
+      ratio = clamp(r || 1, 1, 3);
+      const pixels = (length: number) => Math.max(1, Math.round(length * ratio));
+      if (canvas.width !== pixels(width)) canvas.width = pixels(width);
+      if (canvas.height !== pixels(height)) canvas.height = pixels(height);
+      hatch = hatchOf(palette, ratio);
+      jump = true;
+    },
+    draw,
+    camera(name, scene) {
+      camera = name;
+      manual = null;
+      lastHead = scene.head;
+    },
+    orbit() {}, // a plane has nothing to turn around
+    pan(dx) {
+      if (!shown) return;
+      const { view, tokens } = shown;
+      const room = (width - gutterOf(width)) / view.pitch;
+      manual = { ...view, left: clamp(view.left - dx / view.pitch, 2 - room, Math.max(0, tokens - 2)) };
+      shown.view = manual;
+    },
+    zoom(factor, x) {
+      if (!shown || !(factor > 0)) return;
+      const { view } = shown;
+      const pitch = clamp(view.pitch * factor, LEAST_PITCH, MOST_PITCH);
+      const under = view.left + (x - gutterOf(width)) / view.pitch;
+      manual = { ...view, pitch, left: under - (x - gutterOf(width)) / pitch };
+      shown.view = manual;
+    },
+    project(position) {
+      if (!shown) return { x: 0, y: 0 };
+      return { x: place(shown.view, position), y: shown.frame.tileTop + shown.frame.tile / 2 };
+    },
+    pick(x, y) {
+      if (!shown || y < shown.frame.tileTop - 8) return null;
+      const position = Math.floor(shown.view.left + (x - gutterOf(width)) / shown.view.pitch);
+      return position >= 0 && position < shown.tokens ? position : null;
+    },
+    stats: () => ({ kind: "2d", gpu: "canvas", calls: 0, triangles: 0, frames }),
+    theme() {
+      palette = readPalette();
+      hatch = hatchOf(palette, ratio);
+    },
+    dispose() {
+      widths.clear();
+      canvas.width = canvas.height = 1;
+    },
+  };
+}

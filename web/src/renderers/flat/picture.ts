@@ -1,0 +1,70 @@
+// One picture of the 2-D renderer: what is to be painted, where its parts stand, and the brush. The painters are given
+// this.
+
+import type { Beams } from "../beams";
+import type { Scene } from "../renderer";
+import { UPRIGHT_FROM } from "../labels";
+import { type Phases, clamp } from "../motion";
+import type { Palette } from "../theme";
+import type { Hatch } from "./cells";
+
+export interface View {
+  left: number; // the position, with a fraction, at the left end of the area
+  pitch: number; // CSS pixels from one token to the next
+  share: number; // of the height, for the cache
+}
+
+/** Where the parts stand, in CSS pixels. */
+export interface Frame {
+  x0: number; // left end of the columns; the names of the layers stand before it
+  arcTop: number;
+  tileTop: number;
+  tile: number; // height of a tile
+  labelTop: number;
+  labelRoom: number;
+  cellsTop: number;
+  cell: number; // height of a cell, its gap included
+  cellsEnd: number;
+}
+
+export interface Picture {
+  c: CanvasRenderingContext2D;
+  scene: Scene;
+  palette: Palette;
+  hatch: Hatch;
+  phases: Phases;
+  beams: Beams;
+  view: View;
+  frame: Frame;
+  width: number; // CSS pixels
+  height: number;
+  ratio: number;
+  first: number; // positions in view
+  last: number;
+  wide: number; // of a column
+  hub: { x: number; y: number }; // where the beams begin
+  centre(position: number): number; // of a column
+  snap(value: number): number; // to a device pixel
+  measure(text: string): number; // in the brush's font
+}
+
+const TOP = 10;
+const TICKS = 20;
+
+export const gutterOf = (width: number): number => (width < 480 ? 30 : 40);
+
+export function columnWidth(pitch: number): number {
+  return pitch > 12 ? pitch - Math.max(2, pitch * 0.14) : pitch > 4 ? pitch - 1 : pitch;
+}
+
+export function frameOf(view: View, layers: number, width: number, height: number, ratio: number): Frame {
+  const tile = clamp(view.pitch * 0.62, 8, 24);
+  const labelRoom = view.pitch >= UPRIGHT_FROM ? 26 : height < 460 ? 52 : 62;
+  const free = Math.max(0, height - TOP - TICKS - tile - labelRoom);
+  const cell = clamp(Math.floor(((free * view.share) / layers) * ratio) / ratio, 1, 26);
+  const cellsEnd = height - TICKS;
+  const cellsTop = cellsEnd - cell * layers;
+  const tileTop = Math.round((cellsTop - labelRoom - tile) * ratio) / ratio;
+  const labelTop = tileTop + tile;
+  return { x0: gutterOf(width), arcTop: TOP, tileTop, tile, labelTop, labelRoom, cellsTop, cell, cellsEnd };
+}

@@ -1,0 +1,158 @@
+// Where the camera of the scene stands and how the board is laid out for it. The board (tokens, labels, cache) is one
+// plane that turns about the row of tokens: flat under TOP, upright before SIDE, aslant for the others. Its lengths are
+// chosen with the view so that the frame is filled at any width, number of tokens and number of layers. One unit is the
+// distance between two tokens; x is the position.
+
+import { Matrix4, Vector3 } from "three";
+import type { Camera } from "../renderer";
+import { UPRIGHT_FROM } from "../labels";
+import { clamp } from "../motion";
+import type { Span } from "../span";
+
+export interface Pose {
+  yaw: number; // radians; to the right of the board's middle
+  pitch: number; // radians above the horizon
+  fov: number; // radians; 0 is orthographic
+  x: number; // what is looked at
+  y: number;
+  z: number;
+  view: number; // height of what is seen at that point, in units
+  slope: number; // of the board, radians
+  strip: number; // length of the board that labels have
+  wall: number; // length of the board that the layers have
+  arc: number; // height of the longest arc
+  reach: number; // distance at which arcs come near that height
+}
+
+export const HUB = { y: 1.15, z: -1.3 }; // of the write head, over its tile's middle
+export const TILE = { wide: 0.84, long: 0.84, high: 0.22 };
+export const EDGE = 0.56; // where the board's labels begin, from the middle of the tiles
+export const LEAN = { y: 0.8, z: -0.6 }; // the way the arcs rise, so that they are arcs from above too
+const DEGREE = Math.PI / 180;
+
+const ANGLES: Record<Camera, { yaw: number; pitch: number; fov: number; slope: number }> = {
+  iso: { yaw: 10 * DEGREE, pitch: 37 * DEGREE, fov: 24 * DEGREE, slope: 30 * DEGREE },
+  top: { yaw: 0, pitch: 90 * DEGREE, fov: 0, slope: 0 },
+  side: { yaw: 0, pitch: 9 * DEGREE, fov: 18 * DEGREE, slope: 74 * DEGREE },
+  head: { yaw: 50 * DEGREE, pitch: 27 * DEGREE, fov: 38 * DEGREE, slope: 24 * DEGREE },
+  follow: { yaw: 11 * DEGREE, pitch: 36 * DEGREE, fov: 26 * DEGREE, slope: 32 * DEGREE },
+};
+
+export interface Turn {
+  yaw: number;
+  pitch: number;
+}
+
+/** A point of the board: `s` along it from the middle of the tiles towards the viewer, `n` above it. */
+export function onBoard(out: Vector3, x: number, s: number, n: number, slope: number): Vector3 {
+  const [sin, cos] = [Math.sin(slope), Math.cos(slope)];
+  return out.set(x, n * cos - s * sin, s * cos + n * sin);
+}
+
+export function poseFor(
+  camera: Camera,
+  span: Span,
+  head: number,
+  layers: number,
+  width: number,
+  height: number,
+  turn: Turn,
+): Pose {
+  const angles = ANGLES[camera];
+  const yaw = clamp(angles.yaw + turn.yaw, -80 * DEGREE, 80 * DEGREE);
+  const pitch = clamp(angles.pitch + turn.pitch, 4 * DEGREE, 90 * DEGREE);
+  const pixels = clamp(Math.min((0.86 * width) / span.count, height / 8.5), 4, 80); // of a unit, about
+  const high = (0.92 * height) / pixels;
+  const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 460 ? 56 : 66) / pixels + 0.3;
+  const free = Math.max(1, high - strip - 2.6);
+  const wall = clamp(free * (camera === "side" ? 0.62 : 0.56), 2.2, 0.9 * layers + 2);
+  const arc = clamp(free - wall, 1.4, 0.36 * span.count + 1.2);
+  const board = { yaw, pitch, fov: angles.fov, slope: angles.slope, strip, wall, arc, reach: span.count * 0.42 };
+  if (camera === "head") {
+    const back = 3.9 * clamp(width / height / 1.93, 0.3, 1.1);
+    return { ...board, wall: clamp(wall, 2.2, 4.6), arc: 2.2, x: head - back, y: 0.3, z: 0.4, view: 8.6 };
+  }
+  return { ...board, ...fit(board, span, width, height) };
+}
+
+const insets = (width: number, height: number) => ({
+  left: width < 480 ? 10 : 26,
+  right: width < 480 ? 22 : 34,
+  top: 16,
+  bottom: height < 300 ? 16 : 24,
+});
+
+/** The nearest place from which all of the span is in view: each point bounds where the camera may be. */
+function fit(
+  board: Omit<Pose, "x" | "y" | "z" | "view">,
+  span: Span,
+  width: number,
+  height: number,
+): Pick<Pose, "x" | "y" | "z" | "view"> {
+  const { right, up, back } = axesOf(board.yaw, board.pitch);
+  const inset = insets(width, height);
+  const [x0, x1] = [span.first - 0.6, span.first + span.count - 0.4];
+  const points: Vector3[] = [];
+  const end = EDGE + board.strip + board.wall + 0.2;
+  for (const x of [x0, x1]) {
+    points.push(onBoard(new Vector3(), x, -0.5, TILE.high, board.slope));
+    points.push(onBoard(new Vector3(), x, end, 0, board.slope));
+    points.push(new Vector3(x, HUB.y + 0.4, HUB.z - 0.3));
+  }
+  const rise = board.arc + 0.5;
+  for (const share of [span.first > 0 ? 0 : 0.2, 0.8])
+    points.push(new Vector3(x0 + (x1 - x0) * share, HUB.y / 2 + LEAN.y * rise, HUB.z / 2 + LEAN.z * rise));
+  const aspect = width / height;
+  const seen = points.map((p) => ({ u: p.dot(right), v: p.dot(up), w: p.dot(back) }));
+  const range = (values: number[]) => [Math.min(...values), Math.max(...values)] as const;
+  const tan = Math.tan(board.fov / 2);
+  // Shares of the half width (height) that may be used on each side.
+  const l = 1 - (2 * inset.left) / width;
+  const r = 1 - (2 * inset.right) / width;
+  const b = 1 - (2 * inset.bottom) / height;
+  const t = 1 - (2 * inset.top) / height;
+  let [u, v, view, depth] = [0, 0, 1, 0];
+  if (board.fov === 0) {
+    const [u0, u1] = range(seen.map((p) => p.u));
+    const [v0, v1] = range(seen.map((p) => p.v));
+    view = Math.max((2 * (v1 - v0)) / (b + t), (2 * (u1 - u0)) / ((l + r) * aspect));
+    u = (u0 + u1) / 2 + ((l - r) * view * aspect) / 4;
+    v = (v0 + v1) / 2 + ((b - t) * view) / 4;
+  } else {
+    const [al, ar, ab, at] = [l * tan * aspect, r * tan * aspect, b * tan, t * tan];
+    const u0 = Math.min(...seen.map((p) => p.u - al * p.w));
+    const u1 = Math.max(...seen.map((p) => p.u + ar * p.w));
+    const v0 = Math.min(...seen.map((p) => p.v - ab * p.w));
+    const v1 = Math.max(...seen.map((p) => p.v + at * p.w));
+    const w = Math.max((u1 - u0) / (al + ar), (v1 - v0) / (ab + at));
+    u = (u1 - ar * w + u0 + al * w) / 2;
+    v = (v1 - at * w + v0 + ab * w) / 2;
+    depth = new Vector3((x0 + x1) / 2, 0, 0).dot(back);
+    view = 2 * (w - depth) * tan;
+  }
+  const place = right.multiplyScalar(u).addScaledVector(up, v).addScaledVector(back, depth);
+  return { x: place.x, y: place.y, z: place.z, view };
+}
+
+export function axesOf(yaw: number, pitch: number): { right: Vector3; up: Vector3; back: Vector3 } {
+  const back = new Vector3(Math.sin(yaw) * Math.cos(pitch), Math.sin(pitch), Math.cos(yaw) * Math.cos(pitch));
+  const right = new Vector3(Math.cos(yaw), 0, -Math.sin(yaw));
+  return { right, up: new Vector3().crossVectors(back, right), back };
+}
+
+const LEAST_FOV = 0.4 * DEGREE; // on the way from one kind of projection to the other
+
+/** Sets the matrices of a camera that stands at a pose. */
+export function matricesOf(pose: Pose, aspect: number, world: Matrix4, projection: Matrix4): void {
+  const { right, up, back } = axesOf(pose.yaw, pose.pitch);
+  const flat = pose.fov < LEAST_FOV;
+  const distance = flat ? 200 : pose.view / 2 / Math.tan(pose.fov / 2);
+  const place = new Vector3(pose.x, pose.y, pose.z).addScaledVector(back, distance);
+  world.makeBasis(right, up, back).setPosition(place);
+  const around = 30 + pose.view * 2 + pose.wall + pose.arc;
+  const near = Math.max(flat ? 0.1 : distance * 0.08, distance - around);
+  const far = distance + around * 2;
+  const half = (flat ? pose.view / 2 : near * Math.tan(pose.fov / 2)) || 1e-3;
+  if (flat) projection.makeOrthographic(-half * aspect, half * aspect, half, -half, near, far);
+  else projection.makePerspective(-half * aspect, half * aspect, half, -half, near, far);
+}

@@ -1,0 +1,71 @@
+// The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
+// that they name the same things. All measures are CSS pixels on the screen.
+
+import type { SceneToken } from "./renderer";
+
+export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
+export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
+
+/** Angle of a label, in radians. A tilted one rises to its tile and ends there; the narrower the pitch the steeper. */
+export const tiltOf = (pitch: number): number => (pitch >= UPRIGHT_FROM ? 0 : pitch >= 16 ? -0.92 : -1.25);
+
+export const LABELS_FROM = 7; // pitch from which more than the most important tokens are named
+
+/** Font size for a distance between tokens. */
+export function fontSize(pitch: number): number {
+  if (pitch >= UPRIGHT_FROM) return 12.5;
+  return pitch >= 24 ? 12 : pitch >= 15 ? 11 : 10;
+}
+
+/** The beginning of a text that is no wider than `room`, with an ellipsis where it was cut. */
+export function shorten(text: string, room: number, width: (text: string) => number): string {
+  if (width(text) <= room) return text;
+  const letters = [...text];
+  let low = 0;
+  let high = letters.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (width(`${letters.slice(0, middle).join("")}…`) <= room) low = middle;
+    else high = middle - 1;
+  }
+  return `${letters.slice(0, low).join("")}…`;
+}
+
+/** Which of the positions first..last get a label when neighbours must be `gap` apart; `across` says how far two are.
+ * From the newest back, since that is where one looks; those of `wanted` go before their neighbours. */
+export function roomFor(
+  first: number,
+  last: number,
+  wanted: readonly (number | null)[],
+  gap: number,
+  across: (a: number, b: number) => number,
+): number[] {
+  const ahead = wanted.filter((p): p is number => p !== null && p >= first && p <= last).sort((a, b) => b - a);
+  const shown: number[] = [];
+  for (let position = last; position >= first; position--) {
+    const before = shown.at(-1);
+    while (ahead[0] !== undefined && ahead[0] > position) ahead.shift();
+    const next = ahead[0];
+    if (before !== undefined && across(position, before) < gap) continue;
+    if (next === undefined || next === position || across(position, next) >= gap) shown.push(position);
+  }
+  return shown;
+}
+
+/** Layers that are named at an axis where a layer is `height` high: the first, the last, and whole steps between. */
+export function layerTicks(layers: number, height: number, selected: number): number[] {
+  const step = [1, 2, 4, 5, 8, 10, 20, 40].find((every) => every * height >= 15) ?? 80;
+  const apart = (a: number, b: number) => Math.abs(a - b) * height >= 13;
+  const ticks = [...new Set([selected, 0, layers - 1])].filter((t) => t >= 0 && t < layers);
+  const kept: number[] = [];
+  for (const tick of ticks) if (kept.every((other) => apart(tick, other))) kept.push(tick);
+  for (let tick = step; tick < layers - 1; tick += step) if (kept.every((other) => apart(tick, other))) kept.push(tick);
+  return kept;
+}
+
+/** Distance between named positions. */
+export function positionStep(pitch: number): number {
+  return [1, 2, 5, 10, 20, 50, 100, 200, 500].find((every) => every * pitch >= 34) ?? 1000;
+}
+
+export const labelOf = (token: SceneToken | undefined): string => token?.label || "␣";

@@ -1,0 +1,60 @@
+// The interface of a renderer (2-D canvas, 3-D scene) and the Scene that it draws. A renderer holds no state of the run.
+// Nothing is computed here that the engine knows; nothing is drawn that did not happen.
+
+/** What a cell of the cache (one token in one layer) was in the shown step. */
+export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3 } as const;
+
+export type Camera = "iso" | "top" | "side" | "head" | "follow";
+export const CAMERAS: readonly Camera[] = ["iso", "top", "side", "head", "follow"];
+
+export interface SceneToken {
+  label: string; // readable: a space shows as "␣" where it stands alone, a line break as "⏎"
+  kind: "prompt" | "generated" | "special";
+}
+
+/** What one head of one layer read to choose the newest token. */
+export interface SceneRow {
+  layer: number;
+  head: number;
+  weights: Float32Array; // one for each position before the newest token; sums to about 1
+  argmax: number;
+}
+
+export interface Scene {
+  tokens: SceneToken[]; // all up to the shown step; the newest is the last one
+  head: number; // position of the write head: that of the newest token
+  layers: number;
+  cells: Uint8Array; // cells[position * layers + layer]: a value of Cell. The newest token's are empty until the next step
+  layerShare: Float32Array; // for each layer the share of the step's layer time that had passed when it was done, up to 1
+  row: SceneRow | null;
+  layer: number; // the selected one
+  cache: boolean; // whether the shown step used the cache
+  progress: number; // of the step's animation, 0..1; 1 is at rest
+  hovered: number | null; // position of a token
+}
+
+export interface RendererStats {
+  kind: "2d" | "3d";
+  gpu: string; // the name that WebGL gives its hardware or software, or "canvas"
+  calls: number; // draw calls of the last frame
+  triangles: number;
+  frames: number; // drawn since the renderer was made
+}
+
+export interface Renderer {
+  resize(width: number, height: number, ratio: number): void; // CSS pixels and device pixels per CSS pixel
+  /** Draw now. `now` in ms; returns whether it wants another frame (a camera on its way), so that nothing runs at rest. */
+  draw(scene: Scene, now: number): boolean;
+  camera(camera: Camera, scene: Scene): void;
+  readonly orthographic: boolean;
+  orbit(dx: number, dy: number): void; // radians
+  pan(dx: number, dy: number): void; // CSS pixels
+  zoom(factor: number, x: number, y: number): void; // around a point in CSS pixels
+  /** Where the tile of the token at `position` is, in CSS pixels of the canvas. */
+  project(position: number): { x: number; y: number };
+  /** The position of the token whose column is under a point, or null. */
+  pick(x: number, y: number): number | null;
+  stats(): RendererStats;
+  theme(): void; // the page's colours have changed: read the CSS variables again
+  dispose(): void;
+}

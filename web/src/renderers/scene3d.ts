@@ -1,0 +1,261 @@
+// The 3-D renderer: a board with the row of tokens, the cache as a wall of layers under it, the write head and its
+// beams, in three.js. Six draw calls for any number of tokens. This module owns the WebGL context and the camera; the
+// parts are in gl/. It draws when it is asked to and never by itself.
+
+import { Camera as ThreeCamera, Color, LinearSRGBColorSpace, Scene as ThreeScene, Vector3, WebGLRenderer } from "three";
+import { type Beams, beamsOf } from "./beams";
+import type { Camera, Renderer, Scene } from "./renderer";
+import { makeArcs } from "./gl/arcs";
+import { makeBoard } from "./gl/board";
+import { makeColumns } from "./gl/columns";
+import { NOWHERE, frameUniforms, setColours } from "./gl/glsl";
+import { makeHead } from "./gl/head";
+import { EDGE, type Pose, TILE, type Turn, axesOf, matricesOf, onBoard, poseFor } from "./gl/pose";
+import { States } from "./gl/states";
+import { Text } from "./gl/text";
+import { makeTiles } from "./gl/tiles";
+import { type Sight, type Spot, wordsOf } from "./gl/words";
+import { Glide, clamp, easeOut, phasesOf } from "./motion";
+import { spanOf } from "./span";
+import { readPalette } from "./theme";
+
+export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
+  const gl = canvas.getContext("webgl2", { antialias: true, alpha: false, depth: true, stencil: false });
+  if (!gl) throw new Error("This browser gives no WebGL 2, which the 3-D scene needs.");
+  const webgl = new WebGLRenderer({ canvas, context: gl, antialias: true });
+  webgl.outputColorSpace = LinearSRGBColorSpace; // the page's colours pass through unchanged
+  const info = gl.getExtension("WEBGL_debug_renderer_info");
+  const name = String(gl.getParameter(info ? info.UNMASKED_RENDERER_WEBGL : gl.RENDERER));
+
+  const states = new States(webgl.capabilities.maxTextureSize);
+  const uniforms = frameUniforms(states.texture);
+  const board = makeBoard(uniforms);
+  const columns = makeColumns(uniforms);
+  const tiles = makeTiles(uniforms);
+  const head = makeHead(uniforms);
+  const arcs = makeArcs(uniforms);
+  const text = new Text(uniforms);
+  const world = new ThreeScene();
+  // Nearest first: what the columns cover of the board is then not shaded.
+  const parts = [tiles, columns, head, board, arcs.mesh, text.mesh];
+  parts.forEach((part, order) => {
+    part.frustumCulled = false;
+    part.matrixAutoUpdate = false;
+    part.renderOrder = order;
+    world.add(part);
+  });
+  const eye = new ThreeCamera();
+  eye.matrixAutoUpdate = false;
+  eye.matrixWorldAutoUpdate = false;
+
+  let palette = readPalette();
+  let [width, height] = [0, 0];
+  let camera: Camera = "iso";
+  let turn: Turn = { yaw: 0, pitch: 0 };
+  let manual: Pose | null = null; // where the user has put the camera
+  let current: Pose | null = null;
+  let jump = true;
+  let frames = 0;
+  let lastHead = 0;
+  let lastTokens = 0;
+  const glide = new Glide<Pose>();
+  const scratch = new Vector3();
+  colours();
+
+  function colours(): void {
+    setColours(uniforms, palette);
+    const [r, g, b] = palette.bg;
+    webgl.setClearColor(new Color().setRGB(r, g, b, LinearSRGBColorSpace), 1);
+  }
+
+  function wanted(scene: Scene): Pose {
+    if (manual) {
+      // The board moves on under a head that was in view, as paper does.
+      if (scene.head !== lastHead) {
+        const before = spot(onBoard(scratch, lastHead, 0, 0, manual.slope));
+        if (before.before && before.x > 0 && before.x < width) manual.x += scene.head - lastHead;
+      }
+      return manual;
+    }
+    return poseFor(camera, spanOf(camera, scene.tokens.length, width), scene.head, scene.layers, width, height, turn);
+  }
+
+  function stand(pose: Pose): void {
+    current = pose;
+    matricesOf(pose, width / height, eye.matrixWorld, eye.projectionMatrix);
+    eye.matrixWorldInverse.copy(eye.matrixWorld).invert();
+    eye.projectionMatrixInverse.copy(eye.projectionMatrix).invert();
+  }
+
+  function spot(place: Vector3): Spot {
+    const p = place.applyMatrix4(eye.matrixWorldInverse);
+    const before = p.z < 0;
+    p.applyMatrix4(eye.projectionMatrix);
+    return { x: ((p.x + 1) / 2) * width, y: ((1 - p.y) / 2) * height, before };
+  }
+
+  /** The positions that may be in view: those whose tile or whose column's end is, with one to spare. */
+  function inView(tokens: number, pose: Pose): [number, number] {
+    let [first, last] = [tokens, -1];
+    const end = EDGE + pose.strip + pose.wall;
+    for (let position = 0; position < tokens; position++) {
+      const a = spot(onBoard(scratch, position, 0, 0, pose.slope));
+      let seen = a.before && a.x > -40 && a.x < width + 40;
+      if (!seen) {
+        const b = spot(onBoard(scratch, position, end, 0, pose.slope));
+        seen = b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
+      }
+      if (!seen) continue;
+      first = Math.min(first, position);
+      last = position;
+    }
+    return last < 0 ? [0, -1] : [Math.max(0, first - 1), Math.min(tokens - 1, last + 1)];
+  }
+
+  function draw(scene: Scene, now: number): boolean {
+    frames++;
+    if (width < 2 || height < 2) return false;
+    glide.aim(wanted(scene), now, jump || manual !== null);
+    jump = false;
+    lastHead = scene.head;
+    const tokens = scene.tokens.length;
+    lastTokens = tokens;
+    const pose = glide.at(now);
+    stand(pose);
+    if (states.update(scene)) uniforms.uStates.value = states.texture;
+
+    const phases = phasesOf(scene.progress, scene.layerShare, scene.layers);
+    const beams: Beams = beamsOf(scene.row, scene.head);
+    const [first, last] = inView(tokens, pose);
+    uniforms.uSlope.value.set(Math.cos(pose.slope), Math.sin(pose.slope));
+    uniforms.uBoard.value.set(EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled);
+    uniforms.uFirst.value = first;
+    uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
+    uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;
+    uniforms.uHovered.value = scene.hovered ?? NOWHERE;
+    uniforms.uArgmax.value = phases.beams >= 1 ? (beams.argmax ?? NOWHERE) : NOWHERE;
+    uniforms.uLayer.value = scene.layer;
+    uniforms.uHeat.value = 1 - clamp(scene.progress, 0, 1);
+    uniforms.uCache.value = scene.cache ? 1 : 0;
+    const span = spanOf(camera, tokens, width);
+    uniforms.uEnd.value = Math.max(tokens + 2, span.first + span.count - 1);
+    columns.geometry.instanceCount = scene.layers > 0 ? last - first + 1 : 0;
+    tiles.geometry.instanceCount = last - first + 1;
+    head.visible = tokens > 0;
+    arcs.set(beams);
+    arcs.mesh.visible = phases.beams > 0 && beams.drawn.length > 0;
+    arcs.uniforms.uGrown.value = phases.beams;
+    arcs.uniforms.uArc.value = pose.arc;
+    arcs.uniforms.uReach.value = pose.reach;
+    columns.visible = tiles.visible = last >= first;
+    const sight: Sight = { pose, width, height, first, last, spot };
+    text.set(wordsOf(scene, sight, beams, phases, palette, text));
+    text.mesh.visible = tokens > 0;
+    webgl.render(world, eye);
+    return glide.moving(now);
+  }
+
+  /** The pose that the user's hand moves on from. */
+  function held(): Pose | null {
+    if (current && !manual) manual = { ...current };
+    return manual;
+  }
+
+  return {
+    get orthographic() {
+      return camera === "top";
+    },
+    resize(w, h, ratio) {
+      width = Math.max(0, w);
+      height = Math.max(0, h);
+      const density = clamp(ratio || 1, 0.5, 2);
+      webgl.setPixelRatio(density);
+      webgl.setSize(Math.max(1, width), Math.max(1, height), false);
+      uniforms.uRatio.value = density;
+      uniforms.uSize.value.set(Math.max(1, width), Math.max(1, height));
+      text.resolution(density);
+      jump = true;
+    },
+    draw,
+    camera(next, scene) {
+      camera = next;
+      manual = null;
+      turn = { yaw: 0, pitch: 0 };
+      lastHead = scene.head;
+    },
+    orbit(dx, dy) {
+      if (!current) return;
+      if (manual) {
+        manual.yaw = clamp(manual.yaw + dx, -1.4, 1.4);
+        manual.pitch = clamp(manual.pitch + dy, 0.07, Math.PI / 2);
+      } else {
+        turn = { yaw: turn.yaw + dx, pitch: turn.pitch + dy };
+        jump = true;
+      }
+    },
+    pan(dx, dy) {
+      const pose = held();
+      if (!pose || height < 2) return;
+      const unit = pose.view / height;
+      const { right, up } = axesOf(pose.yaw, pose.pitch);
+      const to = new Vector3(pose.x, pose.y, pose.z).addScaledVector(right, -dx * unit).addScaledVector(up, dy * unit);
+      const end = pose.strip + pose.wall;
+      pose.x = clamp(to.x, -2, lastTokens + 2);
+      pose.y = clamp(to.y, -end, pose.arc + 2);
+      pose.z = clamp(to.z, -pose.arc - 2, end + 2);
+    },
+    zoom(factor, x, y) {
+      const pose = held();
+      if (!pose || height < 2 || !(factor > 0)) return;
+      const view = clamp(pose.view / factor, 3, 160);
+      const unit = (pose.view - view) / height;
+      const { right, up } = axesOf(pose.yaw, pose.pitch);
+      const to = new Vector3(pose.x, pose.y, pose.z)
+        .addScaledVector(right, (x - width / 2) * unit)
+        .addScaledVector(up, (height / 2 - y) * unit);
+      Object.assign(pose, { x: to.x, y: to.y, z: to.z, view });
+    },
+    project(position) {
+      if (!current) return { x: 0, y: 0 };
+      const { x, y } = spot(onBoard(scratch, position, 0, TILE.high, current.slope));
+      return { x, y };
+    },
+    pick(x, y) {
+      if (!current || width < 2 || height < 2) return null;
+      const at = (depth: number) =>
+        new Vector3((x / width) * 2 - 1, 1 - (y / height) * 2, depth)
+          .applyMatrix4(eye.projectionMatrixInverse)
+          .applyMatrix4(eye.matrixWorld);
+      const [near, far] = [at(-1), at(1)];
+      const normal = onBoard(new Vector3(), 0, 0, 1, current.slope);
+      const way = far.sub(near);
+      const steep = way.dot(normal);
+      if (Math.abs(steep) < 1e-9) return null;
+      const hit = near.addScaledVector(way, (TILE.high - near.dot(normal)) / steep);
+      const along = hit.dot(onBoard(new Vector3(), 0, 1, 0, current.slope));
+      const position = Math.round(hit.x);
+      if (along < -0.6 || along > EDGE + current.strip + current.wall + 0.3) return null;
+      return position >= 0 && position < lastTokens ? position : null;
+    },
+    stats: () => ({
+      kind: "3d",
+      gpu: name,
+      calls: webgl.info.render.calls,
+      triangles: webgl.info.render.triangles,
+      frames,
+    }),
+    theme() {
+      palette = readPalette();
+      colours();
+    },
+    dispose() {
+      states.texture.dispose();
+      text.dispose();
+      for (const part of [board, columns, tiles, head, arcs.mesh]) {
+        part.geometry.dispose();
+        part.material.dispose();
+      }
+      webgl.dispose();
+    },
+  };
+}
