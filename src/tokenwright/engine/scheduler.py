@@ -77,8 +77,6 @@ class Scheduler:
         self.running: list[SequenceGroup] = []  # oldest first
         self.waiting: deque[SequenceGroup] = deque()
 
-    # ---- Requests ----
-
     def new(self, request: Request, limit: int) -> Sequence:
         """A sequence that is not queued yet. `limit`: the most tokens it can have."""
         sequence = Sequence(
@@ -140,8 +138,6 @@ class Scheduler:
         if identity in self.sequences:
             self._end_group(self.sequences[identity].group, FinishReason.ABORTED, events)
         return events
-
-    # ---- A step ----
 
     def schedule(self) -> Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
@@ -290,8 +286,6 @@ class Scheduler:
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
 
-    # ---- Admission and preemption ----
-
     def _slots(self, more: SequenceGroup) -> int:
         """How many sequences run at once with one group more, when every group has come to its full width."""
         return sum(group.width for group in self._active()) + more.width
@@ -340,8 +334,6 @@ class Scheduler:
             sequence.preemptions += 1
             sequence.state = State.WAITING
         self.waiting.appendleft(group)
-
-    # ---- Ends ----
 
     def expire(self) -> list[Event]:
         """End every sequence whose stop checker asks for it, waiting and paused ones as well."""
