@@ -181,7 +181,7 @@ def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path, swap: int) -> N
         if swap:
             assert all(one.usage.forward_tokens == len(p) + 11 for one, p in zip(done, prompts, strict=True))
             assert any(one.usage.reused_tokens for one in done)
-        assert tight.engine.scheduler.swap.used == 0
+        assert tight.engine.scheduler.kv.swap.used == 0
 
 
 def test_two_caches_over_the_same_weights(folder: Path) -> None:

@@ -187,6 +187,7 @@ class Run:
         """End it here and give its pages back. Its frames stay."""
         self._recorder.unwatch(self._watch)
         self._handle.cancel()
+        self._transcript.abort()
 
     def __enter__(self) -> Self:
         return self

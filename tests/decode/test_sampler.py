@@ -123,7 +123,7 @@ def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
     )
     assert plain == told
     if asked and "logprobs" not in asked and "temperature" not in asked:
-        assert told[0].token != 3
+        assert told[0].tokens != (3,)
 
 
 class Masked(NoStopChecker):
@@ -171,8 +171,8 @@ def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
     assert [type(result) for result in results] == [Pick, Fault, PromptLogprobs, Pick, Fault]
     assert [result.parent for result in results] == [0, 1, 3, 3, 4]
     right = logits.log_softmax(-1)
-    assert results[0].token == int(logits[0].argmax())
-    assert results[0].logprob == pytest.approx(float(right[0].max()), abs=1e-6)
+    assert results[0].tokens == (int(logits[0].argmax()),)
+    assert results[0].logprobs == pytest.approx((float(right[0].max()),), abs=1e-6)
     assert results[2].start == 1
     assert results[2].logprobs == pytest.approx([float(right[2, 4]), float(right[3, 0])], abs=1e-6)
     assert results[2].tops == ()
@@ -197,7 +197,7 @@ def test_where_nothing_is_left_the_sequence_fails_alone():
         logits,
     )
     assert [type(result) for result in results] == [Pick, Fault, Fault]
-    assert results[0].token == 1
+    assert results[0].tokens == (1,)
     for fault in results[1:]:
         assert isinstance(fault.error, EngineError)
         assert "nothing is left to choose" in str(fault.error) and "loosen one" in str(fault.error)
@@ -207,16 +207,18 @@ def test_the_prompt_is_no_written_text():
     """Its tokens are repeated, but neither present nor frequent; and min_tokens are counted after it."""
     logits = torch.tensor([[0.0, 1.0, 1.1, 1.2]])
     common = {"temperature": 0.0}
-    assert (
-        pick([chunk(0, LogitsNeeded.LAST, presence_penalty=5.0, frequency_penalty=5.0, **common)], logits)[0].token == 3
-    )
-    assert pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, **common)], logits)[0].token == 3  # 0.012, above 0
-    assert (
-        pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, logit_bias={0: 0.1}, **common)], logits)[0].token == 0
-    )
+    assert pick([chunk(0, LogitsNeeded.LAST, presence_penalty=5.0, frequency_penalty=5.0, **common)], logits)[
+        0
+    ].tokens == (3,)
+    assert pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, **common)], logits)[0].tokens == (
+        3,
+    )  # 0.012, above 0
+    assert pick([chunk(0, LogitsNeeded.LAST, repetition_penalty=1e2, logit_bias={0: 0.1}, **common)], logits)[
+        0
+    ].tokens == (0,)
     ends = TokenConstraints(end_ids=frozenset({3}))
-    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=1, **common)], logits)[0].token == 2
-    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=0, **common)], logits)[0].token == 3
+    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=1, **common)], logits)[0].tokens == (2,)
+    assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=0, **common)], logits)[0].tokens == (3,)
 
 
 @settings(max_examples=50)
@@ -240,12 +242,13 @@ def test_log_probabilities_of_the_model_and_of_the_sampler(row, n, seed, k, gree
         of_sampler[int(row_of_sampler.argmax())] = 0.0
     else:
         of_sampler = filtered(row_of_sampler, SamplingParams(temperature=0.7, top_k=k)).log_softmax(-1)
-    assert found.logprob == pytest.approx(float(of_model[found.token]), abs=1e-5)
-    assert found.sampler_logprob == pytest.approx(float(of_sampler[found.token]), abs=1e-9)
+    [token], [top] = found.tokens, found.tops
+    assert found.logprobs == pytest.approx((float(of_model[token]),), abs=1e-5)
+    assert found.sampler_logprobs == pytest.approx((float(of_sampler[token]),), abs=1e-9)
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:n]
-    assert [one.token for one in found.top] == order
-    assert [one.logprob for one in found.top] == pytest.approx(of_model[order].tolist(), abs=1e-5)
-    assert [one.sampler_logprob for one in found.top] == pytest.approx(of_sampler[order].tolist(), abs=1e-9)
+    assert [one.token for one in top] == order
+    assert [one.logprob for one in top] == pytest.approx(of_model[order].tolist(), abs=1e-5)
+    assert [one.sampler_logprob for one in top] == pytest.approx(of_sampler[order].tolist(), abs=1e-9)
 
 
 def test_scores_come_with_the_likeliest():
@@ -274,7 +277,7 @@ class Search:
 
     def pick(self, pairs):
         self.asked.append([(one.sequence.id, row.tolist()) for one, row in pairs])
-        return [Pick(one.sequence.id, int(row.argmin()), 0.0) for one, row in pairs]
+        return [Pick(one.sequence.id, (int(row.argmin()),), (0.0,)) for one, row in pairs]
 
 
 def test_the_beams_of_a_search_choose_together():

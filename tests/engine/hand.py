@@ -99,7 +99,7 @@ class Watched(ScriptedModel):
         results += [Fault(chunk.sequence.id, Planted()) for chunk in step.chunks if chunk.sequence.id in self.faulty]
         for result in results:
             if isinstance(result, Pick):
-                self.texts[result.parent].append(result.token)
+                self.texts[result.parent] += result.tokens
         return results
 
     def copy(self, group, source, target):

@@ -84,7 +84,7 @@ class Search:
             return [Finish(chunk.sequence.id, FinishReason.EOS) for chunk, _ in rows]
         ways = self.next(order)
         self.beams = {slot: [*order[place], token] for slot, (place, token) in enumerate(ways)}
-        return [Pick(by_choice[place], token, 0.0, choice=slot) for slot, (place, token) in enumerate(ways)]
+        return [Pick(by_choice[place], (token,), (0.0,), choice=slot) for slot, (place, token) in enumerate(ways)]
 
     end = 0
 
@@ -108,7 +108,7 @@ class Branching(ScriptedModel):
                     searches.setdefault(id(search), (search, []))[1].append((chunk, read))
                 else:
                     results += [
-                        Pick(chunk.sequence.id, choice_of(chunk.text, choice), 0.0, choice=choice)
+                        Pick(chunk.sequence.id, (choice_of(chunk.text, choice),), (0.0,), choice=choice)
                         for choice in chunk.choices
                     ]
         for search, rows in searches.values():
@@ -487,7 +487,7 @@ def test_a_search_is_swapped_out_before_it_has_beams_and_not_with_them():
     for _ in range(5):
         engine.step()
         engine.scheduler.preempt(sequence.group)
-        swapped.append((len(sequence.group.sequences), engine.scheduler.swap.used))
+        swapped.append((len(sequence.group.sequences), engine.scheduler.kv.swap.used))
         engine.scheduler.check()
     assert [pages for width, pages in swapped if width == 1] == [3, 3]  # the prompt's, for all of it
     assert {pages for width, pages in swapped if width > 1} == {0}

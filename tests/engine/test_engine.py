@@ -15,8 +15,10 @@ from tokenwright.engine import (
     Group,
     LogitsNeeded,
     NoStopChecker,
+    Pick,
     SamplingParams,
     State,
+    Step,
     Token,
 )
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
@@ -156,6 +158,68 @@ def test_the_guard_sees_the_very_first_token():
     engine, _ = scripted_engine(up)
     sequence = engine.submit(request(1, 2, most=9, stop_checker=StopAt(3)))
     assert drain(engine) == [Token(sequence.id, 3, 0.0), Finished(sequence.id, FinishReason.EOS)]
+
+
+class Echo(NoStopChecker):
+    """Ends at a token, and notes every one that it is given."""
+
+    def __init__(self, end=None):
+        self.end, self.heard = end, []
+
+    def advance(self, token):
+        self.heard.append(token)
+        return FinishReason.EOS if token == self.end else None
+
+
+def pick_of(sequence, *tokens):
+    return Pick(sequence.id, tokens, (0.0,) * len(tokens), (0.0,) * len(tokens), ((),) * len(tokens))
+
+
+@pytest.mark.parametrize(("end", "most", "written"), [(None, 9, 3), (8, 9, 2), (7, 9, 1), (None, 2, 2), (9, 3, 3)])
+def test_a_pick_of_several_tokens_is_written_up_to_the_first_that_ends_the_text(end, most, written):
+    engine, model = scripted_engine(up)
+    checker = Echo(end)
+    sequence = engine.submit(request(1, 2, 3, most=most, stop_checker=checker))
+    step = engine.scheduler.schedule()
+    model.forward(step)
+    events = engine.scheduler.commit(step, [pick_of(sequence, 7, 8, 9)])
+    tokens = [7, 8, 9][:written]
+    assert list(sequence.written) == checker.heard == tokens
+    assert [event.token for event in events if isinstance(event, Token)] == tokens
+    if end is None and most == 9:
+        assert sequence.pending == 3, "only the prompt was computed"
+        drain(engine)
+        assert list(sequence.written) == list(range(7, 16)), "the next step computes all of them"
+    else:
+        reason = FinishReason.LENGTH if end is None else FinishReason.EOS
+        assert events[-1] == Finished(sequence.id, reason)
+        assert engine.pool.available == engine.pool.pages
+
+
+@pytest.mark.parametrize("window", [AttentionWindow(), AttentionWindow(size=5)], ids=["full", "window"])
+@pytest.mark.parametrize("accepted", range(1, 6))
+@pytest.mark.parametrize("length", range(2, 6))
+def test_draft_tokens_that_are_not_accepted_are_not_computed(window, accepted, length):
+    """A chunk of 1 + 4 tokens, four of which the sequence does not have yet: it goes on behind those accepted."""
+    engine, model = build(Group(30, window), script=up, model=ScriptedModel)
+    sequence = engine.submit(request(*range(length), most=12))
+    engine.step()
+    start = sequence.computed
+    drafts = [sequence.tokens[-1] + more for more in range(1, 5)]
+    assert engine.pool.reserve(sequence.tables, start, start + 5, start + 5)
+    for position, token in enumerate([sequence.tokens[-1], *drafts], start):
+        model.slots[0][model._slot(sequence.tables[0], position)] = token
+    step = Step((Chunk(sequence, start, start + 5, LogitsNeeded.ALL),))
+    picked = [*drafts, drafts[-1] + 1][:accepted]
+    engine.scheduler.commit(step, [pick_of(sequence, *picked)])
+    engine.scheduler.check()
+    assert (sequence.computed, sequence.pending) == (start + accepted, 1)
+    drain(engine)
+    assert list(sequence.tokens) == list(range(length + 12))
+    assert sequence.forwarded == len(sequence.tokens) - 1 + 5 - accepted
+    again = engine.submit(request(*sequence.tokens, most=1))
+    drain(engine)
+    assert again.reused == length + 11, "accepted ones are cached"
 
 
 def test_a_guard_that_fails_fails_its_own_request_alone():

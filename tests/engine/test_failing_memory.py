@@ -50,4 +50,4 @@ def test_texts_end_right_all_the_same(call, fault):
         engine.scheduler.check()
     assert model.fault is None, "the fault has happened"
     assert all(text.tokens == list(range(text.tokens[0], text.tokens[0] + 10)) for text in texts)
-    assert (engine.pool.available, engine.scheduler.swap.used) == (6, 0)
+    assert (engine.pool.available, engine.scheduler.kv.swap.used) == (6, 0)

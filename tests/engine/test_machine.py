@@ -441,7 +441,7 @@ class Machine(RuleBasedStateMachine):
             self.step()
             self.books_balance()
         assert self.terminal.keys() == self.requests.keys(), "every request ended"
-        assert self.pool.available == self.pool.pages and self.scheduler.swap.used == 0
+        assert self.pool.available == self.pool.pages and self.scheduler.kv.swap.used == 0
         self.ask_twice()
 
     def ask_twice(self):

@@ -85,12 +85,12 @@ def test_a_step_costs_the_same_however_long_the_text_is(window):
         sequence = engine.submit(request(*[5 + place % 90 for place in range(length)], most=50))
         while len(sequence.written) < 8:
             engine.scheduler.commit(
-                step := engine.scheduler.schedule(), [Pick(c.sequence.id, 7, 0.0) for c in step.chunks]
+                step := engine.scheduler.schedule(), [Pick(c.sequence.id, (7,), (0.0,)) for c in step.chunks]
             )
         scheduler = engine.scheduler
         steps = []
         scheduling = work(lambda: steps.append(scheduler.schedule()))  # noqa: B023  (called at once)
-        committing = work(lambda: scheduler.commit(steps[0], [Pick(sequence.id, 7, 0.0)]))  # noqa: B023
+        committing = work(lambda: scheduler.commit(steps[0], [Pick(sequence.id, (7,), (0.0,))]))  # noqa: B023
         found.append((scheduling, committing))
         scheduler.check()
     assert found[0] == found[1]

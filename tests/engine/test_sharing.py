@@ -157,11 +157,11 @@ def test_one_that_was_swapped_out_computes_nothing_twice(window, share):
     held = sequence.pages
     engine.scheduler.preempt(sequence.group)
     engine.scheduler.check()
-    assert (sequence.computed, sequence.pages, engine.scheduler.swap.used) == (14, 0, held)
+    assert (sequence.computed, sequence.pages, engine.scheduler.kv.swap.used) == (14, 0, held)
     run(engine, request(*text(30, 50), most=1))  # stands behind it
     assert (sequence.reused, sequence.forwarded) == (14, 20)
     assert sequence.tokens == naive(sequence.request, window)
-    assert (model.moved, engine.scheduler.swap.used) == (2 * held, 0)
+    assert (model.moved, engine.scheduler.kv.swap.used) == (2 * held, 0)
 
 
 def test_swapping_takes_no_more_bytes_than_it_may():
@@ -181,9 +181,9 @@ def test_what_is_swapped_out_is_given_up_with_its_sequence(end):
     sequence = engine.submit(request(*text(12), most=3))
     heard(engine.step())
     engine.scheduler.preempt(sequence.group)
-    assert engine.scheduler.swap.used
+    assert engine.scheduler.kv.swap.used
     engine.abort(sequence.id) if end == "abort" else engine.use_cache(sequence.id, False)
-    assert engine.scheduler.swap.used == 0
+    assert engine.scheduler.kv.swap.used == 0
     engine.scheduler.check()
     drain(engine)
 
@@ -513,7 +513,7 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
     assert [one.tokens for one in sequences] == [naive(one, attention_windows[0]) for one in requests]
     assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
     assert max(one.preemptions for one in sequences) <= MAX_PREEMPTIONS
-    assert (engine.pool.available, engine.scheduler.swap.used) == (engine.pool.pages, 0)
+    assert (engine.pool.available, engine.scheduler.kv.swap.used) == (engine.pool.pages, 0)
     undisturbed = [one for one in sequences if not one.preemptions]
     assert all(one.forwarded + one.reused == len(one.tokens) - 1 for one in undisturbed)
     assert not common or sum(one.reused for one in undisturbed) > 0

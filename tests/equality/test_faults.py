@@ -24,6 +24,7 @@ from tokenwright.backends.runner import ModelRunner
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch, Scheduler
 from tokenwright.engine import Sequence as Text
+from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import GroupPool, PagePool
 from tokenwright.engine.page_table import PageTables
 from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
@@ -102,19 +103,27 @@ class OtherLayer(KVStore):
         super().write(group, pages, tuple(one.roll(1, 0) for one in contents))
 
 
-class NoRollback(Scheduler):
-    """What was put off is taken for computed still."""
+class Forgetful(KVManager):
+    """What was preempted still counts as computed."""
 
-    def _drop(self, sequence: Text) -> None:
+    def drop(self, sequence: Text) -> None:
         computed = sequence.computed
-        super()._drop(sequence)
+        super().drop(sequence)
         sequence.computed = computed
 
-    def _attach(self, sequence: Text, cached: int) -> None:
+    def attach(self, sequence: Text, cached: int) -> None:
         computed = sequence.computed
-        super()._attach(sequence, cached)
+        super().attach(sequence, cached)
         self.pool.reserve(sequence.tables, 0, computed or 1, len(sequence.tokens))
         sequence.computed = computed
+
+
+class NoRollback(Scheduler):
+    """A scheduler with such a manager."""
+
+    def __init__(self, pool: PagePool, *more: Any, **options: Any) -> None:
+        super().__init__(pool, *more, **options)
+        self.kv = Forgetful(pool, self.kv.prefixes, self.kv.swap)
 
     def check(self) -> None: ...
 

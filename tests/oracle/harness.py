@@ -83,7 +83,7 @@ class Recorder:
                 kept[place] = output.logits[row].cpu().clone()
         results = self.sampler.pick(output, step)
         return [
-            replace(one, token=self.forced[one.parent][stops[one.parent]])
+            replace(one, tokens=(self.forced[one.parent][stops[one.parent]],))
             if isinstance(one, Pick) and one.parent in self.forced
             else one
             for one in results

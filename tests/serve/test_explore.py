@@ -46,7 +46,7 @@ def test_the_model_tells_what_the_formulas_need(server):
 def test_the_card_has_the_bytes_of_packed_weights(tiny):
     with served(tiny, weights="int8") as (client, explorer):
         llm = explorer.llm
-        assert client.get("/model").json()["weight_bytes"] == llm.weight_bytes < 2 * llm.config.parameters
+        assert client.get("/model").json()["weight_bytes"] == llm.weight_bytes < 2 * llm.graph.parameters
 
 
 def test_a_text_goes_to_tokens_and_back(server):

@@ -136,7 +136,7 @@ class BeamSearch:
             group.beams = {}
             for candidate, beam in survivors:
                 node, parent = beam.node, chunks[candidate.choice][0].sequence.id
-                picks.append(Pick(parent, node.token, node.logprob, node.sampler_logprob, node.top, slot))
+                picks.append(Pick(parent, (node.token,), (node.logprob,), (node.sampler_logprob,), (node.top,), slot))
                 group.beams[slot] = beam
                 taken[candidate.token] += 1
                 slot += 1

@@ -195,8 +195,8 @@ def _picked(
     written = len(sequence.tokens) - len(request.prompt)
     known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
     if known is not None and not params.logprobs and look is unseen:  # what is told is the whole answer
-        logprob = rows.item(last, known) - total
-        return [Pick(sequence.id, known, logprob, 0.0, (), choice) for choice in sequence.choices]
+        tokens, logprobs = (known,), (rows.item(last, known) - total,)
+        return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     values = rows[last]
     logits = torch.from_numpy(values)
     row = adjusted(logits, sequence.tokens, len(request.prompt), params, request.constraints, mask)
@@ -204,17 +204,17 @@ def _picked(
         return [Fault(sequence.id, exhausted())]
     chances = probabilities(row, params)
     if known is not None:
-        tokens = [known] * len(sequence.choices)
+        chosen = [known] * len(sequence.choices)
     else:
-        tokens = choose(row, chances, params.seed, chunk.stop, sequence.choices)
+        chosen = choose(row, chances, params.seed, chunk.stop, sequence.choices)
     look(chunk, logits, chances)
     first = top_ids(logits, params.logprobs) if params.logprobs else []
     drawn = None if chances is None else chances.numpy()
     picks: list[Pick] = []
-    for choice, token in zip(sequence.choices, tokens, strict=True):
+    for choice, token in zip(sequence.choices, chosen, strict=True):
         top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
         of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
-        picks.append(Pick(sequence.id, token, of_model, of_sampler, top, choice))
+        picks.append(Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
     return picks
 
 

@@ -44,7 +44,7 @@ class Engine(Generic[T]):
 
     @property
     def prefixes(self) -> PrefixIndex:
-        return self.scheduler.prefixes
+        return self.scheduler.kv.prefixes
 
     @property
     def busy(self) -> bool:

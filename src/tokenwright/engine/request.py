@@ -202,6 +202,21 @@ class Sequence:
     def written(self) -> ListLike[int]:
         return self.tokens[len(self.request.prompt) :]
 
+    def fork(self, identity: int, tables: PageTables, choice: int) -> "Sequence":
+        """A sequence that goes on from the same text, as the text number `choice`; nothing of it is computed."""
+        return Sequence(
+            id=identity,
+            request=self.request,
+            limit=self.limit,
+            tokens=list(self.tokens),
+            tables=tables,
+            prefix_hashes=self.prefix_hashes.fork(),
+            stop_checker=self.stop_checker.fork(),
+            choices=(choice,),
+            cache=self.cache,
+            logprobs_reported=self.logprobs_reported,
+        )
+
     def exhausted(self) -> FinishReason | None:
         """Why the sequence ends by its length alone; None: it may have more tokens."""
         if len(self.tokens) < self.limit:

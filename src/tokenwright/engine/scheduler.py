@@ -22,6 +22,7 @@ from collections.abc import Sequence as ListLike
 from itertools import count
 
 from tokenwright.engine.groups import SequenceGroup, group_of, pages_of
+from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, State
@@ -52,7 +53,7 @@ MAX_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over 
 
 
 class Scheduler:
-    """Owns the sequences, and what they share: the page pool, the prefix index, the swap space.
+    """Owns the sequences and their pages.
 
     token_budget: tokens computed in one step, over all sequences. max_sequences: the most that run at once, paused
     ones aside.
@@ -65,20 +66,16 @@ class Scheduler:
         max_sequences: int,
         prefixes: PrefixIndex | None = None,
         swap: SwapSpace | None = None,
-        ids: Iterator[int] | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
-        self.prefixes = prefixes or PrefixIndex(pool)
-        self.swap = swap or SwapSpace(pool)
-        self.ids = ids or count()  # of sequences
+        self.kv = KVManager(pool, prefixes, swap)
+        self.ids = count()  # of sequences
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
         self.running: list[SequenceGroup] = []  # oldest first
         self.waiting: deque[SequenceGroup] = deque()
-
-    # ---- Requests ----
 
     def new(self, request: Request, limit: int) -> Sequence:
         """A sequence that is not queued yet. `limit`: the most tokens it can have."""
@@ -88,7 +85,7 @@ class Scheduler:
             limit=limit,
             tokens=list(request.prompt),
             tables=self.pool.tables(),
-            prefix_hashes=self.prefixes.hashes(request.salt),
+            prefix_hashes=self.kv.prefixes.hashes(request.salt),
             stop_checker=request.stop_checker,
             choices=tuple(range(request.params.choices)),
             cache=request.cache,
@@ -120,7 +117,7 @@ class Scheduler:
         may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_logprobs  # of one salt
         both_keep = parent.cache and child.cache and parent.state is RUNNING
         if may_share and both_keep and self._slots(child.group) <= self.max_sequences:
-            self._share_pages(parent, child)
+            self.kv.share(parent, child)
             self._run(child.group)
 
     def pause(self, identity: int, at: int | None) -> None:
@@ -133,7 +130,7 @@ class Scheduler:
         for sequence in self.sequences[identity].group.sequences if identity in self.sequences else ():
             sequence.cache = cache
             if not cache:  # its pages may be others', too, and are written to again from now on
-                self._drop(sequence)
+                self.kv.drop(sequence)
 
     def abort(self, identity: int) -> list[Event]:
         """End a sequence in any state, with its group. Unknown or ended ones are left alone."""
@@ -141,8 +138,6 @@ class Scheduler:
         if identity in self.sequences:
             self._end_group(self.sequences[identity].group, FinishReason.ABORTED, events)
         return events
-
-    # ---- A step ----
 
     def schedule(self) -> Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
@@ -152,7 +147,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget = self.token_budget
         for group in self._groups(chunks):
-            for sequence, length in group.plan(budget, self._attach_cached):
+            for sequence, length in group.plan(budget, self.kv.attach_cached):
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, admit nobody.
                     return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
@@ -175,9 +170,6 @@ class Scheduler:
         """The running groups that are not paused, oldest first."""
         return [group for group in self.running if not group.paused]
 
-    def _paused(self) -> list[SequenceGroup]:
-        return [group for group in self.running if group.paused]
-
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         start = sequence.computed
         stop = start + length
@@ -192,7 +184,7 @@ class Scheduler:
         False: the youngest was its own group.
         """
         while not self.pool.reserve(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
-            self.preempt(next(reversed(self._paused()), self.running[-1]))
+            self.preempt(next((group for group in reversed(self.running) if group.paused), self.running[-1]))
             if sequence.state is not RUNNING:
                 return False
         return True
@@ -200,12 +192,15 @@ class Scheduler:
     def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
         """Advance what was computed, append what was chosen, end what has ended; the events of that, in order."""
         faulty = {result.parent for result in results if isinstance(result, Fault)}
+        size = self.pool.page_size
         for chunk in step.chunks:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             sequence.computed = stop
             sequence.forwarded += stop - start
-            if sequence.shares and sequence.id not in faulty:  # else others would find what cannot be used
-                self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
+            if stop > len(sequence.tokens):  # draft tokens, which `_write` accepts or not
+                stop = len(sequence.tokens)
+            if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
+                self.kv.cache_pages(sequence, start, stop)
             self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         answers: dict[int, list[Result]] = {}
@@ -246,25 +241,13 @@ class Scheduler:
     def _report(self, sequence: Sequence, found: PromptLogprobs, events: list[Event]) -> None:
         at = sequence.next_logprob
         known = max(0, at - found.start)  # a preempted one is reported once
-        fresh = found.logprobs[known:]
-        if fresh:
+        if fresh := found.logprobs[known:]:
             events.append(PromptLogprobsAdded(sequence.id, at, fresh, found.tops[known:]))
             sequence.logprobs_reported += len(fresh)
 
     def _branch(self, parent: Sequence, choice: int, after: Sequence, events: list[Event]) -> Sequence:
         """Fork a sequence; the child runs right `after` another branch, or is queued if no slot is free."""
-        child = Sequence(
-            id=next(self.ids),
-            request=parent.request,
-            limit=parent.limit,
-            tokens=list(parent.tokens),
-            tables=self.pool.tables(),
-            prefix_hashes=parent.prefix_hashes.fork(),
-            stop_checker=parent.stop_checker.fork(),
-            choices=(choice,),
-            cache=parent.cache,
-            logprobs_reported=parent.logprobs_reported,
-        )
+        child = parent.fork(next(self.ids), self.pool.tables(), choice)
         self.sequences[child.id] = child
         events.append(Forked(child.id, parent.id, child))
         group = parent.group.fork(child, after)
@@ -273,35 +256,35 @@ class Scheduler:
                 self.waiting.append(group)
                 return child
             self.running.insert(self.running.index(after.group) + 1, group)
-        self._share_pages(parent, child)
+        self.kv.share(parent, child)
         child.state = RUNNING
         return child
 
-    def _share_pages(self, parent: Sequence, child: Sequence) -> None:
-        """Put a child on its parent's pages, if both keep theirs."""
-        if parent.cache and child.cache:
-            child.tables, child.prefix_hashes = self.pool.fork(parent.tables), parent.prefix_hashes.fork()
-            child.computed = child.reused = parent.computed
-
     def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
-        """Append the token of a pick."""
-        checker = sequence.stop_checker
-        sequence.tokens.append(pick.token)
-        token = Token(sequence.id, pick.token, pick.logprob, pick.sampler_logprob, pick.top)
-        events.append(token)
+        """Append the tokens of a pick, up to the first that ends the sequence."""
+        checker, reason, known = sequence.stop_checker, None, len(sequence.tokens)
         try:
-            reason = checker.advance(pick.token) or sequence.exhausted()
-            token.text = checker.take_text()
+            for n in range(len(pick.tokens)):  # nearly always one, for which zip takes twice as long
+                token = pick.tokens[n]
+                sequence.tokens.append(token)
+                event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
+                events.append(event)
+                reason = checker.advance(token) or sequence.exhausted()
+                event.text = checker.take_text()
+                if reason is not None:
+                    break
         except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
             self._end_group(sequence.group, error, events)
             return
+        if sequence.computed > known:  # draft tokens: those accepted stay computed, all that were written but the last
+            stop = sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
+            self.kv.cache_pages(sequence, known, stop)
+            self.pool.trim(sequence.tables, stop)
         if reason is not None:
             self._end(sequence, finished(sequence, reason), events)
         elif not sequence.cache:  # the naive loop: drop all, and compute it again
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
-
-    # ---- Admission and preemption ----
 
     def _slots(self, more: SequenceGroup) -> int:
         """How many sequences run at once with one group more, when every group has come to its full width."""
@@ -312,66 +295,25 @@ class Scheduler:
         group = next((group for group in self.waiting if not group.paused), None)
         if group is None or self._slots(group) > self.max_sequences:
             return None
-        sequence, size = group.first, self.pool.page_size
-        cached, finds = 0, sequence.shares and sequence.swapped is None
-        if finds:
-            cached = self._cached(sequence)
-            page = cached // size
-            if page < sequence.skippable // size and sequence.prefix_hashes.hashes[page] in self._coming(chunks):
-                return None
-        tokens = min(len(sequence.tokens) + size, sequence.max_computed)
+        sequence = group.first
+        cached = self.kv.cached_prefix(sequence)
+        if self.kv.comes_with(chunks, sequence, cached):
+            return None
+        tokens = min(len(sequence.tokens) + self.pool.page_size, sequence.max_computed)
         needs = pages_of(self.pool, sequence, len(group.sequences), tokens, self.token_budget)
         text = sequence.prefix_hashes, sequence.tokens, cached, needs
-        paused = self._paused()
-        if not self.prefixes.can_admit(*text, [one.tables for other in paused for one in other.sequences]):
+        paused = [other for other in self.running if other.paused]
+        if not self.kv.prefixes.can_admit(*text, [one.tables for other in paused for one in other.sequences]):
             return None
         fragile = sequence.preemptions >= MAX_PREEMPTIONS
-        if fragile and not self._safe(group):
-            return None
-        while paused and (fragile or not self.prefixes.can_admit(*text)):
+        if fragile and not self.pool.fits([self.max_pages(one.first) for one in (*self._active(), group)]):
+            return None  # one that runs, which is older, could preempt it once more
+        while paused and (fragile or not self.kv.prefixes.can_admit(*text)):
             self.preempt(paused.pop())  # a paused one that went on could preempt a fragile one
-        if not self._swap_in(sequence):
-            self._attach(sequence, cached)
+        if not self.kv.swap_in(sequence):
+            self.kv.attach(sequence, cached)
         self._run(group)
         return group
-
-    def _cached(self, sequence: Sequence) -> int:
-        """How many of a sequence's first tokens need not be computed, because their pages are cached."""
-        return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
-
-    def _coming(self, chunks: list[Chunk]) -> set[bytes]:
-        """The hashes of the pages that these chunks fill."""
-        size, found = self.pool.page_size, set()
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if sequence.shares and chunk.stop // size > chunk.start // size:
-                hashes = sequence.prefix_hashes.extend(sequence.tokens)
-                found.update(hashes[chunk.start // size : chunk.stop // size])
-        return found
-
-    def _attach(self, sequence: Sequence, cached: int) -> None:
-        """Put a sequence that has no pages on those of its first `cached` tokens."""
-        self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cached)
-        sequence.computed = cached
-        sequence.reused += cached
-
-    def _attach_cached(self, sequence: Sequence) -> None:
-        self._attach(sequence, self._cached(sequence))
-
-    def _safe(self, group: SequenceGroup) -> bool:
-        """Whether nothing could preempt it: it and all that run, who are older, fit the pool at their longest."""
-        return self.pool.fits([self.max_pages(other.first) for other in (*self._active(), group)])
-
-    def _swap_in(self, sequence: Sequence) -> bool:
-        """Give a sequence its swapped pages back, if it has some. False: it has to be computed."""
-        if sequence.swapped is None:
-            return False
-        if not self.swap.swap_in(sequence.tables, sequence.swapped):  # the memory has failed
-            self._drop(sequence)
-            return False
-        sequence.swapped = None
-        sequence.reused += sequence.computed
-        return True
 
     def _run(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)
@@ -380,33 +322,18 @@ class Scheduler:
             sequence.state = RUNNING
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Take a running group's pages and queue it at the front. The pages of one sequence are swapped out if there is
-        room; not those of beams, since what they have in common would come back for each of them.
+        """Take a running group's pages, and queue it first. Only a single sequence is swapped, if there is room: what
+        beams have in common would come back for each of them.
         """
-        alone, swapped = group.first, None
-        if len(group.sequences) == 1 and alone.computed and alone.cache:
-            swapped = self.swap.swap_out(alone.tables)  # if this raises, nothing has changed
+        if len(group.sequences) == 1:
+            self.kv.swap_out(group.first)  # if this raises, nothing has changed
         self.running.remove(group)
-        for sequence in reversed(group.sequences):
-            sequence.swapped = swapped
-            if swapped is None:
-                self._drop(sequence)
+        for sequence in group.sequences[::-1]:
+            if sequence.swapped is None:
+                self.kv.drop(sequence)
             sequence.preemptions += 1
             sequence.state = State.WAITING
         self.waiting.appendleft(group)
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Free all pages of a sequence: it is to be computed again."""
-        self._free(sequence)
-        sequence.computed = 0
-
-    def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.tables)
-        if sequence.swapped is not None:
-            self.swap.discard(sequence.swapped)
-            sequence.swapped = None
-
-    # ---- Ends ----
 
     def expire(self) -> list[Event]:
         """End every sequence whose stop checker asks for it, waiting and paused ones as well."""
@@ -414,12 +341,11 @@ class Scheduler:
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences:  # its group may have ended
                 try:
-                    reason = sequence.stop_checker.finished()
+                    why: FinishReason | Exception | None = sequence.stop_checker.finished()
                 except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
-                    self._end_group(sequence.group, error, events)
-                    continue
-                if reason is not None:
-                    self._end_group(sequence.group, reason, events)
+                    why = error
+                if why is not None:
+                    self._end_group(sequence.group, why, events)
         return events
 
     def fail(self, step: Step, error: Exception) -> list[Event]:
@@ -441,9 +367,9 @@ class Scheduler:
             self._end(sequence, event, events)
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
-        if sequence.shares and sequence.pages and isinstance(event, Finished):
-            self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
-        self._free(sequence)
+        if isinstance(event, Finished):
+            self.kv.cache_tail(sequence)
+        self.kv.free(sequence)
         group = sequence.group
         group.sequences.remove(sequence)
         if not group.sequences:
@@ -454,18 +380,14 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants: for tests, and at idle."""
-        self.pool.check([sequence.tables for sequence in self.sequences.values()])
-        swapped = sum(sequence.swapped.nbytes for sequence in self.sequences.values() if sequence.swapped)
-        assert swapped == self.swap.used, "what is swapped out belongs to a sequence"
+        self.kv.check(self.sequences.values())
         grouped = [sequence for group in (*self.running, *self.waiting) for sequence in group.sequences]
         assert sorted(one.id for one in grouped) == sorted(self.sequences), "each sequence is in one group"
         for group in (*self.running, *self.waiting):
             state = RUNNING if group in self.running else State.WAITING
             assert all(one.group is group and one.state is state for one in group.sequences), "a group has one state"
-        for sequence in (one for group in self.waiting for one in group.sequences):
-            assert not sequence.pages, "a waiting sequence has no pages"
-            assert bool(sequence.computed) == (sequence.swapped is not None), "nor has it computed more than is swapped"
-        for sequence in (one for group in self.running for one in group.sequences):
+        for sequence in self.sequences.values():
             assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
-            assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a page"
-            assert self.pool.writable(sequence.tables, sequence.computed), "nobody else reads what is written to"
+            if sequence.state is State.WAITING:
+                assert not sequence.pages, "a waiting sequence has no pages"
+                assert bool(sequence.computed) == (sequence.swapped is not None), "it has computed what is swapped"

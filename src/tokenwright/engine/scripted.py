@@ -71,7 +71,7 @@ class ScriptedModel:
                 )
                 results.append(PromptLogprobs(chunk.sequence.id, chunk.start + 1, agree))
             if chunk.picks:
-                results.append(Pick(chunk.sequence.id, self.script(output.logits[rows[-1]]), 0.0))
+                results.append(Pick(chunk.sequence.id, (self.script(output.logits[rows[-1]]),), (0.0,)))
         return results
 
     def _slot(self, table: Mapping[int, int], position: int) -> int:

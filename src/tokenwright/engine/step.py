@@ -121,17 +121,18 @@ class TopLogprob:
 
 @dataclass(slots=True)
 class Pick:
-    """The sampler's choice: `token` continues the sequence `parent`, as the text number `choice`.
+    """The sampler's choice: `tokens` continue the sequence `parent`, as the text number `choice`.
 
+    One token as a rule; several are accepted speculation. Parallel to them: the model's log-probability, the
+    sampler's, and the model's top logprobs, as many as were asked for.
     Several picks with one parent fork it. A parent without a pick ends, if it is a beam of a search.
-    `top` are the model's top logprobs at this place, as many as were asked for.
     """
 
     parent: int
-    token: int
-    logprob: float
-    sampler_logprob: float = 0.0
-    top: tuple[TopLogprob, ...] = ()
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    sampler_logprobs: tuple[float, ...] = (0.0,)
+    tops: tuple[tuple[TopLogprob, ...], ...] = ((),)
     choice: int = 0
 
 

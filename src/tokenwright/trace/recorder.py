@@ -277,7 +277,7 @@ class Recorder:
 
 def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk) -> StepFrame:
     """`frame` with what is to be told of a pick after a chunk."""
-    logits, seed, token = choice.logits, chunk.request.params.seed, pick.token
+    logits, seed, token = choice.logits, chunk.request.params.seed, pick.tokens[0]
     total = logits.logsumexp(-1)
     likeliest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
     ids = likeliest if token in likeliest else [*likeliest[:-1], token]

@@ -1,0 +1,104 @@
+"""The pages of sequences: how they are found, shared, swapped and freed.
+
+It puts the page pool, the prefix index and the swap space, none of which knows a sequence, to work for the scheduler's.
+"""
+
+from collections.abc import Iterable
+
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.prefix_index import PrefixIndex
+from tokenwright.engine.request import Sequence
+from tokenwright.engine.step import Chunk
+from tokenwright.engine.swap import SwapSpace
+
+
+class KVManager:
+    """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step."""
+
+    def __init__(self, pool: PagePool, prefixes: PrefixIndex | None = None, swap: SwapSpace | None = None) -> None:
+        self.pool = pool
+        self.prefixes = prefixes or PrefixIndex(pool)
+        self.swap = swap or SwapSpace(pool)
+
+    def cached_prefix(self, sequence: Sequence) -> int:
+        """How many of a sequence's first tokens need not be computed, because their pages are cached."""
+        if not sequence.shares or sequence.swapped is not None:
+            return 0
+        return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
+
+    def attach(self, sequence: Sequence, cached: int) -> None:
+        """Put a sequence that has no pages on those of its first `cached` tokens."""
+        self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cached)
+        sequence.computed = cached
+        sequence.reused += cached
+
+    def attach_cached(self, sequence: Sequence) -> None:
+        self.attach(sequence, self.cached_prefix(sequence))
+
+    def comes_with(self, chunks: Iterable[Chunk], sequence: Sequence, cached: int) -> bool:
+        """Whether `chunks` compute the next page of a sequence's prefix, behind the `cached` tokens of it."""
+        size = self.pool.page_size
+        page = cached // size
+        if not sequence.shares or sequence.swapped is not None or page >= sequence.skippable // size:
+            return False
+        wanted = sequence.prefix_hashes.hashes[page]
+        return any(
+            wanted in chunk.sequence.prefix_hashes.extend(chunk.text)[chunk.start // size : chunk.stop // size]
+            for chunk in chunks
+            if chunk.sequence.shares and chunk.stop // size > chunk.start // size
+        )
+
+    def cache_pages(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Let others find the pages that computing [start, stop) has filled."""
+        if sequence.shares:
+            self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
+
+    def cache_tail(self, sequence: Sequence) -> None:
+        """Let others find the last page of a sequence that ends, though it is not full."""
+        if sequence.shares and sequence.pages:
+            self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
+
+    def share(self, parent: Sequence, child: Sequence) -> None:
+        """Put a child on its parent's pages, if both keep theirs."""
+        if parent.cache and child.cache:
+            child.tables, child.prefix_hashes = self.pool.fork(parent.tables), parent.prefix_hashes.fork()
+            child.computed = child.reused = parent.computed
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """Swap the pages of a sequence out, if it has computed any and there is room; else it is left as it is."""
+        if sequence.computed and sequence.cache:
+            sequence.swapped = self.swap.swap_out(sequence.tables)
+
+    def swap_in(self, sequence: Sequence) -> bool:
+        """Give a sequence its swapped pages back, if it has some. False: it has to be computed."""
+        if sequence.swapped is None:
+            return False
+        if not self.swap.swap_in(sequence.tables, sequence.swapped):  # the memory has failed
+            self.drop(sequence)
+            return False
+        sequence.swapped = None
+        sequence.reused += sequence.computed
+        return True
+
+    def drop(self, sequence: Sequence) -> None:
+        """Free all pages of a sequence that goes on: it is to be computed again."""
+        self.free(sequence)
+        sequence.computed = 0
+
+    def free(self, sequence: Sequence) -> None:
+        """Release all pages of a sequence, swapped ones too."""
+        self.pool.release(sequence.tables)
+        if sequence.swapped is not None:
+            self.swap.discard(sequence.swapped)
+            sequence.swapped = None
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Prove that pages and swapped bytes are what all `sequences` have, and that each has what it reads."""
+        everyone = list(sequences)
+        self.pool.check([sequence.tables for sequence in everyone])
+        swapped = sum(sequence.swapped.nbytes for sequence in everyone if sequence.swapped)
+        assert swapped == self.swap.used, "what is swapped out belongs to a sequence"
+        for sequence in everyone:
+            if sequence.swapped is None:
+                assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a page"
+                assert self.pool.writable(sequence.tables, sequence.computed), "nobody else reads what is written to"
