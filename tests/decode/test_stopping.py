@@ -47,7 +47,7 @@ def test_end_tokens_end_and_are_no_text():
     stop_checker = TextStopChecker(Letters(), {9, 10})
     assert stop_checker.advance(ord("a")) is None
     assert stop_checker.advance(10) is FinishReason.EOS
-    assert stop_checker.take() == ""
+    assert stop_checker.take_text() == ""
     assert stop_checker.finish() == "a"
     assert stop_checker.stopped is None
 
@@ -56,8 +56,8 @@ def test_a_stop_string_ends_and_what_was_held_is_not_shown_twice():
     stop_checker = TextStopChecker(Letters("!"), ())
     assert [stop_checker.advance(ord(letter)) for letter in "ab!"] == [None, None, FinishReason.STOP]
     assert stop_checker.stopped == "!"
-    assert stop_checker.take() == "a"
-    assert stop_checker.take() == ""
+    assert stop_checker.take_text() == "a"
+    assert stop_checker.take_text() == ""
     assert stop_checker.finish() == ""
 
 
