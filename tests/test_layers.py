@@ -15,6 +15,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 # From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
 ROWS = (
     ("errors",),
+    ("checks",),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -31,7 +32,7 @@ ROWS = (
     ("cli",),
 )
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
-TORCHLESS = ("errors", "config", "text", "sampling_params", "engine", "cli")  # cli: so that --help is quick
+TORCHLESS = ("errors", "checks", "config", "text", "sampling_params", "engine", "cli")  # cli: so that --help is quick
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:

@@ -18,6 +18,7 @@ from tokenwright import (
     CapacityError,
     ContextError,
     EngineError,
+    Grammar,
     RequestError,
     SamplingParams,
 )
@@ -462,3 +463,49 @@ def test_sixteen_bits(folder):
             assert done.usage.kv_bytes == done.usage.forward_tokens * llm.config.layers * 2 * llm.config.kv_heads * (
                 llm.config.head_size * 2
             )
+
+
+def test_a_second_engine_over_a_loaded_model_outlives_the_first(folder):
+    first = LLM(folder, pages=64)
+    right = first.generate("the", GREEDY)[0].token_ids
+    with LLM(first.loaded, kv="int8", window=20, pages=64) as second:
+        assert second.kv_format == "int8, window 20"
+        assert len(second.generate("the", GREEDY)[0].token_ids) == 12
+        first.close()
+        assert second.loaded.vocabulary.grammars(second.eos_ids).compile(Grammar.choice(["yes"]))
+        with LLM(second.loaded, pages=64) as third:
+            assert third.generate("the", GREEDY)[0].token_ids == right
+    with pytest.raises(RequestError, match="this LLM is closed"):
+        second.generate("the", GREEDY)
+
+
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"dtype": "float32"}, {"weights": "int8"}, {"trace": True}])
+def test_how_a_model_is_loaded_is_refused_for_one_that_is(llm, option):
+    with pytest.raises(RequestError, match="say how a model is loaded"):
+        LLM(llm.loaded, **option)
+
+
+def test_streams_outlive_the_name_of_their_model(folder):
+    """`LLM(...).stream(...)`: the model is dropped while its stream is read."""
+    stream = LLM(folder, pages=64).stream("the", GREEDY)
+    gc.collect()
+    assert len([piece.token_id for piece in stream]) == 12
+
+
+def test_an_llm_that_is_dropped_ends_its_thread(folder):
+    llm = LLM(folder, pages=64)
+    thread = llm._open_loop()._thread
+    del llm
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_slow_reader_misses_nothing(llm):
+    """The engine does not wait for its readers: what they have not read waits for them."""
+    stream = llm.stream("the", replace(GREEDY, max_tokens=60))
+    first = next(stream)
+    other = llm.generate("and", replace(GREEDY, max_tokens=80))[0]  # the stream has ended long before
+    assert len(other.token_ids) == 80
+    assert (first.token_id, *(piece.token_id for piece in stream)) == stream.completion.token_ids
+    assert len(stream.completion.token_ids) == 60

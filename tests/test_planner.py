@@ -710,10 +710,10 @@ class TestSizes:
             ({"weights": ""}, "weights '' is not known"),
             ({"batch": 0}, "batch must be a whole number from 1"),
             ({"batch": True}, "not True"),
-            ({"kv": "int8,first=-1"}, "first must be a whole number of tokens"),
+            ({"kv": "int8,first=-1"}, "first must be a whole number"),
             ({"kv": "int8,native=0+0"}, "native must be numbers of layers, each once"),
             ({"window": 0}, "window must be a number of tokens"),
-            ({"window": 9, "sinks": "4"}, "sinks must be a whole number of tokens"),
+            ({"window": 9, "sinks": "4"}, "sinks must be a whole number"),
             ({"bandwidth": "slow"}, "bandwidth must be bytes per second"),
         ],
     )

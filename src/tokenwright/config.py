@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
 
+from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole
 from tokenwright.errors import RequestError
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -152,7 +153,6 @@ class ModelConfig:
         return self.heads // self.kv_heads
 
 
-MOST = 1 << 31  # tokens, and whatever is counted in them: positions have 32 bits
 KV_NAMES = ("native", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 _KV_USAGE = (
     "kv must be one format, or k=FORMAT,v=FORMAT, each once; after it there may be first=TOKENS (from the start of a "
@@ -177,8 +177,7 @@ class KVFormat:
         for name in (self.k, self.v):
             if name not in KV_NAMES:
                 raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}")
-        if type(self.first) is not int or not 0 <= self.first <= MOST:
-            raise RequestError(f"first must be a whole number of tokens from 0 to {MOST}, not {self.first!r}")
+        check_whole("first", self.first)
         if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
             raise RequestError(f"native must be numbers of layers, each once, not {self.native!r}")
 
@@ -268,17 +267,13 @@ class EngineConfig:
     swap_memory: int = 0  # bytes of RAM for the K and V of texts that are put off; 0: they are computed again
 
     def __post_init__(self) -> None:
-        for name in ("sinks", "swap_memory"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise RequestError(f"{name} must be a whole number of at least 0, not {value!r}")
-        for name in ("page_size", "token_budget", "max_sequences", "window", "sinks"):
-            if (getattr(self, name) or 0) > MOST:
-                raise RequestError(f"{name} must be at most {MOST}, not {getattr(self, name)!r}")
-        for name in ("page_size", "pages", "kv_memory", "token_budget", "max_sequences", "window"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise RequestError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in ("page_size", "token_budget", "max_sequences"):
+            check_whole(name, getattr(self, name), 1)
+        check_whole("sinks", self.sinks)
+        check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
+        for name, most in (("window", MAX_TOKENS), ("pages", MAX_BYTES), ("kv_memory", MAX_BYTES)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1, most)
         if self.pages is not None and self.kv_memory is not None:
             raise RequestError("pages and kv_memory both set the size of the KV cache; give one of them")
 

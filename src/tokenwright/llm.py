@@ -17,7 +17,7 @@ from tokenwright.backends.memory import make_store
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
-from tokenwright.checkpoints.positions import LONGEST
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import DType, DynamicScaling, EngineConfig, KVFormat, Rope, WeightFormat
 from tokenwright.decode import TorchSampler
@@ -116,7 +116,7 @@ class LLM:
         self.specs = self._specs(loaded.graph, loaded.dtype)
         # An attention window reads no further than itself, so its text may grow past the context that was trained.
         endless = options.window is not None and isinstance(loaded.config.positions, Rope)
-        self.context = LONGEST if endless else loaded.config.context
+        self.context = MAX_TOKENS if endless else loaded.config.context
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)

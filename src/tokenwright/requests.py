@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 
+from tokenwright.checks import shown
 from tokenwright.config import DynamicScaling, Rope
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request
 from tokenwright.errors import RequestError
 from tokenwright.loaded import LoadedModel
-from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode, shown
+from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
 from tokenwright.text import TextStream
 
 Prompt = str | Sequence[int]  # text, or token ids

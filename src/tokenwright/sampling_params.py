@@ -7,27 +7,14 @@ from io import StringIO
 from itertools import islice
 from typing import Any, Literal
 
+from tokenwright.checks import MAX_TOKENS, check_whole, shown
 from tokenwright.errors import RequestError
 
-MOST_TOKENS = 2**31  # that anything can be counted in
 MOST_CHOICES = 256  # texts of one request, and beams
 MOST_LOGPROBS = 128  # alternatives of one token
 MOST_IDS = 65_536  # words, or biased ids, of one list
 MOST_VOCABULARY = 2**20  # ids of one list; more than models have
 MOST_GRAMMAR = 500_000  # characters
-
-
-def shown(value: object) -> str:
-    """A value for a message. Python prints no integers of thousands of digits, and nothing that is nested so deeply."""
-    try:
-        return repr(value)[:80]
-    except (ValueError, RecursionError):
-        return "one of thousands of " + ("digits" if isinstance(value, int) else "digits or levels")
-
-
-def _whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name} must be a whole number from {least} to {most}, not {shown(value)}")
 
 
 def _real(name: str, value: object, least: float, most: float) -> None:
@@ -61,7 +48,7 @@ def _ids(name: str, value: object) -> tuple[int, ...]:
     if len(ids) > MOST_VOCABULARY:
         raise RequestError(f"{name} has more than {MOST_VOCABULARY:,} ids")
     for token in ids:
-        _whole(f"each id of {name}", token, 0, MOST_TOKENS)
+        check_whole(f"each id of {name}", token, 0, MAX_TOKENS)
     return tuple(sorted(set(ids)))
 
 
@@ -73,7 +60,7 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
     if len(pairs) > MOST_IDS:
         raise RequestError(f"logit_bias has {len(pairs):,} ids; {MOST_IDS:,} are allowed")
     for token, bias in pairs:
-        _whole("each id of logit_bias", token, 0, MOST_TOKENS)
+        check_whole("each id of logit_bias", token, 0, MAX_TOKENS)
         _real(f"logit_bias of id {token}", bias, -100.0, 100.0)
     if len(dict(pairs)) < len(pairs):
         raise RequestError("logit_bias names an id twice")
@@ -211,7 +198,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, (least, most) in _WHOLE.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
-                _whole(name, getattr(self, name), least, most)
+                check_whole(name, getattr(self, name), least, most)
         for name, (lowest, highest) in _REAL.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 _real(name, getattr(self, name), lowest, highest)
@@ -291,8 +278,8 @@ class SamplingParams:
 
 
 _WHOLE = {
-    "min_tokens": (0, MOST_TOKENS), "repetition_window": (0, MOST_TOKENS), "dry_allowed_length": (1, MOST_TOKENS),
-    "top_k": (0, MOST_TOKENS), "seed": (0, 2**64 - 1), "max_tokens": (0, MOST_TOKENS),
+    "min_tokens": (0, MAX_TOKENS), "repetition_window": (0, MAX_TOKENS), "dry_allowed_length": (1, MAX_TOKENS),
+    "top_k": (0, MAX_TOKENS), "seed": (0, 2**64 - 1), "max_tokens": (0, MAX_TOKENS),
     "logprobs": (0, MOST_LOGPROBS), "prompt_logprobs": (0, MOST_LOGPROBS), "n": (1, MOST_CHOICES),
     "best_of": (1, MOST_CHOICES), "beams": (1, MOST_CHOICES), "beam_groups": (1, MOST_CHOICES),
 }  # fmt: skip

@@ -4,10 +4,10 @@ from collections.abc import Collection
 from functools import lru_cache
 from threading import Lock
 
+from tokenwright.checks import shown
 from tokenwright.decode.grammar import Grammars
 from tokenwright.engine import SamplingParams, TokenConstraints
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import shown
 from tokenwright.text import Tokenizer
 
 

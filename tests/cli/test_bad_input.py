@@ -46,8 +46,8 @@ def test_sampling(refused: Refused, options: tuple[str, ...], told: str) -> None
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--page-size", "0"), "page_size must be a whole number of at least 1, not 0"),
-        (("--token-budget", "0"), "token_budget must be a whole number of at least 1, not 0"),
+        (("--page-size", "0"), "page_size must be a whole number from 1 to 2,147,483,648, not 0"),
+        (("--token-budget", "0"), "token_budget must be a whole number from 1 to 2,147,483,648, not 0"),
         (("--device", "toaster"), "toaster"),
         (("--dtype", "int3"), "int3"),
     ],

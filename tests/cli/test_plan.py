@@ -229,7 +229,7 @@ def test_words_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
         (("--kv", "int8,native=12"), "native: there is no layer 12; use 0 to 11, or -1 to -12 backwards"),
         (("--sinks", "4"), "sinks are what stays in reach beside a window; give window as well, or leave sinks out"),
         (("--sinks", "4", "--window", "64"), "sinks need rotary positions"),
-        (("--sinks", "-4", "--window", "64"), "sinks must be a whole number of tokens of at least 0, not -4"),
+        (("--sinks", "-4", "--window", "64"), "sinks must be a whole number from 0 to 2,147,483,648, not -4"),
         (("--weights", "fp8"), "weights 'fp8' is not known; use native, float32, bfloat16, float16, int8, int4"),
         (("--window", "-4"), "window must be a number of tokens"),
         (("--memory", "24G"), "memory must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not '24G'"),

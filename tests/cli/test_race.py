@@ -245,8 +245,8 @@ def test_all_lanes_end_with_the_context(found: Race) -> None:
     ("options", "message"),
     [
         (("--kv", "int3"), "kv 'int3' is not known"),
-        (("--window", 0), "window must be a whole number of at least 1"),
-        (("--sinks", -1), "sinks must be a whole number of at least 0"),
+        (("--window", 0), "window must be a whole number from 1"),
+        (("--sinks", -1), "sinks must be a whole number from 0"),
         (("-n", 0), "a race needs at least one new token"),
     ],
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
+from tokenwright.checks import check_whole
 from tokenwright.config import DType, DynamicScaling, Heads, KVFormat, Latent, LayerKV, Learned, Rope
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
@@ -131,7 +132,7 @@ def layer_specs(
     tokens, which stay in reach of the layers that have a window. Raises RequestError for what the model cannot have.
     """
     windows = [_shorter(layer.window, window) for layer in model.kv]
-    _check_reach(model.positions, windows, window, sinks)
+    _check_window(model.positions, windows, window, sinks)
     native, plain = _native_layers(len(windows), kv), CODECS[dtype]
     k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))
     specs = []
@@ -149,13 +150,12 @@ def _shorter(own: int | None, given: int | None) -> int | None:
     return min((window for window in (own, given) if window is not None), default=None)
 
 
-def _check_reach(
+def _check_window(
     positions: Learned | Rope | None, windows: Sequence[int | None], window: int | None, sinks: int
 ) -> None:
-    if window is not None and (type(window) is not int or window < 1):
-        raise RequestError(f"window must be a whole number of tokens of at least 1, not {window!r}")
-    if type(sinks) is not int or sinks < 0:
-        raise RequestError(f"sinks must be a whole number of tokens of at least 0, not {sinks!r}")
+    if window is not None:
+        check_whole("window", window, 1)
+    check_whole("sinks", sinks)
     if sinks and not any(windows):
         raise RequestError("sinks are what stays in reach beside a window; give window as well, or leave sinks out")
     if sinks and isinstance(positions, Learned):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tokenwright.checkpoints.blocks import pre_norm
-from tokenwright.checkpoints.positions import LONGEST, Slides, read_rope, read_rotary, read_windows
+from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, read_windows
 from tokenwright.checkpoints.strict import Keys
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import DType, Learned, ModelConfig
 from tokenwright.models.graph import Activation, Graph
 
@@ -216,7 +217,7 @@ def _parse_gpt2(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         head_size=_size_of_head(keys, width, heads),
         mlp_width=keys.whole("n_inner", 4 * width, most=1 << 24),
         vocab_size=keys.whole("vocab_size", most=_MOST_VOCAB),
-        context=keys.whole("n_positions", most=LONGEST),
+        context=keys.whole("n_positions", most=MAX_TOKENS),
         positions=Learned(),
         windows=(None,) * layers,
         rotary=(False,) * layers,
@@ -239,7 +240,7 @@ def _parse_llama(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     width = keys.whole("hidden_size", most=1 << 20)
     heads, kv_heads = _heads(keys)
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or _size_of_head(keys, width, heads)
-    context = keys.whole("max_position_embeddings", most=LONGEST)
+    context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     rope, reach = read_rope(keys, like.theta, head_size, context)
     rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
     qkv_bias, out_bias = _biases(keys, like)

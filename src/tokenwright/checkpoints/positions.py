@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from tokenwright.checkpoints.strict import Keys
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
@@ -22,7 +23,6 @@ from tokenwright.config import (
     YarnScaling,
 )
 
-LONGEST = 1 << 31  # tokens: positions are counted in 32 bits
 ORIGINAL = "original_max_position_embeddings"
 
 Slides = Literal["none", "all", "upper", "nope"]  # the layers that a window applies to
@@ -41,7 +41,7 @@ def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[R
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
     part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
-    if not 1 <= reach <= LONGEST:
+    if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
     return Rope(base, scaling), int(reach)
 
@@ -82,7 +82,7 @@ def _factor(part: Keys, default: float | None = None) -> float:
 
 def _whole_reach(part: Keys, context: int) -> tuple[float, float]:
     """Factor and context of linear and dynamic scaling, which count from max_position_embeddings alone."""
-    original = part.whole(ORIGINAL, context, most=LONGEST)
+    original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     if original != context:
         raise part.error(
             f"{ORIGINAL} is {original:,} but max_position_embeddings is {context:,}; this rope type scales "
@@ -103,7 +103,7 @@ def _dynamic(part: Keys, context: int) -> tuple[RopeScaling, float]:
 
 
 def _llama3(part: Keys, context: int) -> tuple[RopeScaling, float]:
-    original = part.whole(ORIGINAL, context, most=LONGEST)
+    original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
     if high <= low:
         raise part.error(f"high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
@@ -111,7 +111,7 @@ def _llama3(part: Keys, context: int) -> tuple[RopeScaling, float]:
 
 
 def _yarn(part: Keys, context: int) -> tuple[RopeScaling, float]:
-    original = part.whole(ORIGINAL, context, most=LONGEST)
+    original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     factor = _factor(part, max(1.0, context / original))
     fast, slow = part.number("beta_fast", 32.0), part.number("beta_slow", 1.0)
     if fast < slow:
@@ -196,4 +196,4 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         return None
     if given is None and (keys.is_null("sliding_window") or slides == "nope"):
         return None
-    return keys.whole("sliding_window", 4096, most=LONGEST)
+    return keys.whole("sliding_window", 4096, most=MAX_TOKENS)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenwright.checks import MAX_TOKENS, is_whole
 from tokenwright.errors import CheckpointError
 
 LFS_POINTER = "version https://git-lfs"  # how the stand-in for a large file begins
@@ -60,10 +61,10 @@ class Keys:
         """Whether the file says null, where an absent key has another meaning."""
         return key in self._null
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
+    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_TOKENS) -> int:
         """A whole number from `least` to `most`; required when no default is given."""
         value = self._required(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_whole(value):
             raise self.error(f"{key} must be a whole number, not {shown(value)}")
         if not least <= value <= most:
             raise self.error(f"{key} must be from {least:,} to {most:,}, not {shown(value)}")

@@ -301,7 +301,7 @@ class EngineLoop:
         self.engine.add(handle.sequence)
 
     def _run(self) -> None:
-        if hasattr(signal, "pthread_sigmask"):
+        if os.name == "posix":
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # kernel threads inherit it
         stopped = EngineError(CLOSED)
         try:

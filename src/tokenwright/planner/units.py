@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from tokenwright.checks import MAX_TOKENS, check_whole
 from tokenwright.errors import RequestError
 
-MOST = 1 << 31  # tokens, sequences: beyond any machine
 _TOKENS: Mapping[str, int] = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _BYTES: Mapping[str, int] = {
     "": 1,
@@ -22,7 +22,7 @@ Size = int | float | str
 def read_tokens(value: Size, name: str) -> int:
     """A count of tokens: 8192, "8192", "8,192", "8k". Raises RequestError, naming the option, for anything else."""
     count = _count(value, _TOKENS)
-    if not 1 <= count <= MOST:
+    if not 1 <= count <= MAX_TOKENS:
         raise RequestError(
             f"{name} must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k (k = 1024), not {value!r}"
         )
@@ -51,8 +51,7 @@ def read_rate(value: Size, name: str) -> int:
 
 def read_count(value: int, name: str) -> int:
     """A whole number of at least 1. Raises RequestError, naming the option."""
-    if type(value) is not int or not 1 <= value <= MOST:
-        raise RequestError(f"{name} must be a whole number from 1 to {MOST:,}, not {value!r}")
+    check_whole(name, value, 1)
     return value
 
 

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
 import tokenwright
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
 from tokenwright.serve.origin import OriginGuard
@@ -53,7 +54,7 @@ WINDOW = 8  # frames that a page may have unacknowledged
 
 log = logging.getLogger(__name__)
 
-Step = Annotated[int, Field(ge=0, le=2**31)]
+Step = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Index = Annotated[int, Field(ge=0, le=2**16)]
 
 

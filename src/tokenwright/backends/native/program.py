@@ -113,13 +113,14 @@ class NativeBackend:
         self.decoder = decoder
         self.store = store
         self.program = Program(decoder.native, store)
+        self._layers = decoder.graph.layers
         self.op_by_op = TorchBackend(decoder, store)
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
         if tap is not ignore:
             logits = self.op_by_op(batch, tap).rows
             return Logits(logits, *self.decoder.native.kernels.summarise(logits))
-        self.decoder.layer_tokens += len(batch.tokens) * self.decoder.graph.layers
+        self.decoder.layer_tokens += len(batch.tokens) * self._layers
         return self.program(batch)
 
 

@@ -1,0 +1,27 @@
+"""Checks of values that a caller gave. Their errors name the option and the values that it may have."""
+
+from typing import TypeGuard
+
+from tokenwright.errors import RequestError
+
+MAX_BYTES = 1 << 62  # of memory
+MAX_TOKENS = 1 << 31  # tokens, and whatever is counted in them: positions have 32 bits
+
+
+def shown(value: object) -> str:
+    """A value for a message. Python prints no integers of thousands of digits, and nothing that is nested so deeply."""
+    try:
+        return repr(value)[:80]
+    except (ValueError, RecursionError):
+        return "one of thousands of " + ("digits" if isinstance(value, int) else "digits or levels")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an int; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_whole(name: str, value: object, least: int = 0, most: int = MAX_TOKENS) -> None:
+    """Raises RequestError for anything but a whole number from `least` to `most`."""
+    if not is_whole(value) or not least <= value <= most:
+        raise RequestError(f"{name} must be a whole number from {least:,} to {most:,}, not {shown(value)}")
