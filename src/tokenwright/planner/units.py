@@ -1,11 +1,11 @@
-"""Sizes as people write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes a second."""
+"""Sizes as users write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes per second."""
 
 import re
 from collections.abc import Mapping
 
 from tokenwright.errors import RequestError
 
-MOST = 1 << 31  # tokens, sequences: beyond any machine
+MOST = 1 << 31  # tokens, sequences: more than any machine holds
 _TOKENS: Mapping[str, int] = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _BYTES: Mapping[str, int] = {
     "": 1,
@@ -50,18 +50,18 @@ def read_rate(value: Size, name: str) -> int:
 
 
 def read_count(value: int, name: str) -> int:
-    """A whole number of at least 1. Raises RequestError, naming the option."""
+    """A whole number from 1 to MOST. Raises RequestError, naming the option."""
     if type(value) is not int or not 1 <= value <= MOST:
         raise RequestError(f"{name} must be a whole number from 1 to {MOST:,}, not {value!r}")
     return value
 
 
 def _count(value: object, units: Mapping[str, int]) -> int:
-    """A whole number from a number or from digits with a unit; 0 for what is none."""
+    """A whole number from a number or from digits with a unit; 0 for any other value."""
     if isinstance(value, bool):
         return 0
     if isinstance(value, int | float):
-        return int(value) if value == value // 1 else 0  # neither of which holds for nan
+        return int(value) if value == value // 1 else 0  # not equal for nan and infinity
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or match[3].lower() not in units:
         return 0
