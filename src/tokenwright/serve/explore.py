@@ -1,4 +1,4 @@
-"""The explorer's server: serves the page, and runs of the engine to it.
+"""The explorer's server: serves the page, and the engine's runs to the page.
 
 Every answer is a message of `trace.schema`. A run's frames go over a WebSocket. The page acknowledges the frames that
 it has shown, and the server sends at most `WINDOW` frames beyond these: further ones wait here, and the server later

@@ -72,7 +72,7 @@ class Watch:
 
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
-    watched: tuple[int, int]  # layer and head; one tuple, because a step may be under way
+    watched: tuple[int, int]  # layer and head; replaced as one tuple: a step may be under way
     step: int = 0  # number of the next frame
     seen: int = 0  # tokens of the longest prefix computed so far
     frames: deque[StepFrame] = field(default_factory=deque)

@@ -20,7 +20,7 @@ def attention_row(
     sink_query: torch.Tensor | None,
     group: int,
 ) -> torch.Tensor:
-    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 outside the window.
+    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
     chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
     """
