@@ -1,5 +1,5 @@
-"""How fast a model is here, and how near to what the machine allows: for `tokenwright bench` and for benchmarks/.
+"""A model's speed on this machine, and how near it is to the machine's limits: for `tokenwright bench` and benchmarks/.
 
-`limits.py` measures the machine, `measures.py` says what is measured of a model, `model.py` measures one beside its
-limits, and `shapes.py` makes models of published shapes with random weights.
+`limits.py` measures the machine, `measures.py` defines the measures of a model, `model.py` compares a model with its
+limits, and `shapes.py` writes checkpoints of published shapes with random weights.
 """

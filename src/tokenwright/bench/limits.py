@@ -1,7 +1,7 @@
-"""What this machine can do at most, by a clock: bytes read, and multiplications made, in a second.
+"""The limits of this machine, by a clock: bytes read per second, and multiplications per second.
 
-The native kernels measure it with their own instructions. Where there are none torch does: a sum reads, and a product
-of square matrices multiplies, in float32 for int8 as well, since the reference kernels decode quantised weights.
+The native kernels measure them with their own instructions. Without these, torch does: a sum reads, and a product of
+square matrices multiplies, in float32 for int8 as well, since the reference kernels decode quantised weights.
 """
 
 import platform
@@ -18,7 +18,7 @@ from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.planner.bandwidth import Reader, best_seconds, beyond_caches, cache_sizes
 
 CPU = torch.device("cpu")
-MATRICES: Mapping[str, str] = {  # the format whose rate bounds a product with weights in that one
+MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds its products
     "float32": "float32",
     "float16": "float32",
     "bfloat16": "bfloat16",
@@ -26,17 +26,17 @@ MATRICES: Mapping[str, str] = {  # the format whose rate bounds a product with w
     "int4": "int8",
 }
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))
-TURN = 0.02  # seconds of one limit, where it is measured again beside what it bounds
-_CALL = 0.005  # seconds of a call at least, beside which waking threads is nothing
-_SIDE = 1024  # of the matrices that torch multiplies
+TURN = 0.02  # seconds for each limit, where `Bound` measures it again after a repetition
+_CALL = 0.005  # seconds of a call at least, so that waking threads is negligible
+_SIDE = 1024  # rows and columns of the matrices that torch multiplies
 
 Kind = Literal["native", "torch"]
-Report = Callable[[int, int], None]  # how much is done, and of how much
+Report = Callable[[int, int], None]  # the part that is done, and the total
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So much in a second: with all threads, and with one."""
+    """A rate per second: with all threads, and with one."""
 
     all_threads: float
     one_thread: float
@@ -44,10 +44,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a machine can do at most. `kind`: who measured it.
+    """The limits of a machine. `kind`: the kernels that measured them.
 
-    memory, cache: bytes read; `cache_bytes` are read from the largest cache again and again, and no cache is told where
-    the system does not name two. multiplications: by format, each with its addition, so that operations are twice that.
+    memory, cache: bytes read per second, for the cache by repeated reads of `cache_bytes` from the largest one; None if
+    the system reports fewer than two caches. multiplications: per second, by format, each with its addition, so that
+    FLOP are twice that.
     """
 
     kind: Kind
@@ -59,18 +60,18 @@ class Limits:
 
 
 class Multiplier:
-    """Multiplications in a format of FORMATS, with torch's threads; a call makes as many as take a while."""
+    """Multiplications in a format of FORMATS, with torch's threads; a call makes enough of them to time."""
 
     def __init__(self, form: str) -> None:
         native = find_kernels()
         self._multiply = _product(form) if native is None else _rounds(native, form)
 
     def __call__(self) -> int:
-        """Returns how many it made."""
+        """Returns the number of multiplications."""
         return self._multiply()
 
     def per_second(self, seconds: float) -> float:
-        """By the best of several calls, made for so long."""
+        """The rate of the fastest of the calls made within `seconds`."""
         return self() / best_seconds(self, seconds)
 
 
@@ -93,7 +94,7 @@ def _product(form: str) -> Callable[[], int]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What something cannot do without: bytes to read, and multiplications with weights and in attention."""
+    """The necessary work of a step: bytes to read, and multiplications with weights and in attention."""
 
     nbytes: float = 0
     weights: float = 0
@@ -102,7 +103,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The seconds that reading takes, and that multiplying does. At best one hides behind the other."""
+    """The least seconds for reading and for multiplying. At best the two overlap."""
 
     reading: float
     multiplying: float
@@ -113,15 +114,15 @@ class Least:
 
     @property
     def bound(self) -> Literal["memory", "matrix"]:
-        """Which of the two it is that bounds."""
+        """The limit that bounds the work."""
         return "memory" if self.reading >= self.multiplying else "matrix"
 
 
 class Bound:
-    """What bounds work with weights of a format, measured anew at every call.
+    """The lower bound on the time of work with weights of a format; every call measures the limits again.
 
-    nbytes: of the work, which are read where they would lie: in a cache that holds them, and else in memory. Attention
-    is computed in float32 whatever is stored.
+    nbytes: of the work; a buffer of this size is read from a cache if one holds it, and else from memory, as the work
+    would be. Attention is computed in float32, whatever the stored format.
     """
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
@@ -130,7 +131,7 @@ class Bound:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffer that is read."""
+        """Bytes of the buffer that it reads."""
         return self._reader.nbytes
 
     def __call__(self, work: Work) -> Least:
@@ -142,7 +143,7 @@ class Bound:
 
 
 def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Limits:
-    """All limits, each measured for so long. `report` is called with (measured, to be measured)."""
+    """All limits, each measured for `seconds`. Calls `report` with (measured, total)."""
     inside, rates = cache_bytes(), dict[str, Rate]()
     names = ("memory", *(("cache",) if inside else ()), *FORMATS)
     for name in names:
@@ -158,16 +159,16 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Limits
 
 
 def _probe(name: str) -> Callable[[float], float]:
-    """What measures the limit of that name for so many seconds, with torch's threads."""
+    """The function that measures the limit `name` for given seconds, with torch's threads."""
     if name in FORMATS:
         return Multiplier(name).per_second
     return Reader(cache_bytes() if name == "cache" else beyond_caches(CPU), CPU).bytes_per_second
 
 
 def cache_bytes() -> int:
-    """Bytes that the largest cache holds and the smaller ones do not, as far as there are such; 0 if they are unknown.
+    """Bytes that fit the largest cache but not the smaller ones, as far as possible; 0 if the caches are unknown.
 
-    Four times the next smaller caches of all threads, and at most half of the largest, which others use too.
+    Four times the next smaller caches of all threads, and at most half of the largest, which other processes share.
     """
     sizes = cache_sizes()
     return min(4 * torch.get_num_threads() * sizes[-2], sizes[-1] // 2) if len(sizes) > 1 else 0
@@ -175,7 +176,7 @@ def cache_bytes() -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """With so many threads."""
+    """Run a block with `count` torch threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -185,7 +186,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def processor() -> str:
-    """Its name, as the system gives it."""
+    """The processor's name, as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

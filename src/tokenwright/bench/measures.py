@@ -1,7 +1,6 @@
-"""What is measured of a model, whoever runs it: prefill, decode, many streams, and the time to the first token.
+"""The measures of a model, in any engine: prefill, decode, many streams, and the time to the first token.
 
-Texts are of random ids that nobody has seen, so that no cache knows them; the likeliest tokens are written, past every
-end.
+Prompts are new random ids, so that no prefix cache has them; decoding is greedy and ignores end tokens.
 """
 
 import random
@@ -9,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-ENOUGH_S, MOST = 1.0, 10  # seconds of one measurement, and how often it is repeated at most
+ENOUGH_S, MOST = 1.0, 10  # seconds of one measurement, and repetitions at most
 
-# Writes so many tokens after each prompt, all of them side by side; the seconds from the request to each token of each.
+# Generates that many tokens for each prompt, concurrently; returns each stream's seconds from request to each token.
 Write = Callable[[list[list[int]], int], list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """So many streams, each a prompt and tokens after it. unit: of its figure."""
+    """Concurrent streams, each of `prompt` tokens and then `tokens` generated ones. unit: of its figure."""
 
     streams: int
     prompt: int
@@ -29,7 +28,7 @@ class Measure:
         return self.unit == "ms"
 
     def figure(self, seconds: list[list[float]]) -> float:
-        """Of the seconds from the request to each token of each stream: the speed, or the time to the first token."""
+        """The speed or the time to the first token, from each stream's seconds from request to each token."""
         started = max(stream[0] for stream in seconds)
         if self.tokens == 1:
             return self.of_step(started)
@@ -37,13 +36,13 @@ class Measure:
         return len(later) / (max(later) - started)
 
     def of_step(self, seconds: float) -> float:
-        """The figure of a step that takes so long: the one that reads the prompts, or one that writes."""
+        """The figure of a step that takes `seconds`: the prefill step, or a decode step."""
         if self.lower_is_better:
             return seconds * 1000
         return self.streams * (self.prompt if self.tokens == 1 else 1) / seconds
 
     def within(self, context: int) -> "Measure":
-        """The same with as much of the prompt as the context has room for."""
+        """The same measure, with the prompt shortened to fit the context."""
         return replace(self, prompt=min(self.prompt, context - self.tokens))
 
 
@@ -57,13 +56,13 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def warm_up(measures: Mapping[str, Measure], write: Write, vocab_size: int, *seeds: object) -> None:
-    """Each kind of run once, with a few tokens."""
+    """Run each measure once, with a few tokens."""
     for measure in measures.values():
         write(prompts(measure, vocab_size, *seeds, "warm-up"), min(measure.tokens, 4))
 
 
 def repeated(measure: Measure, write: Write, vocab_size: int, *seeds: object) -> Iterator[float]:
-    """The figures of one repetition after another, for ENOUGH_S and at most MOST of them."""
+    """Repeat a measure for ENOUGH_S seconds, at most MOST times, and yield each figure."""
     began = time.perf_counter()
     for turn in range(MOST):
         yield measure.figure(write(prompts(measure, vocab_size, *seeds, turn), measure.tokens))

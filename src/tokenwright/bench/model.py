@@ -1,9 +1,8 @@
-"""One model beside its limits: each measure with what it would be if nothing but reading or multiplying took time.
+"""One model and its limits: each measure, with its value if only reading or only multiplying took time.
 
-A step that writes reads all weights but tables in which it looks a row up, and the K and V of every stream; one that
-reads prompts multiplies all weights with every token. The limit is the longer of the two times, as if one hid behind
-the other. It is measured again after every repetition, and the share is the median of the pairs: what slows the
-machine for a while slows both.
+A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
+weights with every token. The limit is the longer of the two times, as if they overlapped. `Benchmark` measures it again
+after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both.
 """
 
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ from tokenwright.errors import RequestError
 from tokenwright.llm import LLM
 from tokenwright.models.cost import CostModel
 
-SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens of a context in which all can be measured
+SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: the shortest context for all measures
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median of a measure, and of its limits, in `unit`; and the share of the limit that it reaches, 1 at best.
+    """The medians of a measure and of its limit, in `unit`; and the share of the limit that it reaches, 1 at best.
 
-    bound: what limits it. nbytes: what a step reads. prompt, tokens: of each stream.
+    bound: memory or matrix, whichever limits it. nbytes: bytes that a step reads. prompt, tokens: of each stream.
     """
 
     name: str
@@ -43,9 +42,9 @@ class Figure:
 
 
 def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> Work:
-    """What one step of a measure cannot do without: the one that reads the prompts, or the mean of those that write.
+    """The necessary work of one step of a measure: the prefill step, or the mean of the decode steps.
 
-    weights: how they are kept, resolved.
+    weights: their format, resolved.
     """
     if measure.tokens == 1:
         chunks = [(0, measure.prompt)]
@@ -63,7 +62,7 @@ def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> Work:
 
 
 def writer(llm: LLM) -> Write:
-    """Writes with an engine, nothing of an earlier text found again."""
+    """A `Write` with an engine; a new salt for each call prevents prefix hits."""
     salts = count()
 
     def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
@@ -75,7 +74,7 @@ def writer(llm: LLM) -> Write:
 
 
 class Benchmark:
-    """A model that is measured, and what bounds it. Raises RequestError for a context that is too short."""
+    """Measures a model and its limits. Raises RequestError for a context that is too short."""
 
     def __init__(self, llm: LLM) -> None:
         if llm.context < SHORTEST:
@@ -90,11 +89,11 @@ class Benchmark:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory that measuring takes beside the model, all of it written to."""
+        """Bytes that measuring takes in addition to the model, all of them written to."""
         return self._bound.nbytes
 
     def figures(self, report: Report | None = None) -> list[Figure]:
-        """Every measure. `report` is called with (measured, to be measured)."""
+        """The figure of every measure. Calls `report` with (measured, total)."""
         warm_up(self._measures, self._write, self._vocab_size)
         found: list[Figure] = []
         for name in self._measures:

@@ -26,7 +26,7 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.planner.known import KNOWN
 
 SPREAD = 4.0  # standard deviation of the logits
-BIAS = 0.02  # of the biases
+BIAS = 0.02  # standard deviation of the biases
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 288, "intermediate_size": 768,
@@ -46,15 +46,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def default_root() -> Path:
-    """Where the models are kept, unless another folder is named."""
+    """The default folder of the models."""
     return Environment.read().cache_folder("benchmarks")
 
 
 def ready(shape: str, root: Path, report: Report | None = None) -> Path:
-    """The folder of a shape under `root`, made if it is not there.
+    """The folder of a shape under `root`; writes the checkpoint if it does not exist.
 
-    `report` is called with (bytes written, bytes in all). Raises RequestError for a shape that is not known,
-    CheckpointError where the model cannot be written.
+    Calls `report` with (bytes written, total bytes). Raises RequestError for an unknown shape, CheckpointError if the
+    model cannot be written.
     """
     if shape not in SHAPES:
         raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}")
@@ -67,7 +67,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
 
 
 def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
-    """Write a checkpoint of that shape into `folder`, which appears when it is complete."""
+    """Write a checkpoint of a shape into `folder`, which appears when it is complete."""
     family = parse_config(SHAPES[shape]).family
     kind = family.architectures[SHAPES[shape]["architectures"][0]]
     config = {**SHAPES[shape], "model_type": kind, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
@@ -82,7 +82,7 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
-    """The safetensors file of `config`, tensor by tensor: no more than one is in memory."""
+    """Write the safetensors file of `config` tensor by tensor, with at most one in memory."""
     family, _, graph = parse_config(config)
     sources = {source.name: (ours, source) for ours, source in family.sources(graph).items()}
     shapes = {name: source.stored(graph.shapes[ours]) for name, (ours, source) in sources.items()}
@@ -104,18 +104,18 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
 
 
 def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> torch.Tensor:
-    """Random values for our tensor `name`; a linear one of unit gain over its `inputs`."""
+    """Random values [*shape] for our tensor `name`; a linear one has unit gain over its `inputs`."""
     if name.endswith("norm.weight"):
         return torch.ones(shape)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     if name.endswith(".bias"):
         return values * BIAS
-    gain = SPREAD if name == "embed.weight" else 1.0  # the embeddings are the head too
+    gain = SPREAD if name == "embed.weight" else 1.0  # the embedding is also the head
     return values * float(gain / inputs**0.5)
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """The small model's tokenizer, with a word for each id of the rest of the vocabulary; no text yields those."""
+    """The small model's tokenizer, with a word for each further id of the vocabulary; no text encodes to those."""
     tokenizer = json.loads((STORIES / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
     vocab.update({f"Ġword{at}": at for at in range(len(vocab), vocab_size)})

@@ -1,4 +1,4 @@
-"""Where K and V live: what one layer keeps for a token, and the memory that holds it. No sequences here."""
+"""The KV cache: what one layer keeps of each token, and the memory that stores it. It knows no sequences."""
 
 from tokenwright.cache.codec import TORCH_DTYPES
 from tokenwright.cache.spec import (

@@ -1,16 +1,16 @@
-"""The forms in which numbers are kept: what a row of them becomes, the bytes it takes, and the way back.
+"""Number formats of K, V and weights: how a codec encodes a row, the bytes that takes, and how it decodes the row.
 
-A row is what belongs together: one head of one token in the cache, one row along the input of a weight matrix. What it
-becomes depends on it alone, so it does not matter with which others it is stored. A codec stores a row as one tensor or
-several, its parts: numbers, and for the quantised forms one float16 scale for each group of 32 of them.
+A row is one head of one token in the cache, or one row of a weight matrix along its input. Its encoding depends on the
+row alone, not on the rows that are stored with it. A codec stores a row as one tensor or several, its parts: numbers,
+and for the quantised formats one float16 scale for each group of 32 numbers.
 
     native    the dtype itself                                    parts: numbers [D]
     int8      round(x / scale), scale = max |x| / 127             parts: codes [D], scales [D / 32]
     int4      round(x / scale), scale = extreme / -8, two a byte  parts: codes [D / 2], scales [D / 32]
-    fp8       e4m3: its own exponent takes the place of a scale   parts: bytes [D]
+    fp8       e4m3: each number's exponent replaces a scale       parts: bytes [D]
 
-A NaN or an infinity is never hidden. The quantised forms and fp8 give NaN for it, and the quantised ones for its whole
-group, whose scale it is; finite numbers beyond a form's range become the largest that it has.
+No codec hides a NaN or an infinity: fp8 returns NaN for it, and the quantised formats return NaN for its whole group,
+whose scale it sets. These formats saturate finite numbers beyond their range.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ import torch
 from tokenwright.config import DTYPE_BYTES, DType
 
 SCALE_BYTES = 2  # a float16
-GROUP = 32  # numbers to a scale
+GROUP = 32  # numbers per scale
 MOST_SCALE: Final = 65504.0  # of float16
 MOST_FP8: Final = 448.0  # of e4m3
 
@@ -38,14 +38,14 @@ Parts = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Codec(ABC):
-    """`bits` for each number; `group` consecutive numbers share a scale, None where there are no scales."""
+    """`bits` per number; `group` consecutive numbers share a scale, None for a codec without scales."""
 
     name: str
     bits: int
     group: int | None = None
 
     def nbytes(self, count: int) -> int:
-        """Bytes of a row of `count` numbers, its scales included; a last group that is shorter has its own.
+        """Bytes of a row of `count` numbers, its scales included; a shorter last group has its own scale.
 
         >>> CODECS["int8"].nbytes(128), CODECS["int4"].nbytes(128)
         (136, 72)
@@ -55,20 +55,20 @@ class Codec(ABC):
 
     @abstractmethod
     def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
-        """What a row of `count` numbers is stored as: the dtype and the length of each part."""
+        """The dtype and the length of each part of a stored row of `count` numbers."""
 
     @abstractmethod
     def encode(self, x: torch.Tensor) -> Parts:
-        """The parts [..., n_i] of rows x [..., D] of any floating-point dtype."""
+        """Encode rows x [..., D] of any floating-point dtype to parts [..., n_i]."""
 
     @abstractmethod
     def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Rows [..., `count`] in `dtype` from their parts."""
+        """Decode parts [..., n_i] to rows [..., `count`] in `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Native(Codec):
-    """The numbers as they are, in the dtype that the codec is named after."""
+    """Unquantised numbers, in the dtype that gives the codec its name."""
 
     def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
         return ((self._dtype, count),)
@@ -76,7 +76,7 @@ class Native(Codec):
     def encode(self, x: torch.Tensor) -> Parts:
         return (x if x.dtype is self._dtype else x.to(self._dtype),)
 
-    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002  (as all of them)
+    def decode(self, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002  (as in all codecs)
         (x,) = parts
         return x if x.dtype is dtype else x.to(dtype)
 
@@ -87,7 +87,7 @@ class Native(Codec):
 
 @dataclass(frozen=True, slots=True)
 class Int8(Codec):
-    """Whole numbers from -127 to 127 times the group's scale, max |x| / 127 rounded to float16."""
+    """Integers from -127 to 127 times the group's scale, max |x| / 127 rounded to float16."""
 
     def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
         return (torch.int8, count), (torch.float16, -(-count // GROUP))
@@ -105,10 +105,11 @@ class Int8(Codec):
 
 @dataclass(frozen=True, slots=True)
 class Int4(Codec):
-    """Whole numbers from -8 to 7 times the group's scale, two to a byte, the first in the lower half.
+    """Integers from -8 to 7 times the group's scale, two per byte, the first in the low nibble.
 
-    The number of largest size becomes -8 exactly, so its sign is in the scale. Against -7..7 with max |x| / 7 that
-    has 0.78 of the mean squared error on Gaussian groups, and 0.78 to 0.79 on Laplace and Student t (3 degrees) ones.
+    The number of largest magnitude is encoded as exactly -8, so the scale carries its sign. Compared with -7..7 and
+    max |x| / 7, the mean squared error is 0.78 times as large on Gaussian groups, and 0.78 to 0.79 times on Laplace and
+    Student t (3 degrees of freedom) groups.
     """
 
     def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
@@ -118,7 +119,7 @@ class Int4(Codec):
         groups = _grouped(x)
         high, low = groups.amax(-1), groups.amin(-1)
         scales = _scales(torch.where(high > -low, high, low) / -8)
-        codes = (_codes(groups, scales).clamp_(-8, 7) + 8).to(torch.uint8).flatten(-2)  # padded: an even number
+        codes = (_codes(groups, scales).clamp_(-8, 7) + 8).to(torch.uint8).flatten(-2)  # padded to an even count
         packed = codes[..., ::2] | codes[..., 1::2] << 4
         return packed[..., : -(-x.shape[-1] // 2)], scales
 
@@ -130,7 +131,7 @@ class Int4(Codec):
 
 @dataclass(frozen=True, slots=True)
 class Float8(Codec):
-    """e4m3, kept as plain bytes: devices without the type can store them too."""
+    """e4m3, stored as plain bytes, so that devices without the type can store it too."""
 
     def parts(self, count: int) -> tuple[tuple[torch.dtype, int], ...]:
         return ((torch.uint8, count),)
@@ -144,26 +145,26 @@ class Float8(Codec):
 
 
 def _grouped(x: torch.Tensor) -> torch.Tensor:
-    """Rows [..., D] as groups [..., D / GROUP, GROUP] in fp32, the last one filled up with zeros."""
+    """Rows [..., D] as groups [..., D / GROUP, GROUP] in fp32, the last group padded with zeros."""
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP))
     return padded.reshape(*x.shape[:-1], padded.shape[-1] // GROUP, GROUP)
 
 
 def _scales(exact: torch.Tensor) -> torch.Tensor:
-    """Scales as they are stored: the nearest float16 that is finite; NaN where the group has no scale."""
+    """Stored scales: the nearest finite float16; NaN where the exact scale is not finite."""
     scales = exact.clamp(-MOST_SCALE, MOST_SCALE).masked_fill(~exact.isfinite(), torch.nan)
     return scales.to(torch.float16)
 
 
 def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """round(x / scale) [..., n, GROUP] in fp32; 0 where the scale is 0 (all zeros, or too small for it) or NaN."""
+    """round(x / scale) [..., n, GROUP] in fp32; 0 where the scale is 0 (all zeros, or an underflow) or NaN."""
     steps = scales.float()[..., None]
     usable = steps.abs() > 0
     return torch.where(usable, groups / torch.where(usable, steps, 1.0), 0.0).round_()
 
 
 def _spread(scales: torch.Tensor, count: int) -> torch.Tensor:
-    """The scale of each of `count` numbers, in fp32, where a code times a scale is exact."""
+    """The scale of each of `count` numbers in fp32, in which code times scale is exact."""
     return scales.float().repeat_interleave(GROUP, -1)[..., :count]
 
 

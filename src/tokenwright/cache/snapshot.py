@@ -1,9 +1,9 @@
-"""A text's K and V in a file, so that a long prompt is read once: written whole or not at all, believed only if whole.
+"""A text's K and V in a file, so that a long prompt is computed once. Writes are atomic; reads verify a checksum.
 
-The container is safetensors. Its metadata say what the values depend on beside the tokens (`about`); a file of another
-model, format or spec is refused with the reason. A sha256 over every byte of the file, its own digits taken as zeros,
-finds a flipped bit wherever it is. A file is written in a folder of its own beside its place (a draft), brought to the
-disk and then renamed: who is killed meanwhile leaves the old one.
+The container is safetensors. Its metadata record what the values depend on besides the tokens (`about`); `load` refuses
+a file of another model, format or spec, with the reason. A sha256 over every byte of the file, with its own digits as
+zeros, detects a flipped bit anywhere. `save` writes a draft in a temporary folder next to the path, syncs it to the
+disk and renames it: a process that is killed before the rename leaves the old file.
 """
 
 import errno
@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from tokenwright.errors import CacheFileError
 
 FORMAT, VERSION = "tokenwright-kv", "1"
-Pages = Sequence[Sequence[int]]  # of the text, for each group
-Contents = Sequence[Sequence[torch.Tensor]]  # of these pages
+Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
+Contents = Sequence[Sequence[torch.Tensor]]  # K and V of these pages, for each group
 
 _NO_DIGEST = "0" * 64
 _LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
@@ -36,7 +36,7 @@ _BLOCK = 1 << 22  # bytes hashed at a time
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The pages that are kept of a text: `pages[g]` are its page numbers in group g, `contents[g]` what they hold."""
+    """The kept pages of a text: `pages[g]` are page numbers in group g, `contents[g]` their K and V."""
 
     tokens: tuple[int, ...]
     pages: Pages
@@ -44,9 +44,9 @@ class Snapshot:
 
 
 def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
-    """Write a snapshot to `path`, in place of what is there; only its owner may read it.
+    """Write a snapshot to `path`, replacing an old file; only the owner may read it.
 
-    Raises CacheFileError where that cannot be done; the old file stays as it was.
+    Raises CacheFileError if that fails; the old file is then unchanged.
     """
     tensors = {f"{g}.{i}": one for g, parts in enumerate(snapshot.contents) for i, one in enumerate(parts)}
     tensors["tokens"] = torch.tensor(snapshot.tokens, dtype=torch.int64)
@@ -84,9 +84,9 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
 
 
 def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
-    """The snapshot at `path`. `about` must be what it was saved with; `shapes[g]` are the contents of one page.
+    """The snapshot at `path`. `about` must equal that of `save`; `shapes[g]` are the contents of one page of group g.
 
-    Raises CacheFileError, with the reason, for whatever cannot be believed.
+    Raises CacheFileError, with the reason, for a file that is unreadable, damaged or not of these shapes.
     """
     data = _read(path)
     metadata, place = _metadata(path, data)
@@ -112,7 +112,7 @@ def _strange(path: Path) -> CacheFileError:
 
 
 def _fits(snapshot: Snapshot, shapes: Contents) -> bool:
-    """Whether the tensors are such as the pages' memory takes."""
+    """Whether the page numbers are valid, and the tensors have the dtypes and shapes of the memory."""
     if len(snapshot.pages) != len(shapes) or not all(0 <= token < 1 << 32 for token in snapshot.tokens):
         return False
     for pages, parts, wanted in zip(snapshot.pages, snapshot.contents, shapes, strict=True):
@@ -126,7 +126,7 @@ def _fits(snapshot: Snapshot, shapes: Contents) -> bool:
 
 
 def check_place(path: Path) -> None:
-    """Raises CacheFileError for a path that no cache can be saved to: for who would rather know it early."""
+    """Raise CacheFileError for a path that `save` cannot write to, so that callers can check before they compute."""
     if "\0" in str(path):
         raise CacheFileError("the name of a cache file cannot hold a NUL character")
     try:
@@ -153,12 +153,12 @@ def _kind(mode: int) -> str:
 
 
 def _drafts(path: Path) -> str:
-    """What the names of drafts of `path` begin with; the writer's process id follows."""
+    """The prefix of the names of drafts of `path`; the writer's process id follows."""
     return f".{path.name[:200]}.draft-"
 
 
 def _sweep(path: Path) -> None:
-    """Remove the drafts of writers that were killed."""
+    """Remove the drafts of killed writers."""
     for draft in path.parent.glob(f"{_escaped(_drafts(path))}*"):
         writer = draft.name.removeprefix(_drafts(path)).partition("-")[0]
         if writer.isdigit() and not _alive(int(writer)):
@@ -186,7 +186,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """The sha256 of a file, a block at a time."""
+    """The sha256 of a file, read in blocks."""
     digest = sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -195,15 +195,15 @@ def _digest(path: Path) -> str:
 
 
 def _digest_place(header: bytes | bytearray) -> int:
-    """Where the digits of the checksum begin in a header."""
+    """The offset of the checksum's digits in a header."""
     mark = b'"sha256":"'
     return header.index(mark) + len(mark)
 
 
 def _read(path: Path) -> bytearray:
-    """All of a file, if it is one."""
+    """The whole content of a regular file. Raises CacheFileError for anything else."""
     try:
-        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer must not hang us
+        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer must not block
     except OSError as error:
         words = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise CacheFileError(f"the cache file {path} cannot be read: {words}") from error
@@ -225,7 +225,7 @@ def _read(path: Path) -> bytearray:
 
 
 def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
-    """The metadata of a file that says of itself that it is of our format, and where its checksum stands."""
+    """The metadata of a file whose header claims our format, and the offset of its checksum."""
     foreign = CacheFileError(f"{path} is not a cache file of Tokenwright; give another name, or delete it")
     length = int.from_bytes(data[:8], "little")
     if len(data) < 10 or data[8:9] != b"{" or length > _LARGEST_HEADER:
@@ -261,7 +261,7 @@ def _check_words(path: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _compare(path: Path, stored: object, about: Mapping[str, str]) -> None:
-    """Refuse a file that was saved under other circumstances, and say which."""
+    """Refuse a file that was saved with another `about`; the error names the field that differs."""
     if not isinstance(stored, dict) or stored.keys() != about.keys():
         raise _strange(path)
     for name, value in about.items():

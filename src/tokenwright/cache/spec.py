@@ -1,9 +1,9 @@
-"""What one layer keeps for each token: layout x reach x codec, three axes that compose; and the groups of layers.
+"""The KV format of each layer: layout x attention window x codec, three axes that compose; and the groups of layers.
 
-Allocation, accounting and display all read the bytes from here. A layer that keeps the first tokens of a text in
-another format than the rest has two parts, one after the other; any other layer has one. Parts that are kept alike, of
-whichever layers, are a group: they share page numbers and memory. The engine has one layout (heads); the planner counts
-the latent one as well.
+Allocation, accounting and display all take their bytes from here. A layer that keeps the first tokens of a text in
+another format than the rest has two parts, one after the other; any other layer has one. Equal parts, of any layers,
+form a group: they share page numbers and memory. The engine supports one layout (heads); the planner also counts the
+latent one.
 """
 
 from bisect import bisect_right
@@ -17,25 +17,25 @@ from tokenwright.config import DType, DynamicScaling, Heads, KVFormat, Latent, L
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
 
-ENDLESS = 1 << 62  # tokens: more than any text
+ENDLESS = 1 << 62  # tokens: longer than any text
 _NATIVE = KVFormat()
 
 
 class CachedModel(Protocol):
-    """What the cache must know of a model: `models.graph.Graph` is one."""
+    """The facts of a model that the cache needs; `models.graph.Graph` has them."""
 
     @property
     def kv(self) -> Sequence[LayerKV]:
-        """What each layer keeps."""
+        """Layout and attention window of each layer."""
 
     @property
     def positions(self) -> Learned | Rope | None:
-        """How positions are told."""
+        """The model's position encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of every text, [window.start, window.stop), in one format."""
+    """The positions [window.start, window.stop) of every text, stored in one format."""
 
     layout: Heads | Latent
     window: AttentionWindow
@@ -44,21 +44,21 @@ class Part:
 
     @property
     def heads(self) -> Heads:
-        """The layout, where it is heads: the only one that the engine has."""
+        """The layout as heads, the only one that the engine supports."""
         return _heads(self.layout)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V together of one token, in one layer."""
+        """Bytes of K and V of one token in one layer."""
         return self.layout.bytes_per_token(self.k, self.v)
 
     def stored(self, positions: range) -> range:
-        """Those of the positions (side by side) that stand in this stretch."""
+        """The subrange of adjacent `positions` that belongs to this part."""
         return stored(self.window, positions)
 
 
 def stored(window: AttentionWindow, positions: range) -> range:
-    """Those of the positions (side by side) that lie in [window.start, window.stop)."""
+    """The subrange of adjacent `positions` that lies in [window.start, window.stop)."""
     first = max(positions.start, window.start)
     stop = positions.stop if window.stop is None else min(positions.stop, window.stop)
     return range(first, max(first, stop))
@@ -66,7 +66,7 @@ def stored(window: AttentionWindow, positions: range) -> range:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, those before it in `native`."""
+    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`."""
 
     layout: Heads | Latent
     window: AttentionWindow
@@ -77,7 +77,7 @@ class LayerSpec:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What it keeps, in the order of the text."""
+        """The layer's parts, in the order of the text."""
         rest = Part(self.layout, replace(self.window, start=self.first), self.k, self.v)
         if not self.first:
             return (rest,)
@@ -85,20 +85,20 @@ class LayerSpec:
 
     @property
     def heads(self) -> Heads:
-        """The layout, where it is heads: the only one that the engine has."""
+        """The layout as heads, the only one that the engine supports."""
         return _heads(self.layout)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V together that this layer stores for one token more, beyond the `first`."""
+        """Bytes of K and V that this layer stores for each token beyond the `first`."""
         return self.layout.bytes_per_token(self.k, self.v)
 
     def nbytes(self, tokens: int) -> int:
-        """Bytes of K and V that are kept of a text of which `tokens` are computed: what the next row can read."""
+        """Bytes of K and V that the layer keeps once `tokens` tokens are computed: what the next row can read."""
         return sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
 
     def stored_bytes(self, positions: range) -> int:
-        """Bytes of K and V of the positions (side by side), whether they are still read or not."""
+        """Bytes of K and V of adjacent `positions`, expired ones included."""
         return sum(len(part.stored(positions)) * part.bytes_per_token for part in self.parts)
 
 
@@ -109,7 +109,7 @@ def _heads(layout: Heads | Latent) -> Heads:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """The layers that keep a part alike, and so share its pages' numbers and its memory."""
+    """The layers that have an equal part, and therefore share page numbers and memory."""
 
     part: Part
     layers: tuple[int, ...]
@@ -119,17 +119,18 @@ class LayerGroup:
         return self.part.window
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of a page of `page_size` tokens in all its layers."""
+        """Bytes of a page of `page_size` tokens in all layers of the group."""
         return page_size * len(self.layers) * self.part.bytes_per_token
 
 
 def layer_specs(
     model: CachedModel, dtype: DType, kv: KVFormat = _NATIVE, window: int | None = None, sinks: int = 0
 ) -> tuple[LayerSpec, ...]:
-    """One spec for each layer of a model (its graph) that computes in `dtype`.
+    """The spec of each layer of a model (its graph) that computes in `dtype`.
 
-    window: the most tokens that any layer reaches back, itself included; a layer's own may be shorter. sinks: the first
-    tokens, which stay in reach of the layers that have a window. Raises RequestError for what the model cannot have.
+    window: limit to every layer's attention window in tokens, the row itself included; a layer's own may be smaller.
+    sinks: the first tokens, which layers with a window attend to as well. Raises RequestError for a window, sinks or
+    layers that the model does not support.
     """
     windows = [_shorter(layer.window, window) for layer in model.kv]
     _check_window(model.positions, windows, window, sinks)
@@ -172,7 +173,7 @@ def _check_window(
 
 
 def _native_layers(layers: int, kv: KVFormat) -> set[int]:
-    """The layers that stay native, counted from the first."""
+    """The indices of the layers that stay native, negative ones resolved."""
     for layer in kv.native:
         if not -layers <= layer < layers:
             raise RequestError(
@@ -182,7 +183,7 @@ def _native_layers(layers: int, kv: KVFormat) -> set[int]:
 
 
 def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
-    """The groups of a model's layers, in the order of their first layers; one that keeps all of a text comes first."""
+    """The groups of a model's layers, in the order of their first layers; one that keeps the whole text comes first."""
     layers: dict[Part, list[int]] = {}
     for index, spec in enumerate(specs):
         for part in spec.parts:
@@ -192,14 +193,14 @@ def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
 
 
 def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: int, sequences: int) -> tuple[Group, ...]:
-    """The engine's groups: `pages` pages where the reach is longest, and where it is bounded no more than can be used.
+    """The engine's groups: `pages` pages in one without a window, no more than it can use in one with a window.
 
-    chunk: the most tokens of a text that are computed at once. sequences: the most that run at once.
+    chunk: the most tokens of a text that one step computes. sequences: the most that run at once.
     """
     found = []
     for group in group_layers(specs):
         most = sequences * group.window.max_pages(ENDLESS, chunk, page_size)
-        used = max(1, pages - group.window.start // page_size)  # a text's first pages are another group's
+        used = max(1, pages - group.window.start // page_size)  # another group holds a text's first pages
         found.append(Group(min(used, most), group.window, group.page_bytes(page_size)))
     return tuple(found)
 
@@ -207,9 +208,9 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
 def pages_within(
     specs: Sequence[LayerSpec], page_size: int, memory: int, chunk: int, sequences: int, most_tokens: int
 ) -> int:
-    """The most pages for `groups_for` whose groups fit `memory` bytes, scratch pages included; 0 if not one does.
+    """The most pages for `groups_for` whose groups fit `memory` bytes, scratch pages included; 0 if none do.
 
-    No more than `sequences` texts of `most_tokens` tokens can fill.
+    The result is at most what `sequences` texts of `most_tokens` tokens fill.
     """
 
     def needed(pages: int) -> int:

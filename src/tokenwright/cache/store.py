@@ -1,12 +1,12 @@
-"""The KV memory: pages for each group of layers, and a view of it for each layer that kernels read and write.
+"""The KV memory: pages for each group of layers, and for each layer a view that kernels read and write.
 
 The store owns memory and knows neither sequences nor kernels. Slot `s` of a group is token slot `s % page_size` of its
-page `s // page_size`, the same in every layer of the group. Behind a group's last page lies one more that no page table
-names: it takes what is written and shall be kept nowhere (`scratch`).
+page `s // page_size`, the same in every layer of the group. After a group's last page comes a scratch page, which is in
+no page table: kernels write rows there whose K and V the group does not keep (`scratch`).
 
-    a tensor for each group, side (K, V) and part of the codec: [layers, pages + 1, page_size, G, n]
+    one tensor for each group, side (K, V) and codec part:      [layers, pages + 1, page_size, G, n]
                                                                    |
-    view(i).parts[j].k.memory: for each part of the codec          [slots, G, n]         .v the same
+    view(i).parts[j].k.memory: for each codec part                 [slots, G, n]         .v the same
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ from tokenwright.errors import CapacityError
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The rows of one chunk among those of a step, and where the K and V lie that they read together.
+    """The rows of one chunk among the rows of a step, and the slots of the K and V that they read.
 
-    Row `rows.start + i` stands at position `start + i` of its text. `slots` and `positions` have a tensor [t] for each
-    group, in the order of the text: the slots that are read, and the positions whose K and V they hold.
+    Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have a tensor [t] for each
+    group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold.
     """
 
     rows: range
@@ -41,7 +41,7 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """K or V of one layer, for G heads of D = `size` numbers."""
+    """K or V of one layer: G heads of D = `size` numbers."""
 
     codec: Codec
     size: int
@@ -53,18 +53,18 @@ class Side:
             memory[slots] = part
 
     def read(self, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The rows of the slots [n], decoded: [n, G, D] in `dtype`, not shared with the memory."""
+        """The decoded rows of the slots [n]: [n, G, D] in `dtype`, copied from the memory."""
         parts = tuple(memory.index_select(0, slots) for memory in self.memory)
         return self.codec.decode(parts, self.size, dtype)
 
     def head(self, index: int) -> "Side":
-        """One KV head alone (G = 1)."""
+        """A view of one KV head (G = 1)."""
         return replace(self, memory=tuple(memory[:, index : index + 1] for memory in self.memory))
 
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
-    """One part of a layer, in the memory of its group."""
+    """One part of a layer, in its group's memory."""
 
     group: int
     window: AttentionWindow
@@ -81,15 +81,15 @@ class KVView:
     parts: tuple[KVPart, ...]
 
     def head(self, index: int) -> "KVView":
-        """One KV head alone (G = 1)."""
+        """A view of one KV head (G = 1)."""
         parts = (replace(part, k=part.k.head(index), v=part.v.head(index)) for part in self.parts)
         return replace(self, parts=tuple(parts))
 
 
 class KVStore:
-    """Memory for pages of `page_size` tokens in every group. Raises CapacityError if it cannot be had.
+    """Memory for pages of `page_size` tokens in every group. Raises CapacityError if the device lacks the memory.
 
-    pages: of each group, in the order of `group_layers`; or one number for all of them.
+    pages: the number of each group, in the order of `group_layers`; or one number for all groups.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class KVStore:
                 tuple(self._allocated(group, count + 1, codec) for codec in (group.part.k, group.part.v))
                 for group, count in zip(self.groups, self.pages, strict=True)
             )
-        except RuntimeError as error:  # torch has no narrower class for it on the CPU
+        except RuntimeError as error:  # torch raises no narrower class on the CPU
             raise CapacityError(
                 f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {device} does not have; "
                 "grant it less (kv_memory) or free some memory"
@@ -117,7 +117,7 @@ class KVStore:
         layout = group.part.heads
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
         return tuple(
-            torch.zeros((*shape, length), dtype=dtype, device=self.device)  # what is saved tells of nobody else
+            torch.zeros((*shape, length), dtype=dtype, device=self.device)  # a cache file must not leak old memory
             for dtype, length in codec.parts(layout.head_size)
         )
 
@@ -136,32 +136,32 @@ class KVStore:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token more takes in all layers together."""
+        """Bytes of one more token in all layers together."""
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole memory, the scratch pages included."""
+        """Bytes of the whole memory, scratch pages included."""
         each = zip(self.groups, self.pages, strict=True)
         return sum((count + 1) * group.page_bytes(self.page_size) for group, count in each)
 
     def tensors(self, group: int) -> Iterator[torch.Tensor]:
-        """All memory of a group: [layers, pages + 1, page_size, G, n] each."""
+        """All tensors of a group: [layers, pages + 1, page_size, G, n] each."""
         for side in self._sides[group]:
             yield from side
 
     def scratch(self, group: int) -> int:
-        """A slot of a group that belongs to no page of any text."""
+        """The first slot of a group's scratch page, which no text uses."""
         return self.pages[group] * self.page_size
 
     def view(self, layer: int) -> KVView:
-        """The K and V of one layer, not copied."""
+        """The K and V of one layer, without a copy."""
         return self._views[layer]
 
     def slots(self, group: int, pages: Pages, positions: range) -> torch.Tensor:
-        """The slots [n], on the CPU, of adjacent positions; scratch for those that the group does not keep.
+        """The slots [n], on the CPU, of adjacent positions; scratch for positions that the group does not keep.
 
-        Raises KeyError for a page that is missing.
+        Raises KeyError if a page is missing.
         """
         kept = stored(self.groups[group].window, positions)
         slots = torch.full((len(positions),), self.scratch(group))
@@ -171,9 +171,9 @@ class KVStore:
         return slots
 
     def chunk_rows(self, tables: Sequence[Pages], rows: range, start: int) -> ChunkRows:
-        """Rows of a step that stand at `start` and behind it, in a text with these page tables, one for each group.
+        """The chunk `rows` of a step, which begins at position `start` of a text with these page tables, one per group.
 
-        Raises KeyError for a missing page that they read.
+        Raises KeyError if a page that the rows read is missing.
         """
         slots, positions = [], []
         for group, pages in zip(self.groups, tables, strict=True):
@@ -183,14 +183,14 @@ class KVStore:
         return ChunkRows(rows, start, tuple(slots), tuple(positions))
 
     def _found(self, pages: Pages, positions: range) -> torch.Tensor:
-        """The slots [n] of adjacent positions, all of which are in pages of the table."""
+        """The slots [n] of adjacent positions. Raises KeyError if the table lacks one of their pages."""
         size, first = self.page_size, positions.start // self.page_size
         count = (positions.stop - 1) // size + 1 - first
         found = pages[first : first + count]
         if len(found) < count or min(found) < 0:
             raise KeyError(f"some page from {first} to {first + count - 1} is missing")
         numbers = torch.frombuffer(found, dtype=torch.int32).long()
-        slots = (numbers[:, None] * size + torch.arange(size)).flatten()  # of the whole pages
+        slots = (numbers[:, None] * size + torch.arange(size)).flatten()  # of whole pages
         return slots[positions.start - first * size : positions.stop - first * size]
 
     def copy(self, group: int, source: int, target: int) -> None:
@@ -203,18 +203,18 @@ class KVStore:
         return tuple(tensor[:, list(pages)].cpu() for tensor in self.tensors(group))
 
     def write(self, group: int, pages: Sequence[int], contents: Parts) -> None:
-        """Put contents of `read` into a group's pages, as many as were read."""
+        """Write contents that `read` returned into as many pages of a group."""
         for tensor, content in zip(self.tensors(group), contents, strict=True):
             tensor[:, list(pages)] = content.to(self.device)
 
     def take(self, other: "KVStore") -> None:
-        """Copy all pages of a store with the same specs and page size, and no more pages, under the same numbers."""
+        """Copy all pages of a store with equal specs and page size, and at most as many pages, to the same numbers."""
         for group, count in enumerate(other.pages):
             for mine, theirs in zip(self.tensors(group), other.tensors(group), strict=True):
                 mine[:, :count] = theirs[:, :count]
 
     def poison(self) -> None:
-        """Make every slot one that was never written: NaN in whatever form it is kept. For tests."""
+        """Fill every slot with encoded NaN, so that a read of a slot that was never written shows. For tests."""
         for view in self._views:
             for part in view.parts:
                 for side in (part.k, part.v):
@@ -224,7 +224,7 @@ class KVStore:
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """[n] whole numbers, one after another."""
+    """Index tensors, int64, concatenated to one [n]."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)

@@ -5,9 +5,9 @@
     found = plan("meta-llama/Llama-3.1-8B", context="128k", kv="int4", memory="24GB")
     print(found.kv_bytes_total, found.fits)
 
-`known.py` has models' published shapes, `find.py` goes from a name to a model's graph, `kv_memory.py` counts what a
-sequence keeps of its K and V, `figures.py` puts the figures together (`models/cost.py` has the formulas of work,
-`backends/layout.py` those of weights), `remarks.py` has the words, `bandwidth.py` the one measurement.
+`known.py` has published shapes of models, `find.py` finds the graph for a model's name, `kv_memory.py` counts the KV
+memory of a sequence, `figures.py` computes the figures (`models/cost.py` has the formulas of work, `backends/layout.py`
+those of weights), `remarks.py` writes the remarks, `bandwidth.py` makes the one measurement.
 """
 
 from pathlib import Path
@@ -35,20 +35,20 @@ def plan(
     memory: Size | None = None,
     bandwidth: Size | None = None,
 ) -> Plan:
-    """What a model takes in memory, and what its steps cost, without loading it.
+    """The memory of a model and the cost of its steps, without loading it.
 
     model: a known name ("llama-3.1-8b"), a folder, a config.json, a hub name, or "stories".
-    context: tokens of each sequence, 8192 or "8k"; by default all that the model has. batch: sequences at once.
-    kv: how K and V are kept, as LLM takes it: float32, bfloat16, float16, fp8, int8 or int4, or "k=int8,v=int4"; after
+    context: tokens of each sequence, 8192 or "8k"; by default the model's whole context. batch: sequences at once.
+    kv: the format of K and V, as in LLM: float32, bfloat16, float16, fp8, int8 or int4, or "k=int8,v=int4"; after
         it first=64 keeps the first tokens native, native=0+-1 these layers. native is the dtype of the weights, and of
-        quantised weights the checkpoint's. weights: how matrices are kept, as LLM takes it: a dtype, int8 or int4, or
-        with its group, such as int8:32; native is the checkpoint's dtype, and of a quantised folder its format.
-    window: the most tokens that any layer reaches back, itself included; what is behind is let go. sinks: first tokens
-        that stay in reach all the same. memory: bytes, "24GB" (10^9) or "24GiB" (2^30).
+        quantised weights the checkpoint's. weights: the format of matrices, as in LLM: a dtype, int8 or int4, or with
+        its group, such as int8:32; native is the checkpoint's dtype, and of a quantised folder its format.
+    window: limit to every layer's attention window in tokens, the row itself included; older tokens expire. sinks:
+        first tokens that a window never expires. memory: bytes, "24GB" (10^9) or "24GiB" (2^30).
     bandwidth: bytes per second, "30GB/s", or "measured" to measure this machine's (a third of a second).
 
-    Raises CheckpointError for a model that cannot be found or understood, RequestError for an option out of range or
-    without a meaning for the model, where LLM would raise it too.
+    Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
+    that the model does not support, where LLM would raise it too.
     """
     tokens = None if context is None else read_tokens(context, "context")
     limit = None if window is None else read_tokens(window, "window")

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, by a clock: the one measured figure of a plan."""
+"""The memory bandwidth of this machine, by a clock: the one measured figure of a plan."""
 
 import time
 from collections.abc import Callable
@@ -18,18 +18,18 @@ _SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes read per second; `kind` says whether a clock said so here, or a person."""
+    """Bytes read per second; `kind`: measured on this machine, or given by the user."""
 
     bytes_per_second: float
     kind: Literal["measured", "given"]
-    place: str  # the device it is about
+    place: str  # the device
 
 
 class Reader:
-    """A buffer of `nbytes`, every byte of which is read once at a call, with torch's threads; nothing is written.
+    """A buffer of `nbytes`. A call reads every byte once, with torch's threads, and writes nothing.
 
-    On the CPU the native kernels read it, from such memory as weights lie in; else, and where there are none, torch
-    sums it up.
+    On the CPU the native kernels read it, from memory allocated as for weights; without them, and on other devices,
+    torch sums it up.
     """
 
     def __init__(self, nbytes: int, place: torch.device) -> None:
@@ -37,9 +37,9 @@ class Reader:
         if self._native is None:
             self._buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=place)
         else:
-            self._buffer = aligned_bytes(nbytes).fill_(1)  # the system gives memory when it is written to
+            self._buffer = aligned_bytes(nbytes).fill_(1)  # a write makes the system allocate the memory
         self.nbytes = self._buffer.nbytes
-        self()  # the first pass pays for what comes only once
+        self()  # the first pass pays the one-time costs
 
     def __call__(self) -> None:
         if self._native is None:
@@ -48,14 +48,14 @@ class Reader:
             self._native.read(self._buffer)
 
     def bytes_per_second(self, seconds: float) -> float:
-        """By the best of several calls, made for so long."""
+        """The rate of the fastest of the calls made within `seconds`."""
         return self.nbytes / best_seconds(self, seconds)
 
 
 def best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """The seconds of the fastest call of those that are made for so long, one at least.
+    """The seconds of the fastest of the calls made within `seconds`; it makes at least one.
 
-    The best is taken, because whatever else the machine does can only slow one down.
+    The fastest, because other load on the machine can only slow a call down.
     """
     best, end = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
@@ -66,21 +66,21 @@ def best_seconds(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
-    """The speed of reading a buffer that is larger than the caches, with torch's threads."""
+    """The bandwidth of reading a buffer that is larger than the caches, with torch's threads."""
     place = resolve_device(device)
     return Bandwidth(Reader(beyond_caches(place), place).bytes_per_second(seconds), "measured", str(place))
 
 
 def beyond_caches(place: torch.device) -> int:
-    """Bytes of a buffer that no cache holds.
+    """Bytes of a buffer that is larger than the caches.
 
-    Four times the largest cache at least, but no more than a quarter of the free memory.
+    At least four times the largest cache, but at most a quarter of the free memory.
     """
     wanted = _MOST if place.type != "cpu" else max(_LEAST, 4 * max(cache_sizes(), default=0))
     return max(4, min(wanted, _MOST, (free_memory(place) or _MOST) // 4))
 
 
 def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[int]:
-    """Bytes of each cache that a processor reads through, the smallest first; none where the system does not tell."""
+    """Bytes of each cache of a processor, in ascending order; empty where the system does not report them."""
     texts = [file.read_text().strip() for file in folder.glob("index*/size")]
     return sorted(int(text[:-1]) << 10 for text in texts if text.endswith("K") and text[:-1].isdigit())

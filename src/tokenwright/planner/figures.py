@@ -1,15 +1,15 @@
-"""The figures of a plan: bytes and operations of a model's graph, for many sequences at once.
+"""The figures of a plan: bytes and operations of a model's graph, for a batch of sequences.
 
-Symbols: t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 where it is full), c_l the
+Symbols: t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 in a full layer), c_l the
 bytes that it keeps of a token.
 
-    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of all, B times that; `kv_memory.py` counts it
+    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of the batch, B times that; `kv_memory.py` counts it
     prefill           = B chunks of t tokens              `models/cost.py` has the work of a chunk
-    decode            = B chunks of one token onto t - 1
-    read by a decode  = the weights, without the tables that are looked up, + the KV of all
+    decode            = B chunks of one token after t - 1
+    read by a decode  = the weights, without lookup tables, + the KV of the batch
 
-First tokens that stay native have another c_l than the rest. A window lets go of them, so that such a sequence may keep
-less at its end than before: memory is then counted where it keeps most.
+First tokens that stay native have another c_l than the rest. They can leave a window, so that such a sequence may keep
+less at its end than before: the plan then counts the most that it keeps.
 """
 
 from bisect import bisect_right
@@ -30,16 +30,16 @@ from tokenwright.planner.find import Blueprint
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.planner.remarks import remarks
 
-ENGINE = EngineConfig()  # what an LLM is opened with where nobody says otherwise
+ENGINE = EngineConfig()  # the defaults of an LLM
 
 
 @dataclass(frozen=True)
 class Plan:
     """A model at a context (tokens of each sequence, prompt and completion) and a batch (sequences at once).
 
-    `kv` and `weights` are how numbers are kept; `window` is a limit to every layer's reach in tokens, on top of the
-    model's own, `sinks` are first tokens that stay in reach, and `specs` what all that means for each layer; `memory`
-    is what there is, in bytes. Sizes are in bytes, work in floating-point operations.
+    `kv` and `weights` are number formats; `window` limits every layer's attention window in tokens, in addition to the
+    model's own, `sinks` are first tokens that a window never expires, and `specs` has the result for each layer;
+    `memory` is the available memory. Sizes are in bytes, work in floating-point operations.
     """
 
     model: str
@@ -56,17 +56,17 @@ class Plan:
 
     @property
     def graph(self) -> Graph:
-        """What the model computes."""
+        """The ops that the model computes."""
         return self.blueprint.graph
 
     @cached_property
     def costs(self) -> CostModel:
-        """The work of its steps."""
+        """The cost model of its steps."""
         return CostModel(self.graph, self.specs)
 
     @property
     def native(self) -> DType:
-        """What native means for the cache: the dtype of the weights, and of quantised weights the checkpoint's."""
+        """The dtype of a native cache: that of the weights, and for quantised weights the checkpoint's."""
         return native_dtype(self.blueprint, self.weights)
 
     @property
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def kept_native(self) -> tuple[str, ...]:
-        """What is not kept in `k` and `v`, in words."""
+        """The tokens and layers that are not stored in `k` and `v`, in words."""
         if self.k == self.v == CODECS[self.native]:
             return ()
         found = [f"the first {self.kv.first:,} tokens"] if any(spec.first for spec in self.specs) else []
@@ -90,22 +90,22 @@ class Plan:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """All weights. Quantised are matrices alone; beside them norms, biases and positions are kept in float32."""
+        """All weights. Quantisation applies to matrices alone; norms, biases and positions are then float32."""
         return stored_bytes(self.graph, self.weights)
 
     @cached_property
     def kv_memory(self) -> KVMemory:
-        """What a sequence keeps as it grows."""
+        """The KV memory of a sequence as it grows."""
         return KVMemory(self.specs)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What one token more takes in all layers together, beyond the `first` and before any window is full."""
+        """Bytes of one more token in all layers together, beyond the `first` and before any window is full."""
         return self.costs.bytes_per_token
 
     @property
     def kv_bytes_per_sequence(self) -> int:
-        """The most that a sequence keeps on its way to the context; but for a window over first tokens, its end."""
+        """The most that a sequence keeps up to the context: that at its end, unless first tokens leave a window."""
         return self.kv_memory.most(self.context)
 
     @property
@@ -114,16 +114,16 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Weights and cache; what a step needs besides (activations, torch itself) is not in it."""
+        """Weights and cache, without the other memory of a step (activations, torch itself)."""
         return self.weight_bytes + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
-        """What one sequence keeps at so many tokens, the last of which is being computed: what that step reads."""
+        """Bytes that one sequence keeps at `tokens` tokens, in the step that computes the last: what it reads."""
         return self.kv_memory.at(tokens)
 
     @property
     def attention_windows(self) -> tuple[AttentionWindow, ...]:
-        """Each layer's reach: the model's own window and the one asked for, whichever is shorter, and the sinks."""
+        """Each layer's attention window: the smaller of the model's own and the requested one, and the sinks."""
         return tuple(spec.window for spec in self.specs)
 
     @property
@@ -133,12 +133,12 @@ class Plan:
 
     @property
     def endless(self) -> bool:
-        """Whether the engine lets texts grow past the model's context: a window was asked for, positions are rotary."""
+        """Whether texts may exceed the model's context: the plan has a window, and positions are rotary."""
         return self.window is not None and not isinstance(self.graph.positions, Learned)
 
     @property
     def cache_exceeds_weights_at(self) -> int | None:
-        """The smallest context at which the caches of the whole batch take more than the weights; None: at none."""
+        """The smallest context at which the caches of the whole batch take more than the weights; None: never."""
         most = self._most_context(self.weight_bytes)
         return None if most is None else most + 1
 
@@ -149,9 +149,9 @@ class Plan:
 
     @property
     def most_context(self) -> int | None:
-        """The longest context that fits at this batch, 0 if none does; None: any, or no memory was given.
+        """The longest context that fits at this batch, 0 if none does; None: unlimited, or no memory was given.
 
-        The model's own context is another limit.
+        The model's own context is a separate limit.
         """
         return None if self.memory is None else self._most_context(self.memory - self.weight_bytes)
 
@@ -174,32 +174,32 @@ class Plan:
 
     @property
     def weight_bytes_read(self) -> int:
-        """Weights that a decode step reads: all but looked-up tables, and of experts those that the batch meets."""
+        """Bytes of weights that a decode step reads: all but lookup tables, and of experts those that it uses."""
         return read_bytes(self.graph, self.weights, self.batch)
 
     @property
     def decode_bytes(self) -> int:
-        """What a decode step at the full context reads: weights, and K and V of every sequence."""
+        """Bytes that a decode step at the full context reads: weights, and K and V of every sequence."""
         return self.weight_bytes_read + self.batch * self.kv_bytes(self.context)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """What reading memory allows the whole batch: an upper bound. None without a bandwidth.
+        """The upper bound for the whole batch that memory bandwidth sets. None without a bandwidth.
 
-        A model so small that the processor's caches hold it is read faster than memory.
+        A model that fits the processor's caches can exceed it.
         """
         return None if self.bandwidth is None else self.batch * self.bandwidth.bytes_per_second / self.decode_bytes
 
     @property
     def engine_pages(self) -> int:
-        """Pages that the batch needs where all of a text is kept: LLM(pages=..., max_sequences=batch)."""
+        """Pages that the batch needs in a group without a window: LLM(pages=..., max_sequences=batch)."""
         return self.batch * -(-self.context // ENGINE.page_size)
 
     @cached_property
     def engine_groups(self) -> tuple[Group, ...]:
-        """The groups of pages of that LLM; none where it has no decoder.
+        """The page groups of that LLM; empty if it has no decoder for the model.
 
-        A window's group has no more than `max_sequences` can use, which is why the batch is given.
+        A group with a window has no more pages than `max_sequences` can use, so that option is the batch.
         """
         if lacking(self.graph):
             return ()
@@ -207,17 +207,17 @@ class Plan:
 
     @property
     def engine_kv_bytes(self) -> int | None:
-        """Bytes that it allocates: whole pages, and one more in each group. None where it has no decoder."""
+        """Bytes that this LLM allocates: whole pages, and a scratch page in each group. None if it has no decoder."""
         return sum((group.pages + 1) * group.page_bytes for group in self.engine_groups) or None
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Why this version's engine cannot run the plan, in words; empty where it can."""
+        """Why this version's engine cannot run the plan, in words; empty if it can."""
         return (f"it has no decoder for {self.graph.architecture}",) if lacking(self.graph) else ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is assumed, and what a reader might overlook."""
+        """The plan's assumptions, and facts that a reader might overlook."""
         return tuple(remarks(self))
 
     def facts(self) -> dict[str, Any]:
@@ -273,14 +273,14 @@ class Plan:
         }
 
     def _most_context(self, limit: int) -> int | None:
-        """The longest context whose caches for the batch take at most `limit` bytes; None: any does."""
+        """The longest context whose caches for the batch take at most `limit` bytes; None: unlimited."""
         if limit < 0:
             return 0
         limit //= self.batch
         full = self.kv_memory.knots[-1]
         if self.kv_memory.bounded and self.kv_memory.most(full) <= limit:
             return None
-        top = full + limit + 2  # beyond its last knot, a token takes a byte at least
+        top = full + limit + 2  # each token beyond the last knot takes at least a byte
         return bisect_right(range(top), limit, key=self.kv_memory.most) - 1
 
 

@@ -1,4 +1,4 @@
-"""From a name to a model's graph: the model inside, a folder, a config.json, a known model, or a name on the hub."""
+"""From a name to a model's graph: the built-in model, a folder, a config.json, a known model, or a name on the hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from tokenwright.planner.known import KNOWN, known_name
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a plan needs to know of a model: its graph, and what its files hold.
+    """The facts of a model that a plan needs: its graph, and the formats of its files.
 
-    dtype: of the weights, before they were quantised. packed: of a folder whose weights are quantised. remarks: what a
-    reader of the plan should know of how the graph was drawn.
+    dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights, else None.
+    remarks: what a reader of the plan should know about how the graph was built.
     """
 
     graph: Graph
@@ -32,9 +32,10 @@ class Blueprint:
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
-    """The model's name, as it is shown, and its blueprint. What lies here goes before what is known by name.
+    """The model's display name and its blueprint. A local path takes precedence over a known name.
 
-    Only config.json is read, and only that is fetched from the hub. Raises CheckpointError.
+    It reads only config.json, and fetches only that from the hub. Raises CheckpointError for a model that it cannot
+    find or read.
     """
     name = str(model)
     file = _local(name)
@@ -53,7 +54,7 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
 
 
 def _local(name: str) -> Path | None:
-    """The config.json that a name means on this machine, or None."""
+    """The config.json that a name refers to on this machine, or None."""
     try:
         path = STORIES if name == "stories" else Path(name).expanduser()
         return path / "config.json" if path.is_dir() else path if path.exists() else None

@@ -1,6 +1,6 @@
-"""Models whose config.json is known without asking anyone: facts, from the files that their makers published.
+"""Models whose config.json is built in: facts, from the files that their authors published.
 
-Only the keys that fix shapes, context and dtype are kept; they go through the same reading as a file does.
+The table has only the keys that fix shapes, context and dtype; `find.py` parses them like those of a file.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-# What people call them, and repositories of the same sizes.
+# Common names of these models, and repositories with the same shapes.
 _ALSO: Mapping[str, tuple[str, ...]] = {
     "openai-community/gpt2": ("GPT-2",),
     "meta-llama/Llama-2-7b-hf": ("Llama-2-7B",),
@@ -100,7 +100,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 
 
 def _names() -> dict[str, str]:
-    """What may be asked for, in lower case, with and without the owner, to the name in `KNOWN`."""
+    """From every accepted name, in lower case, with and without the owner, to the name in `KNOWN`."""
     found = {}
     for full in KNOWN:
         owner, name = full.split("/")
@@ -113,5 +113,5 @@ _NAMES = _names()
 
 
 def known_name(text: str) -> str | None:
-    """The full name of a known model, written in any case and with or without its owner; or None."""
+    """The full name of a known model, from its name in any case, with or without the owner; or None."""
     return _NAMES.get(text.lower())

@@ -1,4 +1,4 @@
-"""What a reader of a plan might overlook, in words: what is assumed, and what a format or a window means."""
+"""Remarks on a plan, in words: its assumptions, and the effects of a format or a window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def remarks(plan: Plan) -> Iterator[str]:
-    """One sentence or two on each thing."""
+    """The remarks, of one or two sentences each."""
     yield from plan.blueprint.remarks
     yield from _reach(plan)
     if plan.weights.quantised:

@@ -1,4 +1,4 @@
-"""Sizes as people write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes a second."""
+"""Sizes as users write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes per second."""
 
 import re
 from collections.abc import Mapping
@@ -50,17 +50,17 @@ def read_rate(value: Size, name: str) -> int:
 
 
 def read_count(value: int, name: str) -> int:
-    """A whole number of at least 1. Raises RequestError, naming the option."""
+    """A whole number from 1 to MAX_TOKENS. Raises RequestError, naming the option."""
     check_whole(name, value, 1)
     return value
 
 
 def _count(value: object, units: Mapping[str, int]) -> int:
-    """A whole number from a number or from digits with a unit; 0 for what is none."""
+    """A whole number from a number or from digits with a unit; 0 for any other value."""
     if isinstance(value, bool):
         return 0
     if isinstance(value, int | float):
-        return int(value) if value == value // 1 else 0  # neither of which holds for nan
+        return int(value) if value == value // 1 else 0  # not equal for nan and infinity
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or match[3].lower() not in units:
         return 0

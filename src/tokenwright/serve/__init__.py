@@ -1,1 +1,1 @@
-"""The web page and the server behind it."""
+"""The web page and its server."""

@@ -1,8 +1,8 @@
-"""The explorer's server: the page, and the real engine behind it.
+"""The explorer's server: serves the page, and the engine's runs to the page.
 
-Every answer is a message of `trace.schema`. A run's frames go over a WebSocket; the page acknowledges what it has
-shown, and a slow page is never sent more than a window ahead: frames wait here, and when they go on they go without
-their attention rows, which can be asked for later. The engine itself does not wait for anybody.
+Every answer is a message of `trace.schema`. A run's frames go over a WebSocket. The page acknowledges the frames that
+it has shown, and the server sends at most `WINDOW` frames beyond these: further ones wait here, and the server later
+sends them without attention rows, which the page can request. The engine never waits for a page.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tokenwright.trace.schema import (
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
-WINDOW = 8  # frames that a page may have unacknowledged
+WINDOW = 8  # unacknowledged frames of a page at most
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ Index = Annotated[int, Field(ge=0, le=2**16)]
 
 
 class Strict(BaseModel):
-    """What clients send: unknown fields are errors, and 1 is not True."""
+    """A message from a client: unknown fields are errors, and 1 is not True."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -73,7 +73,7 @@ class Ids(Strict):
 
 
 class NewRun(Strict):
-    """POST /runs. `written`: ids that stand after the prompt already, where a lost run goes on at `first_step`."""
+    """POST /runs. `written`: ids already generated after the prompt, where a lost run resumes at `first_step`."""
 
     prompt: str
     written: list[int] = []
@@ -120,15 +120,15 @@ COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminat
 
 
 class NotReady(Exception):
-    """The model is still being read."""
+    """The model is still loading."""
 
 
 class Gone(Exception):
-    """There is no such run, or no longer."""
+    """The run does not exist, or no longer exists."""
 
 
 class Explorer:
-    """One model and its runs. The model is read in a thread of its own, so that the page is there at once."""
+    """One model and its runs. A thread of its own loads the model, so that the page is available at once."""
 
     def __init__(self, name: str, load: Callable[[Callable[[int, int], None]], LLM]) -> None:
         self.name = name
@@ -139,11 +139,11 @@ class Explorer:
         self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
 
     def start(self) -> None:
-        """Begin to read the model."""
+        """Start to load the model."""
         self._thread.start()
 
     def close(self) -> None:
-        """End all runs and give the memory back. A model that is still being read is not waited for."""
+        """End all runs and free the memory. Does not wait for a model that is still loading."""
         self.runs.close()
         if self._llm is not None:
             self._llm.close()
@@ -189,7 +189,10 @@ class Explorer:
         )
 
     def begin(self, wanted: NewRun) -> RunCard:
-        """A new run, held before its first step."""
+        """A new run, paused before its first step.
+
+        Raises NotReady while the model loads, RequestError for an invalid request, CapacityError without room for it.
+        """
         llm = self.llm
         names = ("temperature", "top_k", "top_p", "max_tokens", "stop", "ignore_eos")
         params = llm.sampling(**{name: getattr(wanted, name) for name in names})
@@ -205,7 +208,7 @@ class Explorer:
             first_step=wanted.first_step,
         )
         prompt = run.tokens[: len(run.tokens) - len(wanted.written)]
-        written = TextStream(llm.tokenizer, params.stop, prompt)  # what a viewer was shown of them
+        written = TextStream(llm.tokenizer, params.stop, prompt)  # their text as a viewer has seen it
         for token in wanted.written:
             written.push(token)
         card = RunCard(
@@ -227,7 +230,7 @@ class Explorer:
         return tuple(TokenCard(i, tokenizer.token_text(i), i in tokenizer.special_ids) for i in ids)
 
     def trace(self, player: Player) -> dict[str, Any]:
-        """A run as a file."""
+        """A run as the content of a trace file."""
         frames = list(player.run.frames)
         named = {token for frame in frames for token in _named(frame)}
         labels, state = self.looks(sorted(named)), player.state()
@@ -254,17 +257,17 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
 
 
 def _lasting(state: RunState) -> RunState:
-    """What of a state is worth a message: not the counts that go on by themselves."""
+    """A state without the counts that change constantly: a change of the rest causes a message."""
     return replace(state, lease_s=None, steps=0)
 
 
 def _named(frame: StepFrame) -> list[int]:
-    """The ids that a frame names."""
+    """The token ids of a frame's candidates."""
     return [candidate.token for candidate in frame.candidates]
 
 
 def make_app(explorer: Explorer, hosts: Iterable[str], page: Path | None) -> FastAPI:
-    """The server as an ASGI app. `hosts`: the names ("127.0.0.1:8321") under which it answers; `page`: its files."""
+    """The server as an ASGI app. `hosts`: its "name:port" hosts ("127.0.0.1:8321"); `page`: the folder of the page."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -283,7 +286,7 @@ def make_app(explorer: Explorer, hosts: Iterable[str], page: Path | None) -> Fas
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error is {"error": {"kind", "message"}}."""
+    """Answer every error with {"error": {"kind", "message"}}."""
 
     def problem(status: int, kind: str, message: str) -> JSONResponse:
         return JSONResponse({"error": {"kind": kind, "message": message}}, status)
@@ -375,22 +378,22 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
 
 
 class Viewer:
-    """One page that watches one run: sends the page new steps, as far as its credit goes, and obeys its commands."""
+    """One page that watches one run: sends new frames, as far as its credit allows, and executes its commands."""
 
     def __init__(self, explorer: Explorer, player: Player, socket: WebSocket, since_step: int) -> None:
         self.explorer = explorer
         self.player = player
         self.socket = socket
         first = player.run.first_step
-        self.next = min(max(since_step, first), first + len(player.run.frames))  # the step to be sent next
-        self.shown = self.next - 1  # the last one that was acknowledged
+        self.next = min(max(since_step, first), first + len(player.run.frames))  # the next step to send
+        self.shown = self.next - 1  # the last acknowledged step
         self.throttled = False
         self._said: RunState | None = None
-        self._told: set[int] = set()  # ids whose looks the page knows
+        self._told: set[int] = set()  # ids whose token cards the page has
         self._news = asyncio.Event()
 
     async def serve(self) -> None:
-        """Until the page goes away."""
+        """Serve the page until it disconnects."""
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
@@ -401,11 +404,11 @@ class Viewer:
         try:
             await self.socket.send_text(self.player.card_text)
             self._news.set()
-            async with asyncio.TaskGroup() as tasks:  # a fault of one ends the other, and the page hears of it
+            async with asyncio.TaskGroup() as tasks:  # an error of one ends the other, and the connection
                 speaker = tasks.create_task(self._speak())
                 await self._listen()
                 speaker.cancel()
-        except* (WebSocketDisconnect, RuntimeError):  # it is gone, in the middle of a word perhaps
+        except* (WebSocketDisconnect, RuntimeError):  # the page disconnected, perhaps during a message
             pass
         finally:
             await asyncio.to_thread(self.player.leave, changed)

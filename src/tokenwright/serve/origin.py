@@ -1,7 +1,7 @@
-"""Who may call: any web page can reach a socket of this machine, so the Host and the Origin of every call are checked.
+"""Access control: any web page can reach a local socket, so the server checks Host and Origin of every request.
 
-A foreign page's request carries its own Origin; a name that was rebound to this address carries its own Host. Bodies
-are bounded here too, before anybody reads them.
+A foreign page's request carries that page's Origin; a DNS name rebound to this address carries its own Host. This
+middleware also limits the size of request bodies before the app reads them.
 """
 
 import json
@@ -18,7 +18,7 @@ MOST_BODY = 4 * 2**20  # bytes
 
 
 class OriginGuard:
-    """Lets calls to `hosts` ("name:port") through that come from pages of theirs, or from no page at all."""
+    """Passes requests to `hosts` ("name:port") whose Origin is one of these or absent, and refuses all others."""
 
     def __init__(self, app: App, hosts: Iterable[str]) -> None:
         self.app = app
@@ -36,7 +36,7 @@ class OriginGuard:
         elif scope["type"] == "http":
             await _refuse(send, 403, "forbidden", problem)
         else:
-            await receive()  # the handshake must be taken before it can be refused
+            await receive()  # ASGI: receive the handshake before refusing it
             await send({"type": "websocket.close", "code": 4403, "reason": problem})
 
     def _problem(self, scope: Scope) -> str | None:
@@ -48,7 +48,7 @@ class OriginGuard:
         return None
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take the whole body, up to its bound, and hand it on."""
+        """Read the whole body, up to MOST_BODY bytes, and pass it to the app."""
         body, more = b"", True
         while more:
             message = await receive()

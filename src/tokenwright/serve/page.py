@@ -1,8 +1,8 @@
-"""Where the built page lies, and what the build of this installation noted.
+"""Finds the built page, and the notes that the build of this installation wrote.
 
 The build (CMakeLists.txt and scripts/page.py) puts the page into `tokenwright/web` and its notes into
-`tokenwright/_build.json`. An editable installation has its sources in one folder and what was built in another:
-both are in `tokenwright.__path__`. Serving the page is not done here.
+`tokenwright/_build.json`. An editable installation has its sources in one folder and its build outputs in
+another: both are in `tokenwright.__path__`. `explore.py` serves the page.
 """
 
 import json
@@ -16,7 +16,7 @@ __all__ = ["build_notes", "page_folder", "why_no_page"]
 
 
 def build_notes(folders: Iterable[str] = tokenwright.__path__) -> dict[str, str]:
-    """What the build noted: `cxx`, `web` and, where `web` is empty, `web_missing`. Empty if nothing was installed."""
+    """The build's notes: `cxx`, `web` and, where `web` is empty, `web_missing`. Empty without an installation."""
     files = (Path(folder, "_build.json") for folder in folders)
     notes: dict[str, str] = next((json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()), {})
     return notes
@@ -30,7 +30,7 @@ def why_no_page(notes: dict[str, str]) -> str:
 
 
 def page_folder(folders: Iterable[str] = tokenwright.__path__) -> Path:
-    """The folder of the page, index.html in it: the installation's, or a developer's own web/dist if that is newer."""
+    """The folder of the page's index.html: the installation's, or a newer web/dist. Raises RequestError without one."""
     roots = [Path(folder) for folder in folders]
     places = [*(root / "web" for root in roots), *(root.parents[1] / "web" / "dist" for root in roots)]
     built = [index for place in places if (index := place / "index.html").exists()]

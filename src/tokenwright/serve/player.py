@@ -1,8 +1,8 @@
-"""Runs that people watch: each has a thread that steps it, and viewers that are called after every change.
+"""Watched runs: each has a thread that steps it, and viewers that it calls after every change.
 
-A run is held before its first step and between any two; it plays at a pace, or makes single steps. A viewer never waits
-for the engine: its commands are noted, and the run's thread obeys them. A run that is held for `LEASE_S` without a
-request frees its pages; its frames stay, and a new run can go on from where it was.
+A run is paused (phase "held") before its first step and between steps; it plays at a pace, or makes single steps. A
+viewer never waits for the engine: it records commands, and the run's thread executes them. A run that is paused for
+`LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
 
 LEASE_S = 600.0
 MOST_LIVE = 8  # runs that hold pages
-MOST_KEPT = 32  # runs that have ended and can still be looked at
+MOST_KEPT = 32  # ended runs whose frames stay available
 MOST_BYTES = 256 * 2**20  # of their frames together
 
 Phase = Literal["held", "running", "done", "failed", "expired"]
-Viewer = Callable[[], object]  # told of each change, from the run's thread
+Viewer = Callable[[], object]  # called after each change, by the thread that made it
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Commands:
-    """The commands of a run's viewers that are in force."""
+    """The current commands of a run's viewers."""
 
     playing: bool = False
     pace: float | None = None  # tokens per second; None: engine speed
-    steps: int = 0  # single ones
+    steps: int = 0  # single steps left
     cache: bool = True
     closed: bool = False
 
 
 class Player:
-    """Steps one run in a thread of its own, by its viewers' commands."""
+    """Steps one run in its own thread, as its viewers command."""
 
     def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S) -> None:
         self.run = run
         self.card = card
-        self.card_text = json.dumps(asdict(card))  # once: it names every token of the prompt
+        self.card_text = json.dumps(asdict(card))  # serialised once: it has every token of the prompt
         self.lease_s = lease_s
         self.phase: Phase = "held"
         self.message = ""
@@ -64,16 +64,16 @@ class Player:
 
     @property
     def live(self) -> bool:
-        """Whether it may still write."""
+        """Whether the run can still generate."""
         return self.phase in ("held", "running") and not self._commands.closed
 
     @property
     def viewed(self) -> bool:
-        """Whether anybody looks on."""
+        """Whether the run has a viewer."""
         return bool(self._viewers)
 
     def state(self, *, throttled: bool = False) -> RunState:
-        """What it is doing, for a viewer that may be `throttled`."""
+        """The run's state, for a viewer that may be `throttled`."""
         with self._changed:
             lease = self.lease_s - (time.monotonic() - self._held_since) if self.phase == "held" else None
             return RunState(
@@ -89,7 +89,7 @@ class Player:
             )
 
     def play(self, pace: float | None) -> None:
-        """Go on without pause, at `pace` tokens per second; None: as fast as the engine can."""
+        """Step continuously, at `pace` tokens per second; None: at engine speed."""
         with self._commanding() as commands:
             commands.playing, commands.pace = True, pace
 
@@ -98,45 +98,45 @@ class Player:
             commands.playing, commands.steps = False, 0
 
     def step(self) -> None:
-        """Write one token more; what plays is paused by it."""
+        """Generate one more token; pauses a run that plays."""
         with self._commanding() as commands:
             commands.playing, commands.steps = False, commands.steps + 1
 
     def use_cache(self, on: bool) -> None:
-        """Switch the KV cache, from the next step on."""
+        """Switch the KV cache on or off, from the next step on."""
         with self._commanding() as commands:
             commands.cache = on
 
     def watch(self, layer: int, head: int) -> None:
-        """Choose the row of the frames to come. Raises RequestError for a layer or head that the model lacks."""
+        """Choose the attention row of later frames. Raises RequestError for a layer or head that the model lacks."""
         with self._commanding():
             self.run.watch(layer, head)
 
     def renew(self) -> None:
-        """Begin the lease anew: somebody looks."""
+        """Restart the lease, because a viewer is active."""
         with self._commanding():
             pass
 
     def close(self) -> None:
-        """End it and give its pages back."""
+        """End the run and free its pages."""
         with self._commanding() as commands:
             commands.closed = True
 
     def join(self) -> None:
-        """Wait for its thread to end."""
+        """Wait for the run's thread to end."""
         self._thread.join()
 
     def enter(self, viewer: Viewer) -> None:
-        """Tell a viewer of every change from now on."""
+        """Call a viewer after every change from now on."""
         with self._changed:
             self._viewers.append(viewer)
 
     def leave(self, viewer: Viewer) -> None:
-        """Tell it no longer; a run that nobody views is held."""
+        """Stop calling a viewer; a run without viewers is paused."""
         with self._changed:
             self._viewers.remove(viewer)
             if not self._viewers:
-                self.pause()  # at once: who enters meanwhile may press play
+                self.pause()  # under the lock: a viewer that enters next may play
 
     @contextmanager
     def _commanding(self) -> Iterator[Commands]:
@@ -170,7 +170,7 @@ class Player:
             self.run.close()
 
     def _await_turn(self) -> bool:
-        """Wait until a step is wanted. False: it has ended, was closed, or its lease is over."""
+        """Wait until a viewer requests a step. False: the run has ended, was closed, or its lease expired."""
         with self._changed:
             commands = self._commands
             while not (self.run.ended or commands.closed or commands.playing or commands.steps):
@@ -191,7 +191,7 @@ class Player:
         return True
 
     def _turn(self) -> None:
-        """One step, and the time that the pace leaves after it."""
+        """Run one step, then wait for the rest of its time at the pace."""
         began, commands = time.monotonic(), self._commands
         if self.run.cache != commands.cache:
             self.run.cache = commands.cache
@@ -206,16 +206,16 @@ class Player:
 
 
 class Runs:
-    """All runs of a server, by their ids."""
+    """All runs of a server, by id."""
 
     def __init__(self) -> None:
         self._players: dict[str, Player] = {}
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
-        """Take a run in, so that all who are watched keep their pages: none is put off for another.
+        """Add a run such that all watched runs keep their pages: the engine preempts none of them for another.
 
-        Runs that nobody looks at make place. Raises CapacityError where that does not suffice.
+        It closes runs without viewers to make room. Raises CapacityError if that does not suffice.
         """
         with self._lock:
             try:
@@ -239,7 +239,7 @@ class Runs:
             live.remove(left)
 
     def _forget(self) -> None:
-        """Drop the oldest of the runs that have ended, where they are too many or too large."""
+        """Drop the oldest ended runs while they exceed MOST_KEPT or their frames MOST_BYTES."""
         ended = [(identity, player.run.nbytes) for identity, player in self._players.items() if not player.live]
         while len(ended) > MOST_KEPT or sum(size for _, size in ended) > MOST_BYTES:
             del self._players[ended.pop(0)[0]]
@@ -248,7 +248,7 @@ class Runs:
         return self._players.get(identity)
 
     def remove(self, identity: str) -> bool:
-        """End and forget a run; whether it was there."""
+        """End and drop a run; returns whether it existed."""
         with self._lock:
             player = self._players.pop(identity, None)
         if player is not None:
@@ -256,7 +256,7 @@ class Runs:
         return player is not None
 
     def close(self) -> None:
-        """End all, and wait for their threads."""
+        """End all runs, and wait for their threads."""
         with self._lock:
             players, self._players = list(self._players.values()), {}
         for player in players:
@@ -266,5 +266,5 @@ class Runs:
 
 
 def new_identity() -> str:
-    """An id that nobody guesses."""
+    """A random id that clients cannot guess."""
     return secrets.token_hex(8)

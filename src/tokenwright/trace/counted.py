@@ -1,8 +1,8 @@
-"""Kernels that count: the work of a forward pass, added up where it is called.
+"""Kernels that count: they add up the work of a forward pass, call by call.
 
 Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 n in out FLOP; attention over a chunk is
-4 H D for each pair of a row and a position that some row of its chunk reads, the hidden ones included, because the
-kernels beneath compute them. `CostModel` derives what had to be computed; where the two differ, both are shown.
+4 H D for each pair of a row and a position that some row of its chunk reads, masked pairs included, because the
+wrapped kernels compute them. `CostModel` derives the necessary work; a frame has both numbers.
 """
 
 from collections import Counter
@@ -18,29 +18,29 @@ from tokenwright.models.rotary import Rotation
 
 @dataclass(slots=True)
 class Counts:
-    """What one forward pass did since `reset`. A part is the layers' share or, after them, the head's."""
+    """The work of one forward pass since `reset`. A part is all layers or, after them, the head."""
 
-    row_flops: int = 0  # of the matrix products of this part, for each of its rows
+    row_flops: int = 0  # of this part's matrix products, for each row
     attention_flops: Counter[int] = field(default_factory=Counter)  # for each chunk of the step
     weight_bytes: int = 0
     kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
     kv_written: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
 
     def reset(self) -> None:
-        """Begin a forward pass."""
+        """Clear the counts for a new forward pass."""
         self.attention_flops.clear()
         self.kv_read.clear()
         self.kv_written.clear()
         self.row_flops = self.weight_bytes = 0
 
     def turn(self) -> int:
-        """End a part; returns its FLOP for each row."""
+        """End a part; returns its FLOP per row."""
         done, self.row_flops = self.row_flops, 0
         return done
 
 
 class CountedKernels:
-    """Implements `Kernels` by others, and counts."""
+    """Implements `Kernels`: calls the given kernels, and counts."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels

@@ -1,9 +1,9 @@
-"""The recorder: stands between the engine and its runner and sampler, and keeps what each step did.
+"""The recorder: wraps the engine's runner and sampler, and records each step of the watched sequences.
 
-It is a Runner and a Sampler itself, so the engine does not know of it. A step with no watched sequence goes through
-untouched. Of a watched one it keeps the times of the layers, the counts, the likeliest tokens and one row of attention:
-fused kernels have no attention matrix, so the row is computed again from the query that the step used and the keys that
-lie in the cache. What looking takes is measured apart and is not part of the step's time.
+It is a Runner and a Sampler itself, so the engine needs no code for it. A step without a watched sequence passes
+through unchanged. Of a watched sequence it records the times of the layers, the counts, the top candidates and one
+attention row: fused kernels have no attention matrix, so it recomputes the row from the step's query and the cached
+keys. The time that recording takes is measured separately and is not part of the step's time.
 """
 
 import logging
@@ -35,7 +35,7 @@ Clock = Callable[[], float]  # seconds
 
 
 def device_clock(device: torch.device) -> Clock:
-    """The monotonic clock, read when `device` has done what it was given."""
+    """The monotonic clock in seconds, read when `device` has finished its queued work."""
     wait: Callable[[], None]
     match device.type:
         case "cuda":
@@ -53,7 +53,7 @@ def device_clock(device: torch.device) -> Clock:
 
 
 class TappedRunner(Protocol):
-    """A Runner whose forward pass can be looked at."""
+    """A Runner whose forward pass accepts a tap."""
 
     store: KVStore
 
@@ -61,40 +61,40 @@ class TappedRunner(Protocol):
 
 
 class SeenSampler(Protocol):
-    """A Sampler that shows what it chose from."""
+    """A Sampler that reports the logits and the distribution that it picked from."""
 
     def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]: ...
 
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One sequence under observation. `frames` are those nobody has taken yet."""
+    """One watched sequence. `frames` are those that its reader has not taken yet."""
 
     sequence: Sequence
-    accepted: float  # when the request came, by the driver's clock
-    watched: tuple[int, int]  # layer and head; replaced whole, because a step may be under way
+    accepted: float  # when the request arrived, in seconds of the engine loop's clock
+    watched: tuple[int, int]  # layer and head; replaced as one tuple: a step may be under way
     step: int = 0  # number of the next frame
-    seen: int = 0  # tokens from the first on that were computed at some time
+    seen: int = 0  # tokens of the longest prefix computed so far
     frames: deque[StepFrame] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A frame on its way: what the forward pass has told of one watched chunk."""
+    """An unfinished frame: what the tap has recorded of one watched chunk."""
 
     watch: Watch
-    watched: tuple[int, int]  # as it was when the step began
+    watched: tuple[int, int]  # at the start of the step
     chunk: Chunk
     index: int  # its place in the step
     row: int  # of its last token, among the rows of the step
     query: torch.Tensor | None = None  # [D]
-    heads: int = 0  # that the layer asks with (H)
+    heads: int = 0  # query heads of the layer (H)
     sink_query: torch.Tensor | None = None  # [D], where the layer has one
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What the sampler had before it: logits [V] and the distribution [V] it drew from, None if it was greedy."""
+    """The sampler's input: logits [V], and the distribution [V] that it drew from, None if it was greedy."""
 
     logits: torch.Tensor
     chances: torch.Tensor | None
@@ -103,8 +103,8 @@ class _Choice:
 class Recorder:
     """Records the watched sequences of one engine.
 
-    The driver tells it the begin and the end of every step (`end_step`); all calls but `watch` and `unwatch`, which any
-    thread may make, come from whoever turns the engine.
+    The engine loop reports the start and the end of every step (`end_step`). Any thread may call `watch` and `unwatch`;
+    all other calls come from the engine thread.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Recorder:
         self.clock = clock
         self._watches: dict[int, Watch] = {}
         self._drafts: list[_Draft] = []
-        self._marks: list[float] = []  # the clock at the borders of the layers' halves
-        self._parts: list[int] = []  # FLOP for each row: of the layers, then of the head
+        self._marks: list[float] = []  # seconds, between the layers' attention and MLP halves
+        self._parts: list[int] = []  # FLOP per row: of the layers, then of the head
         self._sampling_s = self._look_s = 0.0
         self._done: list[tuple[Watch, StepFrame]] = []
 
@@ -132,12 +132,12 @@ class Recorder:
         self._watches[watch.sequence.id] = watch
 
     def unwatch(self, watch: Watch) -> None:
-        """Record it no longer."""
+        """Stop recording a sequence."""
         self._watches.pop(watch.sequence.id, None)
 
     def forward(self, step: Step) -> Output[torch.Tensor]:
-        """The runner's forward pass; if something of it is watched, with a tap."""
-        self._done = []  # of a step that was interrupted after it was seen
+        """The runner's forward pass, with a tap if the step has a watched sequence."""
+        self._done = []  # of a step that was interrupted after `pick`
         self._drafts = self._drafted(step) if self._watches else []
         if not self._drafts:
             return self.runner.forward(step)
@@ -152,7 +152,7 @@ class Recorder:
         drafts, row = [], -1
         for index, chunk in enumerate(step.chunks):
             row += chunk.stop - chunk.start
-            if (watch := self._watches.get(chunk.sequence.id)) is not None:  # once: it may go at any time
+            if (watch := self._watches.get(chunk.sequence.id)) is not None:  # read once: another thread may remove it
                 drafts.append(_Draft(watch, watch.watched, chunk, index, row))
         return drafts
 
@@ -173,7 +173,7 @@ class Recorder:
 
     @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
-        """The sampler's picks; then a look at the watched rows."""
+        """The sampler's results, after recording the watched rows."""
         if not self._drafts:
             return self.sampler.pick(output, step)
         began = self.clock()
@@ -196,7 +196,7 @@ class Recorder:
         return results
 
     def end_step(self, began: float, ended: float) -> None:
-        """The step is over, by the driver's clock: hand its frames out."""
+        """Complete the frames of a finished step. `began`, `ended`: seconds of the engine loop's clock."""
         for watch, frame in self._done:
             whole = replace(
                 frame,
@@ -259,7 +259,7 @@ class Recorder:
         return tuple(LayerTime(*pair) for pair in zip(halves[::2], halves[1::2], strict=True))
 
     def _row(self, draft: _Draft) -> AttentionRow | None:
-        """The watched row, if a token was chosen after it. None too where it fails: looking must fail nobody's step."""
+        """The watched row, if the chunk picks a token. None also if torch fails: recording must not fail a step."""
         if draft.query is None or not draft.chunk.picks:
             return None
         (layer, head), chunk = draft.watched, draft.chunk
@@ -270,13 +270,13 @@ class Recorder:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
             weights = attention_row(view, read, draft.query, draft.sink_query, group)
             return coded(weights, layer, head)
-        except RuntimeError:  # of torch: most likely it has no memory left
+        except RuntimeError:  # of torch, most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", layer, head)
             return None
 
 
 def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk) -> StepFrame:
-    """`frame` with what is to be told of a pick after a chunk."""
+    """`frame` with the facts of the pick after a chunk."""
     logits, seed, token = choice.logits, chunk.request.params.seed, pick.tokens[0]
     total = logits.logsumexp(-1)
     likeliest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
@@ -298,4 +298,4 @@ def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk) -> Step
 
 
 def _us(seconds: float) -> int:
-    return min(max(0, round(seconds * 1e6)), 2**32 - 2)  # as a frame can hold: no longer than 71 minutes
+    return min(max(0, round(seconds * 1e6)), 2**32 - 2)  # a frame's field holds at most 71 minutes

@@ -1,7 +1,7 @@
-"""Looking at a past step again: what a head read at a position, from the cache or from the tokens alone.
+"""Replay of a past step: the attention row of one head at one position, from the cache or from the tokens alone.
 
-Nothing that is looked at changes: a row that is run again writes its K and V to the store's scratch slots and reads
-those that have been in the cache since its own step.
+Replay changes no page: a replayed row writes its K and V to the store's scratch slots, and reads those that its own
+step left in the cache.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.rows import attention_row
 
-PAGE_SIZE = 64  # of the stores made here
-ROWS = 512  # computed at a time, where a text is computed anew
+PAGE_SIZE = 64  # tokens, of the stores made here
+ROWS = 512  # of one forward pass, where replay recomputes a text
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens in a store. `limit`: the most that the text may come to, which some rotations depend on.
+    """Tokens in a store. `limit`: the maximum length of the text, on which some rotations depend.
 
-    `tables`: for each group the pages it has, by their numbers in the text.
+    `tables`: one page table for each group, by page numbers of the text.
     """
 
     tokens: tuple[int, ...]
@@ -35,7 +35,7 @@ class Text:
     tables: Sequence[PageTable]
 
     def holds(self, position: int) -> bool:
-        """Whether all is there that the row at `position` reads: pages behind a window may have gone."""
+        """Whether the store has all pages that the row at `position` reads; some may have expired."""
         size = self.store.page_size
         return all(
             page in table
@@ -46,9 +46,9 @@ class Text:
 
 
 class AttentionReplay:
-    """Rows of attention of one model, for any layer, head and position.
+    """Replays attention rows of one model, for any layer, head and position.
 
-    It is as thread-safe as the stores it is given: who shares one with an engine calls between two steps.
+    It is as thread-safe as its stores: a caller that shares a store with an engine calls between two steps.
     """
 
     def __init__(self, config: ModelConfig, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
@@ -56,11 +56,11 @@ class AttentionReplay:
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
-        self._last: Text | None = None  # whose cache was built here last; it lies beside the memory of the pool
+        self._last: Text | None = None  # recomputed last, with a cache outside the pool's memory
 
     @torch.inference_mode()
     def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:
-        """Weights [position + 1] of one head at `position` of a text whose store holds what it reads there."""
+        """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
         row = one_chunk([text.tokens[position]], position, text.tables, text.limit)
         batch = Batcher(self.decoder.graph, text.store)(row)
@@ -70,7 +70,7 @@ class AttentionReplay:
         return attention_row(view, batch.chunks[0], seen.query, seen.sink_query, group)
 
     def rebuilt(self, tokens: Sequence[int], limit: int) -> Text:
-        """A text whose pages are gone, with a cache of its own. The last one is kept, for the next question."""
+        """A text whose pages were freed, recomputed in a cache of its own. The last one is kept for the next call."""
         last = self._last
         if last is None or last.limit != limit or last.tokens[: len(tokens)] != tuple(tokens):
             last = self._last = self._computed(tokens, limit, ignore)
@@ -78,9 +78,9 @@ class AttentionReplay:
 
     @torch.inference_mode()
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
-        """What `row` must be at the last of `tokens`, by the definition: all computed anew, softmax(q k) in fp64.
+        """The expected `row` at the last of `tokens`, by definition: everything recomputed, softmax(q k) in fp64.
 
-        It reads no page of the engine, so it can judge what was read from there.
+        It reads no page of the engine, so it can verify a row that does.
         """
         seen, group = _Queries(layer, head), self._group(head)
         keys: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ class AttentionReplay:
 
 
 class _Queries:
-    """A tap that keeps what one head asks with at the last row."""
+    """A tap that keeps the query of one head at the last row."""
 
     def __init__(self, layer: int, head: int) -> None:
         self.layer, self.head = layer, head
@@ -134,7 +134,7 @@ class _Queries:
 
 
 def _as_kept(spec: LayerSpec, keys: torch.Tensor) -> torch.Tensor:
-    """Keys [t, D] of a whole text as they come back from the cache, in fp64."""
+    """Keys [t, D] of a whole text, encoded and decoded as in the cache, in fp64."""
     kept = []
     for part in spec.parts:
         places = part.stored(range(len(keys)))

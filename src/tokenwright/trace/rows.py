@@ -1,7 +1,7 @@
-"""Rows of attention, read back from the cache: what one head reads at one position.
+"""Attention rows, recomputed from the cache: the weights of one head at one position.
 
-Fused kernels keep no attention matrix. A row needs only its query and the keys that are in the cache, so it is
-computed again when somebody asks, by the reference kernel.
+Fused kernels keep no attention matrix. A row needs only its query and the cached keys, so the reference kernel
+recomputes it on request.
 """
 
 import torch
@@ -20,9 +20,9 @@ def attention_row(
     sink_query: torch.Tensor | None,
     group: int,
 ) -> torch.Tensor:
-    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 where it reads nothing.
+    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    chunk: the row alone, and what it reads. sink_query: the query [D] that meets the keys of sinks.
+    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
@@ -34,6 +34,6 @@ def attention_row(
 
 
 def coded(weights: torch.Tensor, layer: int, head: int) -> AttentionRow:
-    """A row as it is sent."""
+    """A row in its wire format: one byte per position, round(255 sqrt(weight))."""
     codes = (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
     return AttentionRow(layer, head, int(weights.argmax()), codes.numpy().tobytes())
