@@ -6,8 +6,8 @@
         for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8)):
             print(piece.text, end="", flush=True)
 
-The public names are loaded on first use, so that importing a part of the package (the engine, which knows no
-torch, or the command line's help) does not load the whole of it.
+The public names are loaded on first use, so that importing a part of the package (such as the engine, which does not
+import torch) or showing the command line's help does not load all of it.
 """
 
 import importlib
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES.get(name, "tokenwright.errors")), name)
-    globals()[name] = value  # found at once from now on
+    globals()[name] = value  # later look-ups do not call __getattr__
     return value
 
 

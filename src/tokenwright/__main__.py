@@ -1,4 +1,4 @@
-"""`python -m tokenwright` is the command `tokenwright`."""
+"""`python -m tokenwright` runs the command `tokenwright`."""
 
 from tokenwright.cli import main
 

@@ -1,4 +1,4 @@
-"""What a client gets back: pieces while the text is written, and a completion with its usage at the end."""
+"""The results of a request: pieces while a text is generated, and a completion with its usage at the end."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,16 +8,16 @@ from tokenwright.engine import FinishReason, TopLogprob
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost. Tokens and bytes are counted by the engine; seconds are of the monotonic clock.
+    """The cost of a request. The engine counts tokens and bytes; seconds are of the monotonic clock.
 
-    forward_tokens: tokens sent through the layers, recomputation included; with the cache prompt + new - 1, without
-    those reused.
-    reused_tokens: tokens that were not sent through them because their K and V were found: left by another text that
-    begins alike, read from a file, or left or parked by this one when it was put off; added up over all its
-    admissions, so a text that was put off often may have more than it has tokens.
-    layer_tokens: the same, times the layers of the model.
-    kv_bytes: K and V held for this text at its end; 0 without the cache, which keeps nothing between steps.
-    token_s: seconds from the request to each token. queue_s: until its first step began.
+    forward_tokens: tokens computed by the layers, recomputation included; with the cache prompt + new - 1, less the
+    reused ones.
+    reused_tokens: tokens not computed because their K and V were cached by another text with the same prefix, read from
+    a file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
+    preempted often may have more than its number of tokens.
+    layer_tokens: forward_tokens times the layers of the model.
+    kv_bytes: bytes of this text's K and V at its end; 0 without the cache, when nothing is kept between steps.
+    token_s: seconds from the request to each token. queue_s: seconds from the request to its first step.
     """
 
     prompt_tokens: int
@@ -43,7 +43,7 @@ class Usage:
 
     @property
     def step_s(self) -> tuple[float, ...]:
-        """Seconds of each token: the first is the time to first token, the others since the one before."""
+        """Seconds of each token: the first is the time to first token, the others the time since the previous token."""
         return tuple(now - before for now, before in zip(self.token_s, (0.0, *self.token_s), strict=False))
 
     @property
@@ -55,12 +55,12 @@ class Usage:
 
 
 class Piece(NamedTuple):
-    """One token as it is written. `text` may be empty while a character or a stop string is undecided.
+    """One token of a stream. `text` may be empty while a character or a stop string is incomplete.
 
     logprob: the model's, natural logarithm, over the whole vocabulary at temperature 1. sampler_logprob: that of the
-    distribution it was drawn from; 0 where there was no choice. top: the model's likeliest ids, as many as were asked
-    for. choice: the number of the text that it belongs to, of a request for several. token_id None: no token, but text
-    that was held back until the end.
+    distribution that the token was drawn from; 0 if nothing was drawn. top: the top logprobs, as many as requested.
+    choice: the number of the token's text, if the request has several. token_id None: no token, but text that the
+    stop checker held back until the end.
     """
 
     text: str
@@ -73,9 +73,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreeToken:
-    """A token that a beam search has kept for a while. `parent`: the place in the tree of the one before it, or None.
+    """A token of a beam search's tree. `parent`: index in the tree of the preceding token, None after the prompt.
 
-    score: the sum of log-probabilities from the prompt on, as the search adds them up. reason: why a text ended here.
+    score: the sum of adjusted log-probabilities after the prompt. reason: why a text ended here, or None.
     """
 
     parent: int | None
@@ -87,19 +87,19 @@ class TreeToken:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text that was continued: `text` and `token_ids` are what was added, an end token included in the ids.
+    """The continuation of a prompt: `text` and `token_ids` exclude the prompt; the ids include an end token.
 
-    logprobs, sampler_logprobs, top_logprobs: as in Piece, one for each token. stopped: the stop string or the stop id
-    that ended it. score: of beam search, the sum of log-probabilities divided by length ** length_penalty.
-    prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, where they were asked for. others:
-    the request's other texts, each of which has its own; of best_of and beam search in the order of their quality.
-    tree: all that a beam search has kept, parents before children; ends: where the texts of `choices` end in it.
+    logprobs, sampler_logprobs, top_logprobs: as in Piece, one per token. stopped: the stop string or stop id that ended
+    the text. score: of beam search, the sum of log-probabilities divided by length ** length_penalty.
+    prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the
+    request's other texts, each with its own fields; with best_of and beam search the best first. tree: all nodes
+    of a beam search, parents before children; ends: index in `tree` of the last token of each text of `choices`.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish_reason: FinishReason | None  # None while it is being written
+    finish_reason: FinishReason | None  # None while the text is being generated
     usage: Usage
     sampler_logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()

@@ -1,7 +1,7 @@
-"""What a model is and how it is run, as frozen dataclasses; and the only reader of the environment.
+"""Configuration of models and engines, as frozen dataclasses, and the only reader of the environment.
 
-A `ModelConfig` holds the plain facts of a checkpoint in our own words; what the model computes, op by op, is its graph
-(`models/graph.py`), which a family builds from the same `config.json`. Neither holds a tensor.
+A `ModelConfig` holds the hyperparameters of a checkpoint under our own names; the ops that the model computes are its
+graph (`models/graph.py`), which a family builds from the same `config.json`. Neither holds a tensor.
 """
 
 import os
@@ -31,7 +31,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """NTK-aware base that grows with the length beyond `original_context`; fixed per request at admission."""
+    """NTK-aware base that grows with the length limit beyond `original_context`; fixed per request at admission."""
 
     factor: float
     original_context: int
@@ -76,7 +76,7 @@ class Rope:
 
 
 class RowFormat(Protocol):
-    """How a row of numbers is kept: `cache.codec.Codec` is one."""
+    """The storage format of a row of numbers, such as `cache.codec.Codec`."""
 
     def nbytes(self, size: int) -> int:
         """Bytes of a row of `size` numbers."""
@@ -84,32 +84,32 @@ class RowFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a layer keeps of a token: K and V of `kv_heads` heads (G) of `head_size` numbers (D) each."""
+    """The K and V that a layer caches per token: `kv_heads` heads (G) of `head_size` numbers (D) each."""
 
     kv_heads: int
     head_size: int
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
-        """Bytes of K and V of one token; each head is a row of its own."""
+        """Bytes of K and V of one token; each head is a separate row."""
         return self.kv_heads * (k.nbytes(self.head_size) + v.nbytes(self.head_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """One vector for all heads (MLA, arXiv 2405.04434): `rank` numbers (R) of K and V, `rope` of the rotated key."""
+    """One vector for all heads (MLA, arXiv 2405.04434): `rank` numbers (R) for K and V, `rope` for the rotated key."""
 
     rank: int
     rope: int
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
-        """Bytes of the one vector, which is K and V in one: `k` and `v` must be the same."""
+        """Bytes of the vector of one token, which serves as K and V: `k` and `v` must be the same."""
         assert k == v, "a latent has one codec"
         return k.nbytes(self.rank) + k.nbytes(self.rope)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer keeps of each token, and its own attention window in tokens, itself included (None: full)."""
+    """What one layer caches per token, and its attention window in tokens, the token itself included (None: full)."""
 
     layout: Heads | Latent
     window: int | None = None
@@ -117,14 +117,14 @@ class LayerKV:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The plain facts of one decoder-only model.
+    """The hyperparameters of one decoder-only model.
 
     `windows[i]` is the attention window of layer i in tokens, the token itself included, or None for full attention.
     `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions.
     """
 
     family: str
-    architecture: str  # the checkpoint's own name, e.g. "Qwen2ForCausalLM"
+    architecture: str  # as in the checkpoint, e.g. "Qwen2ForCausalLM"
     layers: int
     width: int
     heads: int
@@ -162,7 +162,7 @@ _KV_USAGE = (
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """How K and V are kept; native is the dtype that the model computes in.
+    """The storage format of K and V; native is the dtype that the model computes in. Raises RequestError.
 
     >>> KVFormat.parse("k=int8,v=int4,first=64,native=0+-1")
     KVFormat(k='int8', v='int4', first=64, native=(0, -1))
@@ -183,7 +183,7 @@ class KVFormat:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From text as `str` writes it. Raises RequestError that says what is allowed."""
+        """Parse the form that `str` writes. Raises RequestError with the allowed forms."""
         found: dict[str, str] = {}
         for part in text.lower().split(","):
             key, given, value = (one.strip() for one in part.partition("="))
@@ -206,14 +206,14 @@ class KVFormat:
 
 
 WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
-WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs to a scale, where nobody says
+WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale, by default
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How matrices are kept. `group`: consecutive inputs of an output that share a scale; 0 where there are no scales.
+    """The storage format of weight matrices; native is the dtype that the model computes in. Raises RequestError.
 
-    native is what the weights are computed in.
+    `group`: number of consecutive inputs of an output that share a scale; 0 for formats without scales.
 
     >>> WeightFormat.parse("int8"), WeightFormat.parse("int4:64")
     (WeightFormat(name='int8', group=64), WeightFormat(name='int4', group=64))
@@ -232,7 +232,7 @@ class WeightFormat:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From text as `str` writes it: int8, int8:32. Raises RequestError that says what is allowed."""
+        """Parse the form that `str` writes: int8, int8:32. Raises RequestError with the allowed forms."""
         name, given, group = (part.strip() for part in text.lower().partition(":"))
         if given and not (group.isascii() and group.isdigit()):
             raise RequestError(
@@ -245,7 +245,7 @@ class WeightFormat:
         return self.group > 0
 
     def resolved(self, native: DType) -> "WeightFormat":
-        """This format, or where it is native the dtype that is meant by that."""
+        """This format, with native replaced by the dtype `native`."""
         return WeightFormat(native) if self.name == "native" else self
 
     def __str__(self) -> str:
@@ -254,17 +254,17 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How the engine schedules: sizes in tokens, pages and sequences."""
+    """Options of the scheduler and the KV cache. Raises RequestError for a value out of range."""
 
     page_size: int = 16  # token slots of a page
-    pages: int | None = None  # pages of the pool; None: sized by `kv_memory`
+    pages: int | None = None  # pages of the pool; None: computed from `kv_memory`
     kv_memory: int | None = None  # bytes for the KV cache; None: an eighth of the free memory, at most 4 GiB
     token_budget: int = 512  # tokens computed in one step, over all sequences
     max_sequences: int = 64  # sequences running at once
-    kv: KVFormat = KVFormat()  # how K and V are kept
-    window: int | None = None  # most tokens that a layer reads back, on top of the model's own windows
-    sinks: int = 0  # first tokens that stay in reach behind a window
-    swap_memory: int = 0  # bytes of RAM for the K and V of texts that are put off; 0: they are computed again
+    kv: KVFormat = KVFormat()  # storage format of K and V
+    window: int | None = None  # attention window in tokens for every layer, besides the model's own windows
+    sinks: int = 0  # first tokens that every token attends to, in addition to the attention window
+    swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
 
     def __post_init__(self) -> None:
         for name in ("page_size", "token_budget", "max_sequences"):
@@ -284,8 +284,8 @@ class Environment:
 
     debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
     cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
-    kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native ones where there are any
-    isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the processor's best
+    kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
+    isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the CPU's best
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -302,7 +302,7 @@ class Environment:
         return cls(value == "1", Path(cache), cast("Any", kernels), cast("Any", isa))
 
     def cache_folder(self, name: str) -> Path:
-        """The folder of `cache` for one kind of what can be made again. Raises RequestError where there is no home."""
+        """The folder `name` of the cache. Raises RequestError if the home directory is unknown."""
         folder = self.cache / name
         try:
             return folder.expanduser()
@@ -312,9 +312,9 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a checkpoint's generation_config.json suggests.
+    """The defaults in a checkpoint's generation_config.json.
 
-    The sampler's fields are named as in SamplingParams, and None where the file is silent.
+    Sampling fields have the names of SamplingParams, and are None if the file does not set them.
     """
 
     bos_id: int | None = None
@@ -327,11 +327,11 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     banned_ids: tuple[int, ...] | None = None
     min_tokens: int | None = None
-    unsupported: tuple[str, ...] = field(default=())  # sampler keys it names that we do not have
+    unsupported: tuple[str, ...] = field(default=())  # sampling keys in the file that we do not support
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The suggestions for sampling that it has, by the names of SamplingParams."""
+        """The sampling defaults that the file sets, by the names of SamplingParams."""
         others = ("bos_id", "eos_ids", "unsupported")
         named = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
         return {name: value for name, value in named.items() if value not in (None, ())}

@@ -1,11 +1,11 @@
-"""The errors a user can meet. Each says what is wrong and what to do about it.
+"""The errors that a user can see. Each message states what is wrong and what to do about it.
 
 TokenwrightError
   RequestError        the prompt or a parameter cannot be served (a ValueError)
     ContextError      the prompt does not fit the model's context
   CheckpointError     a model folder or file is missing, damaged or not understood
-  CacheFileError      a saved KV cache that cannot be written, read or believed
-  CapacityError       the memory that was granted cannot hold what was asked for
+  CacheFileError      a saved KV cache cannot be written or read, is damaged, or does not match the model
+  CapacityError       the configured memory cannot hold the request, the model or the cache file
   EngineError         the engine itself failed on a request; its message is safe to show
 """
 
@@ -32,7 +32,7 @@ class RequestError(TokenwrightError, ValueError):
 
 
 class ContextError(RequestError):
-    """A prompt longer than the model's context, told by how much."""
+    """A prompt longer than the model's context; the message gives both lengths in tokens."""
 
     def __init__(self, tokens: int, context: int) -> None:
         over = tokens - context
@@ -44,21 +44,21 @@ class ContextError(RequestError):
 
 
 class CheckpointError(TokenwrightError):
-    """A model folder or file that is missing, damaged, or asks for arithmetic that we do not have."""
+    """A model folder or file that is missing, damaged, or requires ops that we do not have."""
 
 
 class CacheFileError(TokenwrightError):
-    """A saved KV cache that cannot be written or read, is damaged, or belongs to another model or spec."""
+    """A saved KV cache that cannot be written or read, is damaged, or belongs to another model or KV format."""
 
 
 class CapacityError(TokenwrightError):
-    """More memory is needed than was granted."""
+    """A model, request or cache file needs more memory than is available or configured."""
 
 
 class EngineError(TokenwrightError):
-    """The engine failed on a request; other requests go on.
+    """The engine failed on a request; other requests continue.
 
-    From `LLM.generate`, `completions` holds a Completion for every other prompt, in order, None for those that failed.
+    From `LLM.generate`, `completions` has one entry per prompt, in order: its Completion, or None if it failed.
     """
 
     def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:

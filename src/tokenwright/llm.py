@@ -1,4 +1,4 @@
-"""LLM: the front door in Python. It loads a model, and turns prompts into text."""
+"""LLM: the Python API. It loads a model, and generates text from prompts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -38,27 +38,27 @@ from tokenwright.transcript import Transcript
 
 
 class LLM:
-    """A model with its tokenizer and its KV cache, ready to write. Thread-safe; requests of all threads are batched.
+    """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
-    model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` picks a branch, tag or commit), or "stories",
-        the small model that ships inside; or the `loaded` model of another LLM, to open a second engine over it.
+    model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
+        the small model in the package; or the `loaded` model of another LLM, to open a second engine over it.
     device: auto, cpu, cuda, cuda:N or mps.
     dtype: auto (the checkpoint's; float32 with reference kernels on the CPU), float32, bfloat16 or float16. Native
-        kernels keep weights and cache in it and compute in float32.
-    weights: how matrices are kept: native (`dtype`), int8 or int4, or with its group, such as int8:32. What was
-        quantised is kept in a cache folder, so that the next time is quick.
-    kv: how K and V are kept: native (the dtype that is computed in), float32, bfloat16, float16, fp8, int8 or int4, or
-        "k=int8,v=int4"; after it first=64 keeps the first tokens native, native=0+-1 these layers.
-    window: the most tokens that a layer reads back, on top of the model's own windows; its pages are given back, and
-        rotary models go on past their context. sinks: first tokens that every token attends to all the same.
+        kernels store weights and cache in it and compute in float32.
+    weights: storage format of matrices: native (`dtype`), int8 or int4, or with its group, such as int8:32. Quantised
+        weights are saved in the cache folder, so that later loads are quick.
+    kv: storage format of K and V: native (the dtype of the computation), float32, bfloat16, float16, fp8, int8 or int4,
+        or "k=int8,v=int4"; append first=64 to keep the first tokens native, native=0+-1 to keep these layers native.
+    window: attention window in tokens for every layer, besides the model's own windows; expired pages are freed, and
+        rotary models can exceed their context. sinks: first tokens that every token attends to beyond the window.
     page_size: tokens of a KV page. pages or kv_memory (bytes): the size of the cache; by default an eighth of
-        the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM for
-        the K and V of texts that are preempted when pages run out; without it they are recomputed.
-    token_budget: tokens computed in one step. max_sequences: texts written at once.
-    report: called with (bytes done, bytes in all) while the weights are read; a download then shows its bars too.
-    trace: count and time what the engine does, so that `run` can show it.
+        the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
+        swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
+    token_budget: tokens computed in one step. max_sequences: sequences running at once.
+    report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
+    trace: count and time the engine's work, as `run` requires.
 
-    Raises CheckpointError for a model that cannot be read as it is, CapacityError where memory does not suffice,
+    Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
     RequestError for an option out of range.
     """
 
@@ -107,14 +107,14 @@ class LLM:
         self._open()
 
     def _open(self) -> None:
-        """The engine over the loaded model, its thread, and what looks into it."""
+        """Open the engine over the loaded model, its thread, and the recorder and replay."""
         loaded, options = self.loaded, self.options
         self.config, self.graph = loaded.config, loaded.graph
         self.generation, self.tokenizer = loaded.generation, loaded.tokenizer
         self.device, self.dtype = str(loaded.device), loaded.dtype
         self.weights, self.kernels = loaded.weights, loaded.kernels
         self.specs = self._specs(loaded.graph, loaded.dtype)
-        # An attention window reads no further than itself, so its text may grow past the context that was trained.
+        # With an attention window in every layer a text may exceed the context that the model was trained with.
         endless = options.window is not None and isinstance(loaded.config.positions, Rope)
         self.context = MAX_TOKENS if endless else loaded.config.context
         store, groups = make_store(self.specs, options, self.context, loaded.device)
@@ -136,17 +136,17 @@ class LLM:
         self._requests = RequestBuilder(loaded, self.context)
         self._async_streams = AsyncStreams()
         self._threads = torch.get_num_threads()
-        self._preparing = ThreadPoolExecutor(1, "tokenwright requests")  # of astream: tokenising takes time
+        self._preparing = ThreadPoolExecutor(1, "tokenwright requests")  # astream: tokenising takes time
         loaded.enter()
         self._abandon = finalize(self, _abandon, self._loop, loaded, self._preparing)
-        self._abandon.atexit = False  # the loop ends itself then
+        self._abandon.atexit = False  # at exit the loop ends by itself
 
     def _specs(self, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
         options = self.options
         return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of K and V that the cache keeps of a text of so many tokens."""
+        """Bytes of K and V in the cache for a text of `tokens` tokens."""
         return sum(spec.nbytes(tokens) for spec in self.specs)
 
     @property
@@ -156,7 +156,7 @@ class LLM:
 
     @property
     def kv_format(self) -> str:
-        """How K and V are kept, in words."""
+        """The storage format of K and V, and the attention window, for display."""
         options = self.options
         k, v = (self.dtype if name == "native" else name for name in (options.kv.k, options.kv.v))
         form = replace(options.kv, k=k, v=v)
@@ -170,18 +170,18 @@ class LLM:
 
     @property
     def model(self) -> Model:
-        """The model as a plain function: `logits, cache = model(tokens, cache)`."""
+        """The model as a function: `logits, cache = model(tokens, cache)`."""
         self._open_loop()
         return self._model
 
     @property
     def engine(self) -> Engine[torch.Tensor]:
-        """The engine underneath, to look at while it is idle: its own thread changes it."""
+        """The engine, for inspection while it is idle: the engine thread changes it at any other time."""
         return self._open_loop().engine
 
     @property
     def costs(self) -> CostModel:
-        """What steps of this model cost with this cache, derived from shapes."""
+        """The cost of steps of this model with this cache, derived from shapes."""
         return CostModel(self.graph, self.specs)
 
     @property
@@ -191,28 +191,27 @@ class LLM:
 
     @property
     def template(self) -> ChatTemplate:
-        """What makes prompts of conversations. Raises RequestError for a model without a chat template."""
+        """The model's chat template. Raises RequestError if it has none."""
         return self.loaded.template or ChatTemplate(self.tokenizer)
 
     def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's own suggestions for sampling, with `overrides` in their place; None is no override.
+        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
 
-        Beam search draws nothing: what is suggested for drawing is left out there.
+        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
         """
         return self._requests.sampling(**overrides)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
     ) -> Stream:
-        """Write one text, piece by piece. `cache=False` is the naive loop: everything anew for every token.
+        """Generate text, piece by piece. `cache=False` is the naive loop: every step recomputes all tokens.
 
-        Of n texts the pieces come side by side, each with the number of its text; which are the best of several, and
-        what beam search finds, is known at the end alone, so these are for `generate`.
+        With n > 1 the pieces of all texts interleave, each with the number of its text. best_of and beam search know
+        their texts only at the end; use `generate` for them.
 
-        What it shares with texts before it, from the start on, is not computed again; texts of another `salt` share
-        nothing with it.
+        A prefix in common with earlier texts is not recomputed; texts of different `salt` share no pages.
 
-        Raises RequestError (ContextError, CapacityError) at once for what cannot be served.
+        Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
         """
         inbox = Inbox()
         [handle] = self._submit([self._streamed(prompt, params, cache, salt)], inbox)
@@ -248,10 +247,10 @@ class LLM:
         cache: bool = True,
         salt: str = "",
     ) -> list[Completion]:
-        """Continue every prompt, in one batch; the completions come in the prompts' order.
+        """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
-        `params` is one for all or one for each; `salt` as in `stream`. Raises EngineError if some prompt failed in the
-        engine, with the others' completions in it.
+        `params`: one for all prompts or one per prompt; `cache` and `salt` as in `stream`, and the same errors. Raises
+        EngineError if a prompt failed in the engine; it has the completions of the others.
         """
         texts = prompts_of(prompts)
         if params is None or not isinstance(params, Sequence):
@@ -271,10 +270,10 @@ class LLM:
         return [completion for completion in completions if completion is not None]
 
     def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
-        """The prompt of a conversation, {"role", "content"} each: its text, to look at, and its ids.
+        """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
 
-        markup: control tokens that are written in the messages count as such; by default they are text. Raises
-        RequestError where the model has no chat template, and where that refuses the messages or fails.
+        markup: encode control tokens that are written in the messages as control tokens; by default they are text.
+        Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
         return self.template.render(messages, markup=markup)
 
@@ -286,7 +285,7 @@ class LLM:
         markup: bool = False,
         salt: str = "",
     ) -> Completion:
-        """The model's answer in a conversation; as `render`, and `generate` with its ids."""
+        """The model's answer in a conversation: `generate` with the ids of `render`. Raises the errors of both."""
         [completion] = self.generate([self.render(messages, markup).ids], params, salt=salt)
         return completion
 
@@ -301,11 +300,11 @@ class LLM:
         head: int = 0,
         first_step: int = 0,
     ) -> Run:
-        """Write one text step by step and see all of each step; nothing is computed before the first `Run.step`.
+        """Generate one text step by step, with a frame of every step; the first `Run.step` begins to compute.
 
-        layer, head: the attention row that comes with each frame. written: tokens that stand after the prompt already,
-        so that a run can go on where another was lost: with its seed, it goes on alike. first_step: the number of
-        the first frame. Raises RequestError where this LLM was opened without trace=True, and as `stream` does.
+        layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
+        lost run; with the same seed the rest is the same. first_step: the number of the first frame. Raises
+        RequestError if this LLM was opened without trace=True, for a layer or head out of range, and as `stream` does.
         """
         params = self._requests.params(params)
         if max(params.choices, params.beams) > 1:
@@ -337,10 +336,10 @@ class LLM:
     def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[list[float]]: ...
 
     def score(self, prompt: Prompt, continuations: Sequence[Prompt] | None = None) -> list[float] | list[list[float]]:
-        """The log-probability (natural) that the model gives each token of the prompt after the first.
+        """The model's log-probability (natural) of each token of the prompt after the first.
 
-        With continuations: for each of them that of its own tokens, after the prompt, whose pages they share. Raises
-        RequestError, EngineError.
+        With continuations: for each of them the log-probabilities of its tokens after the prompt; they share the
+        prompt's pages. Raises RequestError, EngineError.
         """
         if continuations is None:
             return self._scores([self._requests.ids(prompt)], 1)[0]
@@ -352,7 +351,7 @@ class LLM:
         return self._scores([self._requests.ids_after(prompt, ids, one) for one in continuations], len(ids))
 
     def _scores(self, texts: Sequence[list[int]], start: int) -> list[list[float]]:
-        """The log-probabilities of the tokens of each text from a position on, all in one batch."""
+        """The log-probabilities of each text's tokens from position `start` on, all in one batch."""
         params = SamplingParams(temperature=0.0, max_tokens=0)
         scored = self._finish([self._requests.build(text, params, prompt_logprobs_from=start) for text in texts])
         for transcript in scored:
@@ -361,32 +360,32 @@ class LLM:
         return [transcript.prompt_logprobs for transcript in scored]
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
-        """Write what the cache still has of a text to a file; how many tokens from its start the file spares.
+        """Save a text's cached pages to a file; returns the number of tokens, from the text's start, that it covers.
 
-        Less than a page leaves no file, and 0. Raises CacheFileError where it cannot be written; an older file at that
-        place is then unchanged.
+        Below one page it writes no file and returns 0. Raises CacheFileError if the file cannot be written; an existing
+        file is then unchanged.
         """
         ids, scaling = self._requests.ids(tokens), getattr(self.config.positions, "scaling", None)
         if isinstance(scaling, DynamicScaling) and len(ids) > scaling.original_context:
-            return 0  # its angles depend on how long it could become, which a file could not tell
+            return 0  # the RoPE angles depend on the request's length limit, which the file does not store
         return save_pages(Path(path), self._open_loop(), self._store, ids, self._requests.salt(len(ids)), self._about)
 
     def load_cache(self, path: str | Path) -> int:
-        """Read a file of `save_cache`: texts that begin as its text does are not computed up to there.
+        """Load a file of `save_cache` into the prefix index, so that texts with the same prefix reuse its pages.
 
-        Returns how many tokens that are. Raises CacheFileError for a file that is damaged or was saved by another
-        model or another kind of cache, CapacityError where the cache has no room for it.
+        Returns the number of tokens of that prefix. Raises CacheFileError for a file that is damaged or was saved with
+        another model or KV format, CapacityError if the cache has too few free pages.
         """
         return load_pages(Path(path), self._open_loop(), self._store, self._requests.salt, self._about)
 
     @cached_property
     def _about(self) -> Mapping[str, str]:
-        """What a cache file must agree with. Weights are read through once for it; those in memory do not change."""
+        """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
         form = {"dtype": self.dtype, "weights' form": str(self.weights), "kernels": self.kernels}
         return about(self.loaded.checkpoint, form, self.specs, self.options.page_size)
 
     def close(self) -> None:
-        """Give the memory back. Texts that are being written fail; the object cannot be used afterwards."""
+        """Free the memory. Unfinished requests fail; the LLM cannot be used afterwards."""
         loop, self._loop = self._loop, None
         if loop is not None:
             self._abandon.detach()
@@ -404,13 +403,13 @@ class LLM:
 
     def _submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         loop = self._open_loop()
-        if (threads := torch.get_num_threads()) != self._threads:  # a thread of its own has a number of its own
+        if (threads := torch.get_num_threads()) != self._threads:  # torch's thread count is per thread
             self._threads = threads
             loop.post(lambda _: torch.set_num_threads(threads))
         return loop.submit(requests, listener, paused=paused)
 
     def _finish(self, requests: Sequence[Request]) -> list[Transcript]:
-        """Submit requests together and wait until all have ended, well or not."""
+        """Submit requests together and wait until all have ended or failed."""
         inbox = Inbox(at_end=len(requests))
         handles = self._submit(requests, inbox)
         transcripts = {handle: self._transcript(handle) for handle in handles}
@@ -432,7 +431,7 @@ class LLM:
 
 
 def _abandon(loop: EngineLoop, loaded: LoadedModel, preparing: ThreadPoolExecutor) -> None:
-    """What `close` does, without waiting: for an LLM that is dropped without it."""
+    """`close` without waiting, for an LLM that is garbage-collected unclosed."""
     loop.stop()
     preparing.shutdown(wait=False, cancel_futures=True)
     loaded.leave()

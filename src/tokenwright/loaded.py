@@ -1,4 +1,4 @@
-"""A loaded model: its decoder, tokenizer and chat template, read once; engines with any cache are opened over it."""
+"""A loaded model: its decoder, tokenizer and chat template. Several engines, each with its own cache, can share it."""
 
 import threading
 from collections.abc import Callable
@@ -29,10 +29,10 @@ from tokenwright.vocabulary import Vocabulary
 
 
 class LoadedModel:
-    """A model in memory, with its tokenizer. Nothing of it changes while engines use it; they may be several.
+    """A model in memory, with its tokenizer. It does not change while engines use it.
 
-    The options are those of `LLM`. check: called with the graph and the dtype before weights are read, to refuse what
-    the model cannot have. `counted` are the kernels' counters where it was loaded with trace=True.
+    The options and errors are those of `LLM`. check: called with the graph and the dtype before the weights are read,
+    to raise for options that the model does not support. `counted`: kernels with counters, if trace=True.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LoadedModel:
         self.tokenizer = Tokenizer.load(self.checkpoint.path, vocab_size=self.config.vocab_size)
         self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         if self.template is not None:
-            self.template.start()  # while the weights are read: its end tokens are asked for by the first text
+            self.template.start()  # parallel to reading the weights; the first request needs its end tokens
         self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
         self.counted = CountedKernels(native or ReferenceKernels()) if trace else None
         self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, self.counted, report)
@@ -75,12 +75,12 @@ class LoadedModel:
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
 
     def enter(self) -> None:
-        """One engine more uses it."""
+        """Register an engine that uses the model."""
         with self._lock:
             self._users += 1
 
     def leave(self) -> None:
-        """One engine less; after the last one its helper processes (chat template, grammars) end."""
+        """Unregister an engine; the last one ends the helper processes (chat template, grammar workers)."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -99,11 +99,10 @@ def make_decoder(
     counted: Kernels | None = None,
     report: Report | None = None,
 ) -> Decoder:
-    """The decoder of a checkpoint, its weights in `form` (native: in `dtype`); on the reference without `native`.
+    """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
 
-    counted: what stands before the kernels and counts their calls. Raises CheckpointError for a model with an op that
-    nothing runs, CapacityError where the memory does not suffice, RequestError for a form that the device has no
-    kernels for.
+    counted: a wrapper that counts the calls of the kernels. Raises CheckpointError for a model with an op that no
+    backend has, CapacityError if the memory does not suffice, RequestError for a format without kernels on the device.
     """
     if missing := lacking(checkpoint.graph):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""From what a client gives (prompt, sampling parameters) to a Request of the engine."""
+"""Builds the engine's Request from a client's prompt and sampling parameters."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ Prompt = str | Sequence[int]  # text, or token ids
 
 
 class RequestBuilder:
-    """Builds requests for one loaded model. context: the most tokens of one text. Any thread may use it."""
+    """Builds requests for one loaded model. context: the most tokens of one text. Thread-safe."""
 
     def __init__(self, loaded: LoadedModel, context: int) -> None:
         self._loaded = loaded
@@ -31,7 +31,7 @@ class RequestBuilder:
         return self._loaded.eos_ids
 
     def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's suggestions with `overrides` in their place, as `LLM.sampling` says."""
+        """The checkpoint's sampling defaults, updated with `overrides`, as in `LLM.sampling`. Raises RequestError."""
         names = {field.name for field in fields(SamplingParams)}
         given = {name: value for name, value in overrides.items() if value is not None}
         if unknown := given.keys() - names:
@@ -39,13 +39,13 @@ class RequestBuilder:
         beams = given.get("beams", 1) != 1
         suggested = self._loaded.generation.sampling
         kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
-        if "min_tokens" in kept:  # a suggestion gives way to what is asked
+        if "min_tokens" in kept:  # the caller's max_tokens limits the default
             most = given.get("max_tokens", SamplingParams().max_tokens)
             kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0
         return SamplingParams(**{**kept, **given})
 
     def params(self, params: object) -> SamplingParams:
-        """The parameters of a request; None: the checkpoint's suggestions. Raises RequestError for another type."""
+        """The parameters of a request; None: the checkpoint's defaults. Raises RequestError for another type."""
         if params is None:
             return self.sampling()
         if not isinstance(params, SamplingParams):
@@ -53,7 +53,7 @@ class RequestBuilder:
         return params
 
     def ids(self, prompt: object) -> list[int]:
-        """The token ids of a prompt. Raises RequestError for what is none, and for ids that the model lacks."""
+        """The token ids of a prompt. Raises RequestError for a value of another type, and for ids out of range."""
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -64,7 +64,7 @@ class RequestBuilder:
         return ids
 
     def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
-        """The ids of a prompt and what follows it, as one text where that leaves the prompt's own `ids` as they are."""
+        """The ids of prompt and continuation, tokenised as one text if the prompt's own `ids` then stay the same."""
         tokenizer = self._loaded.tokenizer
         if isinstance(prompt, str) and isinstance(continuation, str):
             whole = tokenizer.encode(prompt + continuation)
@@ -85,7 +85,11 @@ class RequestBuilder:
         share: bool = True,
         salt: str = "",
     ) -> Request:
-        """A request, its seed drawn where none is given. `written`: tokens that stand after the prompt already."""
+        """Build a request; draws a seed if `params` has none. `written`: tokens already generated after the prompt.
+
+        prompt_logprobs_from: first position of the prompt logprobs; None: none but those that `params` requests.
+        share=False: neither use cached pages nor cache the request's own. Raises RequestError.
+        """
         ids, more = self.ids(prompt), self.ids(written)
         _check_salt(salt)
         if params.seed is None and not params.greedy and params.beams == 1:
@@ -113,7 +117,7 @@ class RequestBuilder:
         return replace(request, salt=self.salt(request.limit(self._context), salt))
 
     def salt(self, limit: int, salt: str = "") -> bytes:
-        """The prefix cache's salt: the caller's, and the length that a text may reach where RoPE depends on it."""
+        """The salt of the prefix hashes: the caller's, and the text's length limit where RoPE depends on it."""
         positions = self._loaded.config.positions
         if isinstance(positions, Rope) and isinstance(positions.scaling, DynamicScaling):
             return f"{max(limit, positions.scaling.original_context)} {salt}".encode()
@@ -139,7 +143,7 @@ class RequestBuilder:
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (text, or token ids) or several, as a list of prompts."""
+    """A list of prompts from one prompt (text or token ids) or several. Raises RequestError for a mixture."""
     if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence):
         return [prompts]
     ids = [item for item in prompts if isinstance(item, int)]

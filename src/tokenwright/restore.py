@@ -1,7 +1,7 @@
-"""A text's pages between an engine's pool and a file (`cache/snapshot.py`), by their names.
+"""Saves a text's pages from an engine's pool to a file (`cache/snapshot.py`), and loads them, by their prefix hashes.
 
-What is saved is found by name, so a text need not be running; what is loaded lies in the pool as pages that nobody
-holds, and the next text that begins so finds them like any others.
+`save_pages` finds the pages by prefix hash, so the text need not be running. `load_pages` inserts them into the pool as
+cached pages without references; a later text with the same prefix finds them like any others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,10 @@ from tokenwright.errors import CapacityError
 def save_pages(
     path: Path, loop: EngineLoop, store: KVStore, tokens: Sequence[int], salt: bytes, about: Mapping[str, str]
 ) -> int:
-    """Write the full pages that the pool has of a text; how many tokens they spare. 0: none, and no file."""
+    """Save the cached pages of a text; returns the number of tokens they cover. 0: none cached, and no file.
+
+    Raises CacheFileError if the file cannot be written.
+    """
 
     def read(engine: Engine[Any]) -> Snapshot:
         spared, held = engine.prefixes.find_pages(engine.prefixes.hashes(salt), tokens)
@@ -34,7 +37,10 @@ def save_pages(
 def load_pages(
     path: Path, loop: EngineLoop, store: KVStore, salt: Callable[[int], bytes], about: Mapping[str, str]
 ) -> int:
-    """Put a file's pages into the pool; how many tokens they spare. `salt` is that of a text of so many tokens."""
+    """Load a file's pages into the pool; returns the number of tokens they cover. `salt(n)`: of a text of n tokens.
+
+    Raises CacheFileError for a damaged or unsuitable file, CapacityError if the pool has too few free pages.
+    """
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
     found = load(path, about, like)
 

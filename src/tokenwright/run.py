@@ -1,8 +1,8 @@
-"""A run: one text that is written step by step while somebody watches.
+"""A run: one text, generated step by step and recorded in frames.
 
-It is held before every step and goes on only when it is told to. Each step answers with its frame: what was computed,
-what it cost, what was read and what could have come instead. Between two steps the cache may be switched off and on,
-and any head may be looked at, at any step.
+A run is paused before every step; `Run.step` resumes it for one token. A step's frame has its computation, its cost,
+the attention row of one head and the top logprobs. Between two steps a caller may switch the cache off and on, and
+replay the attention row of any head at any earlier step.
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ from tokenwright.trace.rows import coded
 from tokenwright.trace.schema import AttentionRow, StepFrame
 from tokenwright.transcript import Transcript
 
-MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; older ones can be had again
-FRAME_BYTES = 5000  # of one frame without its row, about
+MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
+FRAME_BYTES = 5000  # about the size of one frame without its row
 
 
 class Run:
-    """One watched text. `frames` are all its steps so far; `first_step` is the number of the first."""
+    """One recorded text. `frames`: one for each step so far; `first_step`: the number of the first step."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Run:
         self._cache = handle.sequence.cache
         self.first_step = first_step
         self.frames: list[StepFrame] = []
-        self._rows = self._stripped = 0  # bytes of all rows kept, and frames that have lost theirs
+        self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
         self._watch = Watch(handle.sequence, handle.submitted, watched, first_step)
         self.watch(*watched)
         recorder.watch(self._watch)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The whole text so far, prompt included, as ids."""
+        """The ids of the whole text so far, prompt included."""
         return tuple(self._handle.sequence.tokens)
 
     @property
@@ -71,11 +71,11 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        """About the memory that its frames take."""
+        """The approximate bytes of its frames."""
         return self._rows + FRAME_BYTES * len(self.frames)
 
     def fits_beside(self, others: Iterable["Run"]) -> bool:
-        """Whether the KV cache holds all of them at their longest."""
+        """Whether the KV cache can hold this run and the others at their maximum lengths."""
         scheduler = self._loop.engine.scheduler
         return scheduler.pool.fits([scheduler.max_pages(run._handle.sequence) for run in (self, *others)])
 
@@ -85,21 +85,21 @@ class Run:
 
     @property
     def reason(self) -> FinishReason | None:
-        """Why it ended well; None before that, and after a failure."""
+        """The finish reason; None before the end, and after a failure."""
         return self._transcript.reason
 
     @property
     def watched(self) -> tuple[int, int]:
-        """Layer and head of the attention row that comes with each frame."""
+        """Layer and head of the attention row in each frame."""
         return self._watch.watched
 
     def watch(self, layer: int, head: int) -> None:
-        """Choose the attention row of the frames to come. Raises RequestError for one that the model lacks."""
+        """Choose the attention row of later frames. Raises RequestError for a layer or head that the model lacks."""
         self._check(layer, head)
         self._watch.watched = layer, head
 
     def step(self) -> list[StepFrame]:
-        """Let it write one token; the frames of that, several where a long prompt is read in parts; none at its end.
+        """Generate one token; returns the frames: several for a prompt of several chunks, none after the end.
 
         Raises EngineError if the engine failed.
         """
@@ -113,13 +113,13 @@ class Run:
             fresh = [self._watch.frames.popleft() for _ in range(len(self._watch.frames))]
             if fresh:
                 fresh[-1] = replace(fresh[-1], text=text)
-            self.frames += fresh  # whole: others read them while we write
+            self.frames += fresh  # only complete frames: other threads read the list
             self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
             self._strip()
         return fresh
 
     def _next_text(self) -> str:
-        """Wait for the next token, or the end; the text that it brings."""
+        """Wait for the next token or the end; returns its text. Raises EngineError if the engine failed."""
         while not self._transcript.ended:
             deliveries = self._inbox.get()
             pieces = [piece for delivery in deliveries for piece in self._transcript.add(delivery)]
@@ -129,7 +129,7 @@ class Run:
         return ""
 
     def _strip(self) -> None:
-        """Let the oldest rows go where all are too many."""
+        """Remove the oldest attention rows while all exceed MOST_ROWS bytes."""
         while self._rows > MOST_ROWS and self._stripped < len(self.frames):
             frame = self.frames[self._stripped]
             self._rows -= len(frame.attention.codes) if frame.attention else 0
@@ -137,7 +137,7 @@ class Run:
             self._stripped += 1
 
     def frame(self, step: int) -> StepFrame:
-        """The frame of a step. Raises RequestError for one that was not made."""
+        """The frame of a step. Raises RequestError if the run has none of that number."""
         if not 0 <= step - self.first_step < len(self.frames):
             last = self.first_step + len(self.frames) - 1
             there = f"steps {self.first_step} to {last}" if self.frames else "none yet"
@@ -145,14 +145,14 @@ class Run:
         return self.frames[step - self.first_step]
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
-        """What a head read at the end of a step, from the cache; where the pages are gone, they are rebuilt elsewhere.
+        """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.
 
-        Raises RequestError for a step, layer or head that is not there.
+        Raises RequestError for a step, layer or head that does not exist.
         """
         return coded(self._weights(step, layer, head), layer, head)
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
-        """The same by the definition, from the tokens alone: what `attention` must agree with."""
+        """The weights of `attention`, computed by the definition from the tokens alone, as a reference for it."""
         self._check(layer, head)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
@@ -164,7 +164,7 @@ class Run:
         frame = self.frame(step)
         stop, sequence = frame.start + frame.length, self._handle.sequence
 
-        def read(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (the engine is at rest: that is all)
+        def read(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (`call` only keeps the engine between steps)
             text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
             if sequence.computed < stop or not text.holds(stop - 1):
                 text = self._replay.rebuilt(self.tokens, sequence.limit)
@@ -180,11 +180,11 @@ class Run:
 
     @property
     def completion(self) -> Completion:
-        """What has been written so far, and what it cost."""
+        """The text so far, and its usage."""
         return self._transcript.completion()
 
     def close(self) -> None:
-        """End it here and give its pages back. Its frames stay."""
+        """End the text and free its pages. The frames remain."""
         self._recorder.unwatch(self._watch)
         self._handle.cancel()
         self._transcript.abort()

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when a text ends: what a request may ask for, checked when it is asked."""
+"""SamplingParams: sampling, bans, output format and stopping of a request, checked on construction."""
 
 import json
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from tokenwright.checks import MAX_TOKENS, check_whole, shown
 from tokenwright.errors import RequestError
 
 MOST_CHOICES = 256  # texts of one request, and beams
-MOST_LOGPROBS = 128  # alternatives of one token
-MOST_IDS = 65_536  # words, or biased ids, of one list
-MOST_VOCABULARY = 2**20  # ids of one list; more than models have
+MOST_LOGPROBS = 128  # top logprobs of one token
+MOST_IDS = 65_536  # strings or biased ids in one list
+MOST_VOCABULARY = 2**20  # ids in one list; more than any model has
 MOST_GRAMMAR = 500_000  # characters
 
 
@@ -23,7 +23,7 @@ def _real(name: str, value: object, least: float, most: float) -> None:
 
 
 def check_unicode(name: str, text: str) -> None:
-    """Raises RequestError for half of a surrogate pair, which is no character."""
+    """Raises RequestError for half of a surrogate pair, which is not a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -69,7 +69,7 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole text must be: made by one of its constructors.
+    """A grammar that the whole text must match; use one of its constructors. Raises RequestError.
 
     >>> Grammar.choice(["yes", "no"])
     Grammar(kind='choice', text='["yes", "no"]')
@@ -89,14 +89,14 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> "Grammar":
-        """JSON that follows a schema, given as an object or as its text. Raises RequestError."""
+        """JSON that matches a schema, given as an object or as JSON text. Raises RequestError."""
         if isinstance(schema, str):
             return cls("json_schema", schema)
         written = StringIO()
         try:
             for part in json.JSONEncoder().iterencode(schema):
                 if written.tell() > MOST_GRAMMAR:
-                    break  # parts that it has in several places may multiply without end
+                    break  # an object that refers to another several times may expand exponentially
                 written.write(part)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
@@ -104,12 +104,12 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Text that a regular expression matches from its first to its last character."""
+        """Text that a regular expression matches as a whole. Raises RequestError."""
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, grammar: str) -> "Grammar":
-        """Text of a context-free grammar in Lark's notation, as llguidance reads it."""
+        """Text of a context-free grammar in llguidance's variant of Lark. Raises RequestError."""
         return cls("lark", grammar)
 
     @classmethod
@@ -120,36 +120,36 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop. The fields stand in the order in which they act on a row of logits.
+    """Sampling, bans, output format, stopping. The fields are in the order in which they act on a row of logits.
 
-    logit_bias: {token id: number from -100 to 100} that is added to its logit.
-    allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not.
-    bad_words: texts that are not written: the token that would complete one is not chosen.
-    grammar: what the whole text must be (see Grammar).
-    min_tokens: none of the first so many tokens ends the text, whether by an end token, a stop id or a stop string.
+    logit_bias: {token id: number from -100 to 100}, added to the id's logit.
+    allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not be chosen.
+    bad_words: forbidden strings: a token that would complete one is not chosen.
+    grammar: a grammar that the whole text must match (see Grammar).
+    min_tokens: before so many tokens no end token, stop id or stop string ends the text.
     repetition_penalty: logits of ids in the text, prompt included, are divided by it if positive and multiplied if
-        not (arXiv 1909.05858); above 1 avoids repetition. repetition_window: so many tokens are looked at; 0: all.
-    presence_penalty, frequency_penalty: subtracted from the logits of ids that were written (not the prompt's): once,
-        and once for each time.
-    dry_multiplier: the DRY penalty of a token that would go on with a repetition: the multiplier times dry_base to
-        the power of the repetition's length beyond dry_allowed_length; 0 is off. Repetitions do not reach across
-        dry_breakers, which are texts.
+        not (arXiv 1909.05858); above 1 avoids repetition. repetition_window: apply to so many last tokens; 0: all.
+    presence_penalty, frequency_penalty: subtracted from the logits of generated ids (not the prompt's): once per id,
+        and once per occurrence.
+    dry_multiplier: the DRY penalty of a token that would continue a repetition: the multiplier times dry_base to
+        the power of the repetition's length beyond dry_allowed_length; 0 is off. Repetitions do not extend across
+        dry_breakers, which are strings.
     temperature: 0 is greedy (the highest logit, the lowest id on ties); otherwise logits are divided by it.
     top_n_sigma: keep logits within so many standard deviations of the highest (arXiv 2411.07641); 0 is off.
     top_k: keep the k highest logits (ties with the k-th stay); 0 keeps all.
     top_p: keep the smallest set of most probable ids whose mass reaches top_p (arXiv 1904.09751); 1 keeps all.
-    min_p: keep ids at least min_p times as probable as the likeliest (arXiv 2407.01082); 0 keeps all.
-    typical_p: keep the ids whose surprise is nearest to the expected one until their mass reaches typical_p
+    min_p: keep ids at least min_p times as probable as the most probable one (arXiv 2407.01082); 0 keeps all.
+    typical_p: keep the ids whose surprisal is nearest to the entropy until their mass reaches typical_p
         (arXiv 2202.00666); 1 keeps all.
-    seed: fixes the draws, in any batch and after any preemption; None takes a fresh one, told in the usage.
+    seed: fixes the draws, in any batch and after any preemption; None: a random seed, which the usage reports.
 
-    max_tokens: the most tokens to write; 0 writes none. max_seconds: the most time from the request on.
-    stop: strings (or one string) that end the text when they appear in it. stop_ids: ids that do. include_stop: what
-        they found is part of the text. ignore_eos: go on after an end token, which is then a token like any other.
-    logprobs: log-probabilities of so many of the likeliest ids beside each token's own. prompt_logprobs: the same of
-        the prompt.
+    max_tokens: the most tokens to generate; 0: none. max_seconds: time limit in seconds from the request on.
+    stop: strings (or one string) that end the text when they appear in it. stop_ids: ids that end it. include_stop:
+        the stop string or stop id is part of the text. ignore_eos: treat end tokens like any other token.
+    logprobs: number of top logprobs of each token, besides its own logprob. prompt_logprobs: the same for the tokens
+        of the prompt.
 
-    n: texts to write. best_of: texts to write of which the n with the highest mean log-probability are returned.
+    n: texts to generate. best_of: texts to generate, of which the n with the highest mean log-probability are returned.
     beams: beam search of this width, which returns the n best; it draws nothing. length_penalty: a beam's score is its
         log-probability divided by its length to this power. early_stopping: True ends when `beams` texts have ended,
         False when a better one is unlikely, "never" when a better one is impossible. beam_groups,
@@ -273,7 +273,7 @@ class SamplingParams:
 
     @property
     def choices(self) -> int:
-        """Texts that are written side by side; beams aside."""
+        """Number of texts generated in parallel; 1 with beam search."""
         return 1 if self.beams > 1 else self.n if self.best_of is None else self.best_of
 
 

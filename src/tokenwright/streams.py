@@ -1,4 +1,4 @@
-"""Pieces of one text as they are written: for a thread that waits, and for asyncio."""
+"""Streams of the pieces of a request: blocking, and for asyncio."""
 
 import asyncio
 from collections import deque
@@ -13,10 +13,10 @@ from tokenwright.transcript import Transcript
 
 
 class Stream:
-    """The pieces of one text as they are written. Dropping or closing it early frees its pages.
+    """An iterator over the pieces of a request. Closing or garbage-collecting it early frees the request's pages.
 
-    `completion` is what has been read so far; it is final once the iteration has ended. owner: kept alive as long as
-    the stream is.
+    `completion`: the text read so far; final once the iteration has ended. owner: an object to keep alive as long as
+    the stream.
     """
 
     def __init__(self, handle: RequestHandle, inbox: Inbox, transcript: Transcript, owner: object = None) -> None:
@@ -30,7 +30,7 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        """The next piece. Raises EngineError if the text failed."""
+        """The next piece; blocks until there is one. Raises EngineError if the request failed."""
         while not self._pieces:
             if self._transcript.ended:
                 self._transcript.check()
@@ -44,7 +44,7 @@ class Stream:
         return self._transcript.completion()
 
     def close(self) -> None:
-        """End the text here, behind the last piece that was read."""
+        """Cancel the request; its text ends with the last piece that was read."""
         self._handle.cancel()
         self._transcript.abort()
 
@@ -73,7 +73,7 @@ class _Receiver:
 
 
 class AsyncStreams:
-    """The asyncio side of one engine: a listener for each event loop, which wakes the tasks that wait for news."""
+    """The asyncio side of one engine: a listener for each event loop, which wakes the tasks that await deliveries."""
 
     def __init__(self) -> None:
         self._listeners: WeakKeyDictionary[Any, AsyncListener] = WeakKeyDictionary()
@@ -90,14 +90,17 @@ class AsyncStreams:
     def _receive(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             receiver = self._receivers.get(delivery.handle)
-            if receiver is None:  # nobody reads it any more
+            if receiver is None:  # its stream was closed
                 continue
             receiver.deliveries.append(delivery)
             if receiver.waiter is not None and not receiver.waiter.done():
                 receiver.waiter.set_result(None)
 
     async def pieces(self, handle: RequestHandle, transcript: Transcript) -> AsyncGenerator[Piece, None]:
-        """The pieces of a request whose listener is `listener()`; called before the event loop runs again."""
+        """The pieces of a request whose listener is `listener()`. Raises EngineError if the request failed.
+
+        Start the iteration before the event loop runs again, or deliveries are lost.
+        """
         receiver = self._receivers[handle] = _Receiver()
         try:
             while not transcript.ended:

@@ -1,4 +1,4 @@
-"""A request's texts, put together from the events of the engine: what a client sees of it."""
+"""Assembles a request's texts, pieces and completion from the events of the engine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ class Text:
         self.stopped: str | int | None = None
 
     def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
-        """Note one event, `since` seconds after the request; its piece goes to `fresh`, which holds the step's."""
+        """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
         match event:
             case Token(token=token, logprob=logprob, sampler_logprob=drawn, top=top, text=text):
                 piece = Piece(text, token, logprob, drawn, top, self.choice)
@@ -43,7 +43,7 @@ class Text:
                 self.reason, self.stopped = reason, stopped
                 if not text:
                     return
-                if fresh and fresh[-1].choice == self.choice:  # what was held back belongs to the last token
+                if fresh and fresh[-1].choice == self.choice:  # held-back text belongs to the last token
                     fresh[-1] = self.pieces[-1] = fresh[-1]._replace(text=fresh[-1].text + text)
                     return
                 piece = Piece(text, None, 0.0, choice=self.choice)
@@ -54,15 +54,15 @@ class Text:
 
     @property
     def mean_logprob(self) -> float:
-        """What the best of several is found by."""
+        """The mean log-probability of the tokens, by which best_of ranks texts."""
         logprobs = [piece.logprob for piece in self.pieces if piece.token_id is not None]
         return sum(logprobs) / max(1, len(logprobs))
 
 
 class Transcript:
-    """What has been delivered of one request. A search has no pieces, and no texts before its end.
+    """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
-    layers: of the model. kv_bytes: bytes that the KV cache keeps of a text of so many tokens.
+    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens.
     """
 
     def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int]) -> None:
@@ -73,18 +73,18 @@ class Transcript:
         self._search: BeamSearch | None = handle.request.search
         self._layers = layers
         self._kv_bytes = kv_bytes
-        self._texts = {handle.sequence.id: Text(handle.sequence, 0)}  # of a search the best, once it has ended
+        self._texts = {handle.sequence.id: Text(handle.sequence, 0)}  # of a beam search the n best, at its end
         self._sequences = [handle.sequence]
         self._prompt_tops: list[tuple[TopLogprob, ...]] = []
-        self._step_times: list[float] = []  # of a search: seconds to each step that picked
+        self._step_times: list[float] = []  # beam search: seconds from the request to each pick
 
     @property
     def reason(self) -> FinishReason | None:
-        """Why the first text ended well; None before that, and after a failure."""
+        """The finish reason of the first text; None before its end, and after a failure."""
         return next(iter(self._texts.values())).reason
 
     def add(self, delivery: Delivery) -> list[Piece]:
-        """Note what a step has brought; its fresh pieces, in order."""
+        """Record the events of a step; returns its pieces, in order."""
         fresh: list[Piece] = []
         since = delivery.time - self.handle.submitted
         for event in delivery.events:
@@ -110,7 +110,7 @@ class Transcript:
         return fresh
 
     def abort(self) -> None:
-        """Nothing more is read: what has not ended is ABORTED."""
+        """Stop reading; texts that have not ended become ABORTED."""
         if not self.ended:
             self.ended = True
             for text in self._texts.values():
@@ -122,7 +122,7 @@ class Transcript:
             raise EngineError(str(self.error) or type(self.error).__name__) from self.error
 
     def _read_search(self, search: BeamSearch) -> None:
-        """The texts of a search that is over, each read once more by a stop checker of its own."""
+        """Make the texts of a finished beam search; a fresh stop checker reads each text again."""
         found = search.best(search.params.n)
         if not found or self.reason is FinishReason.ABORTED:
             return
@@ -141,13 +141,13 @@ class Transcript:
             text.reason = FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
 
     def completion(self) -> Completion:
-        """What has been written so far, and what it cost; of several texts the best or the first, with the others."""
+        """The text so far and its usage; of several texts the best or the first, with the rest in `others`."""
         params = self.handle.request.params
         texts = list(self._texts.values())
         if params.best_of is not None:
             texts = sorted(texts, key=lambda text: -text.mean_logprob)[: params.n]
         each = [self._completion(text) for text in texts]
-        if self.ended and self._search is None:  # one that ended before its texts parted stands for all
+        if self.ended and self._search is None:  # it ended before any fork: all n texts are equal
             each += each[:1] * (params.n - len(each))
         first = replace(each[0], others=tuple(each[1:]))
         if self._search is not None and self.ended:

@@ -1,4 +1,4 @@
-"""What the texts and ids of SamplingParams are in one model's vocabulary: checked, and looked up once."""
+"""Resolves the strings and ids of SamplingParams in one model's vocabulary: token constraints and grammars."""
 
 from collections.abc import Collection
 from functools import lru_cache
@@ -12,7 +12,7 @@ from tokenwright.text import Tokenizer
 
 
 class Vocabulary:
-    """A tokenizer's tokens as requests name them. `size`: ids that the model has. Thread-safe."""
+    """The vocabulary of one model, for requests. `size`: number of the model's ids. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self.tokenizer = tokenizer
@@ -22,7 +22,7 @@ class Vocabulary:
         self._breakers = lru_cache(maxsize=16)(self._ids_with)
 
     def check(self, params: SamplingParams) -> None:
-        """Raises RequestError for ids that the model does not have, and for what leaves none to choose."""
+        """Raises RequestError for ids that the model lacks, and for banned_ids that leave no id to choose."""
         named = {
             "logit_bias": [token for token, _ in params.logit_bias],
             "allowed_ids": params.allowed_ids or (),
@@ -36,7 +36,7 @@ class Vocabulary:
             raise RequestError("no id is left to choose: banned_ids has all of the model's")
 
     def constraints(self, params: SamplingParams, eos_ids: Collection[int]) -> TokenConstraints:
-        """The ids that the sampler needs beside the params."""
+        """The token constraints of a request. Raises RequestError for a bad word without tokens."""
         return TokenConstraints(
             end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
             bad=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word))),
@@ -44,14 +44,14 @@ class Vocabulary:
         )
 
     def grammars(self, eos_ids: Collection[int]) -> Grammars:
-        """What compiles grammars for this model; made when the first one comes."""
+        """The grammar compiler of this model, made on first use."""
         with self._lock:
             if self._grammars is None:
                 self._grammars = Grammars(self._piece, self.size, eos_ids)
             return self._grammars
 
     def close(self) -> None:
-        """End what grammars have started."""
+        """End the grammar workers."""
         with self._lock:
             if self._grammars is not None:
                 self._grammars.close()
@@ -60,7 +60,7 @@ class Vocabulary:
         return self.tokenizer.token_bytes(token, first=first)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """A word's tokens at the start of a text and after a space."""
+        """A word's token ids at the start of a text and after a space."""
         texts = (word, " " + word)
         found = [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
         if not all(found):
@@ -68,7 +68,7 @@ class Vocabulary:
         return found
 
     def _ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
-        """The ids whose own text has one of `texts` in it."""
+        """The ids whose bytes contain one of `texts`."""
         wanted = [text.encode() for text in texts]
         pieces = ((token, self.tokenizer.token_bytes(token) or b"") for token in range(self.size))
         return frozenset(token for token, piece in pieces if any(one in piece for one in wanted))

@@ -1,4 +1,4 @@
-"""From logits to tokens: sampling, beam search, grammars, and the guards that end a text."""
+"""From logits to tokens: logits processors, sampling, beam search, grammars and stop checkers."""
 
 from tokenwright.decode.beam import BeamSearch
 from tokenwright.decode.sampler import TorchSampler, uniform

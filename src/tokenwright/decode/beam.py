@@ -1,18 +1,18 @@
-"""Beam search: the beams of a request are sequences of the engine, which forks and drops them as this module picks.
+"""Beam search: each beam of a request is an engine sequence; the engine forks and ends them as the picks here require.
 
 A step has a row of logits for every beam. Their log-probabilities, adjusted as for any other text (`adjusted`), are
-added to what each beam has scored so far, and the best of all of them go on. With the meaning of transformers:
+added to each beam's score, and the best candidates of all beams continue. The semantics are those of transformers:
 
     candidates  the max(2, 1 + end ids) * width best of all beams; those ranked within the width that end a text (by an
-                end token, a stop id or string, a grammar, the length) become hypotheses, the best that do not go on
+                end token, a stop id or string, a grammar, the length) become hypotheses; the best of the rest continue
     score       the sum of a text's log-probabilities, divided by (tokens, the end token included) ** length_penalty
     the end     early_stopping=True: as many hypotheses as beams; False: and no beam's score, if it ended now, would
                 beat the worst of them; "never": nor if it went on to the length at which it would score best
 
-Groups search one after another, each with its share of the width, and a token that groups before it have chosen at
-this place costs diversity_penalty for each time. It steers what is chosen; scores are told without it.
+Beam groups search one after another, each with an equal share of the width. A token that earlier groups have chosen at
+this position costs diversity_penalty for each time. The penalty affects the choice only; reported scores exclude it.
 
-What was kept is a tree of nodes, which can be drawn.
+The search keeps its beams and hypotheses as a tree of nodes, for display.
 """
 
 import math
@@ -40,7 +40,7 @@ from tokenwright.engine import (
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One token of the tree. `score` sums log-probabilities from the prompt on; `reason`: why the text ended here."""
+    """One token of the tree. `score`: sum of log-probabilities after the prompt; `reason`: why the text ended here."""
 
     parent: "Node | None"
     token: int
@@ -73,7 +73,7 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class Beam:
-    """A text that goes on. `steered` is its score with what diversity has cost it."""
+    """A text that continues. `steered` is its score less its diversity penalties."""
 
     node: Node
     stop_checker: StopChecker
@@ -82,30 +82,30 @@ class Beam:
 
 @dataclass(slots=True)
 class Group:
-    """Beams that compete: all of them, or one of the diverse groups. `best` are its hypotheses, the best first."""
+    """Beams that compete: all of them, or one diversity group. `best` are its hypotheses, the best first."""
 
     width: int
-    beams: dict[int, Beam]  # by the choice that their sequences have
+    beams: dict[int, Beam]  # by the choice number of their sequence
     best: list[Hypothesis] = field(default_factory=list)
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to go on."""
+    """A beam and one possible next token."""
 
     choice: int  # of its beam
     token: int
     logprob: float  # the model's
     adjusted: float
-    steered: float  # the beam's score and its own
-    score: float
+    steered: float  # the beam's `steered` plus `adjusted`, less the token's diversity penalty
+    score: float  # the beam's score plus `adjusted`
 
 
 class BeamSearch:
-    """The search of one request. `guard` watches what a beam writes; every beam has a fork of it.
+    """The beam search of one request. Every beam has a fork of `stop_checker`.
 
-    It is the request's own guard as well, which ends it at the deadline with what was found by then.
+    The search is also the request's stop checker: at the deadline it ends with the hypotheses found so far.
     """
 
     def __init__(self, params: SamplingParams, stop_checker: StopChecker) -> None:
@@ -119,12 +119,12 @@ class BeamSearch:
 
     @torch.inference_mode()
     def pick(self, rows: ListLike[tuple[Chunk, torch.Tensor]]) -> list[Result]:
-        """The picks of a step, from each beam's chunk and its row of logits [V]; at the end a Finish for each."""
+        """The picks of a step, from each beam's chunk and row of logits [V]; at the end a Finish or Fault for each."""
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
         picks: list[Pick] = []
-        taken: Counter[int] = Counter()  # tokens that groups have chosen at this place
+        taken: Counter[int] = Counter()  # tokens that earlier groups have chosen at this position
         slot = 0
         for group in self.groups:
             if group.done:
@@ -154,11 +154,11 @@ class BeamSearch:
         return [Finish(sequence, best[0].reason) for sequence in beams]
 
     def best(self, n: int) -> list[Hypothesis]:
-        """The n best texts, the best first; fewer if fewer have ended."""
+        """The n best hypotheses, the best first; fewer if fewer texts have ended."""
         return sorted(self._found(), key=lambda found: -found.score)[:n]
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes of the tree but its root, parents before children."""
+        """All nodes of the tree except its root, parents before children."""
         stack = list(reversed(self.root.children))
         while stack:
             node = stack.pop()
@@ -166,7 +166,7 @@ class BeamSearch:
             stack += reversed(node.children)
 
     def give_up(self, reason: FinishReason) -> None:
-        """End here: what the beams have written so far competes with what has ended."""
+        """End the search now: unfinished beams become hypotheses and compete with the finished ones."""
         for group in self.groups:
             for beam in group.beams.values() if not group.done else ():
                 if beam.node.depth:
@@ -174,7 +174,7 @@ class BeamSearch:
             group.done = True
         self.over = True
 
-    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (what ends a beam was asked when it was picked)
+    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (`pick` advances the stop checkers)
         return None
 
     def finished(self) -> FinishReason | None:
@@ -184,7 +184,7 @@ class BeamSearch:
         return reason
 
     def take_text(self) -> str:
-        return ""  # its texts are known at the end alone
+        return ""  # the texts are known only when the search ends
 
     def finish(self) -> str:
         return ""
@@ -196,7 +196,7 @@ class BeamSearch:
         return None
 
     def _row(self, choice: int, chunk: Chunk, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A beam's log-probabilities [V], the model's and adjusted, in fp64."""
+        """A beam's log-probabilities [V], fp64: the model's, and adjusted."""
         logprobs = logits.double().log_softmax(-1)
         beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
         request = chunk.request
@@ -208,7 +208,7 @@ class BeamSearch:
     def _candidates(
         self, group: Group, table: dict[int, tuple[torch.Tensor, torch.Tensor]], taken: Counter[int], ends: int
     ) -> list[Candidate]:
-        """The best ways to go on, the best first; on ties the earlier beam and the lower id."""
+        """The best candidates of a group, the best first; on ties the earlier beam and the lower id."""
         choices = list(group.beams)
         rows = torch.stack([table[choice][1] for choice in choices])  # [beams, V]
         cost = torch.zeros(rows.shape[1], dtype=rows.dtype)
@@ -219,7 +219,7 @@ class BeamSearch:
         flat = steered.flatten()
         most = min(max(2, 1 + ends) * group.width, len(flat))
         least = flat.topk(most).values[-1]
-        order = (flat >= least).nonzero()[:, 0]  # as topk, with the lower place first on ties
+        order = (flat >= least).nonzero()[:, 0]  # as topk, with the lower index first on ties
         order = order[flat[order].sort(descending=True, stable=True).indices][:most]
         candidates = []
         for place in order[flat[order] > -math.inf].tolist():
@@ -239,7 +239,7 @@ class BeamSearch:
         chunk: Chunk,
         tops: dict[int, tuple[TopLogprob, ...]],
     ) -> list[tuple[Candidate, Beam]]:
-        """Note the hypotheses among candidates; the beams that go on. `tops`: the likeliest ids after each beam."""
+        """Keep the finished candidates as hypotheses; return the next beams. `tops`: top logprobs after each beam."""
         survivors: list[tuple[Candidate, Beam]] = []
         for rank, candidate in enumerate(candidates):
             if rank >= group.width and len(survivors) >= group.width:
@@ -270,11 +270,11 @@ class BeamSearch:
     def _keep(self, group: Group, node: Node, reason: FinishReason) -> None:
         node.reason = reason
         group.best.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
-        group.best.sort(key=lambda found: -found.score)  # stable: the earlier one of equals
+        group.best.sort(key=lambda found: -found.score)  # stable: on ties the earlier hypothesis comes first
         del group.best[group.width :]
 
     def _ends(self, group: Group, limit: int) -> bool:
-        """Whether a group's search is over, after its beams were chosen."""
+        """Whether a group's search is over, once its next beams are chosen."""
         if not group.beams:
             return True
         if len(group.best) < group.width:
@@ -293,5 +293,5 @@ class BeamSearch:
 
 
 def _top(logprobs: torch.Tensor, row: torch.Tensor, n: int) -> tuple[TopLogprob, ...]:
-    """The n likeliest ids of a beam's row, with the adjusted log-probability beside the model's."""
+    """The top n logprobs of a beam's row: the model's, and the adjusted one."""
     return tuple(TopLogprob(token, float(logprobs[token]), float(row[token])) for token in top_ids(logprobs, n))

@@ -1,11 +1,11 @@
-"""Grammars: which tokens may come next, so that the whole text is JSON of a schema, matches a regex and so on.
+"""Grammars: a mask of the tokens allowed next, so that the whole text matches a JSON schema, a regex and so on.
 
-llguidance (an Earley parser over a lexer of derivatives) walks the trie of all tokens and answers with a mask. What
-is here: the tokens as the bytes that our own text is made of, four kinds of grammar brought into one notation, budgets,
-and errors that say what to do. Nothing is kept between requests; a constraint belongs to one sequence.
+llguidance (an Earley parser over a lexer of derivatives) walks the trie of all tokens and returns a mask. This module
+gives it the bytes of each token as `text/` has them, converts four kinds of grammar to Lark, sets limits, and turns
+failures into errors with a remedy. Nothing is kept between requests; a constraint belongs to one sequence.
 
-    Grammars   one for a model: its tokens' bytes as a trie, and the workers that try grammars
-    Matched    one for a sequence: mask(), advance(token), fork()
+    Grammars   one per model: the trie of its tokens' bytes, and the grammar workers
+    Matched    one per sequence: mask(), advance(token), fork()
 """
 
 import json
@@ -32,32 +32,32 @@ from tokenwright.errors import EngineError, RequestError
 
 Mask = NDArray[np.uint32]
 
-# Speeds as llguidance measured them. A large schema of the field (FHIR) takes 500,000 of the fuel.
+# Speeds as measured by llguidance. A large public schema (FHIR) takes 500,000 of the initial lexer fuel.
 LIMITS = {
-    "initial_lexer_fuel": 600_000,  # nodes of the regular expressions, 50,000 a ms
-    "step_lexer_fuel": 100_000,  # to compute one mask, 14,000 a ms
-    "step_max_items": 20_000,  # of the parser, to compute one mask, 20,000 a ms
-    "max_items_in_row": 2_000,  # ways in which one place of the text can be read
-    "max_lexer_states": 20_000,  # of 1 to 2 KB, over a text's life
+    "initial_lexer_fuel": 600_000,  # nodes of the regular expressions, 50,000 per ms
+    "step_lexer_fuel": 100_000,  # for one mask, 14,000 per ms
+    "step_max_items": 20_000,  # parser items for one mask, 20,000 per ms
+    "max_items_in_row": 2_000,  # parser items at one position of the text
+    "max_lexer_states": 20_000,  # of 1 to 2 KB each, over the whole text
     "max_grammar_size": 200_000,  # symbols
     "verbose_errors": False,
 }
-STEP_SECONDS = 1.0  # processor time of one step; the limits above hold it to some 50 ms
-WORKERS = 2  # grammars that are tried at the same time; others wait
-WORKER_SECONDS = 60.0  # on the clock: only a worker that hangs without computing takes so long
-LONGEST_TOKEN = 1024  # bytes; llguidance's trie is no deeper. Longer tokens are not allowed.
-_WHITESPACE = r"\x20|\n\x20{0,16}"  # between the parts of JSON: a space, or a new line with its indentation
-_UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # any tokens that spell the text, not one way of cutting it
+STEP_SECONDS = 1.0  # CPU time of one matcher call; the limits above bound it to about 50 ms
+WORKERS = 2  # grammars checked at the same time; others wait
+WORKER_SECONDS = 60.0  # wall-clock time; only a worker that hangs without computing takes this long
+LONGEST_TOKEN = 1024  # bytes, the depth of llguidance's trie; longer tokens are never allowed
+_WHITESPACE = r"\x20|\n\x20{0,16}"  # between JSON tokens: a space, or a newline with indentation
+_UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text, not only the canonical one
 MOST_MESSAGE = 300  # characters
 _WORD = 32
 
 
 class Grammars:
-    """Compiles the grammars of requests for one model. May be used from many threads.
+    """Compiles the grammars of requests for one model. Thread-safe.
 
-    `token_bytes(token, first)` are the bytes that a token adds to a text, `first` where it opens the text; None where
-    it is no text (special tokens, and ids that the tokenizer lacks). `vocab_size`: ids that the model has, V.
-    `end_ids`: what ends a text. The trie is built when the first grammar comes; 150,000 tokens take 1.4 s.
+    `token_bytes(token, first)` returns the bytes that a token adds to a text, `first` if it opens the text; None for
+    special tokens and for ids that the tokenizer lacks. `vocab_size`: number of the model's ids, V. `end_ids`: ids that
+    end a text. The first `compile` builds the trie; 150,000 tokens take 1.4 s.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Grammars:
         self._workers: _Workers | None = None
 
     def compile(self, grammar: Grammar, *, opens: bool = False) -> "Matched":
-        """The constraint at the start of a text; `opens`: no token with text stands before it.
+        """The constraint at the start of a text; `opens`: no prompt token has text.
 
-        Raises RequestError for a grammar that is wrong, allows no text, is not supported, or takes more than its
-        budget, after at most some seconds.
+        Raises RequestError, within seconds, for a grammar that is invalid, allows no text, is not supported or exceeds
+        its limits; EngineError if no worker can be started.
         """
         what = f"the {_NAMES[grammar.kind]}"
         try:
@@ -93,7 +93,7 @@ class Grammars:
         return constraint
 
     def close(self) -> None:
-        """End the processes that wait for grammars; one that comes later starts another."""
+        """End the idle grammar workers; a later `compile` starts a new one."""
         with self._lock:
             if self._workers is not None:
                 self._workers.close()
@@ -108,21 +108,21 @@ class Grammars:
 
 
 class _Ids:
-    """The model's ids and llguidance's.
+    """Maps the model's ids to llguidance's.
 
-    [ 0 ... V ) the model's    [ V ... N ) forms that some tokens have at the start of a text    N: the end
+    [ 0 ... V ) the model's ids    [ V ... N ) tokens whose bytes differ at the start of a text    N: the end
     """
 
     def __init__(self, vocab_size: int, end_ids: frozenset[int]) -> None:
         self.vocab_size = vocab_size
         self.end_ids = end_ids
         self.ends = _words(end_ids, vocab_size)
-        self.first: dict[int, int] = {}  # id to its form at the start
-        self._forms = np.zeros(0, dtype=np.int64)  # of each such form, its id
+        self.first: dict[int, int] = {}  # model id -> llguidance's id of its form at the start of a text
+        self._forms = np.zeros(0, dtype=np.int64)  # [N - V] the model id of each such form
         self._text = self._same = self.ends  # ids with text, and those of them without such a form; see entries()
 
     def entries(self, token_bytes: Callable[[int, bool], bytes | None]) -> list[bytes]:
-        """The bytes of each of llguidance's ids but the last; what is no text, or ends it, has none."""
+        """The bytes of llguidance's ids 0 to N - 1; ids without text and end ids have b""."""
         middle = [self._piece(token_bytes, token, first=False) for token in range(self.vocab_size)]
         opening = [self._piece(token_bytes, token, first=True) for token in range(self.vocab_size)]
         other = [token for token in range(self.vocab_size) if middle[token] != opening[token]]
@@ -134,10 +134,10 @@ class _Ids:
 
     def _piece(self, token_bytes: Callable[[int, bool], bytes | None], token: int, *, first: bool) -> bytes:
         piece = b"" if token in self.end_ids else token_bytes(token, first) or b""
-        return b"" if len(piece) > LONGEST_TOKEN or piece[:1] == b"\xff" else piece  # 0xFF is in no text
+        return b"" if len(piece) > LONGEST_TOKEN or piece[:1] == b"\xff" else piece  # 0xFF is never part of UTF-8
 
     def mask(self, bits: bytes, *, opens: bool) -> Mask:
-        """llguidance's bits as a mask of the model's ids; ends aside."""
+        """llguidance's bits as a mask of the model's ids, without the end ids."""
         words = np.frombuffer(bits, dtype="<u4")
         mask: Mask = words[: len(self.ends)] & (self._same if opens else self._text)
         if opens:
@@ -148,7 +148,7 @@ class _Ids:
 
 
 class Matched:
-    """A guard's Constraint that asks a matcher of llguidance. Belongs to one sequence, and to one thread at a time."""
+    """A stop checker's Constraint over a matcher of llguidance. Belongs to one sequence; not thread-safe."""
 
     def __init__(self, matcher: Any, ids: _Ids, *, opens: bool) -> None:
         self._matcher = matcher
@@ -157,16 +157,16 @@ class Matched:
         self._mask: Mask | None = None
 
     def mask(self) -> Mask:
-        """The ids that may come next, as words [ceil(V / 32)], the lowest bit first; at least one. Not to be changed.
+        """The allowed next ids, at least one, as words [ceil(V / 32)], the lowest bit first. Read-only.
 
-        End tokens are among them exactly where the text may end. Raises EngineError.
+        It includes the end tokens exactly where the text may end. Raises EngineError.
         """
         if self._mask is None:
             self._mask = self._compute()
         return self._mask
 
     def advance(self, token: int) -> bool:
-        """Take a token that the mask allows. True: nothing more may follow. Raises EngineError."""
+        """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""
         if token in self._ids.end_ids:
             if not self._matcher.is_accepting():
                 raise EngineError(f"the end token {token} was written where the grammar lets no text end")
@@ -176,7 +176,7 @@ class Matched:
         return bool(self._matcher.is_stopped())
 
     def fork(self) -> Self:
-        """One at the same place that goes its own way."""
+        """An independent copy in the same state."""
         other = copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
@@ -193,7 +193,7 @@ class Matched:
         return mask
 
     def _step(self, do: Callable[..., Any], *args: Any) -> Any:
-        """Call the matcher, hold it to its budget, and raise what it would keep to itself."""
+        """Call the matcher. Raises EngineError for an error that the matcher only records, and over the time limit."""
         start = time.thread_time()
         result = do(*args)
         seconds = time.thread_time() - start
@@ -206,7 +206,7 @@ class Matched:
 
 
 class _Workers:
-    """Processes that run `trial`, at most WORKERS, started when needed and kept."""
+    """At most WORKERS processes that run `grammar_worker`, started on demand and reused."""
 
     def __init__(self, tokens: list[bytes]) -> None:
         texts = [token.decode("latin-1") for token in tokens]
@@ -216,7 +216,7 @@ class _Workers:
         weakref.finalize(self, _end_all, self._idle)
 
     def complaint(self, source: str) -> str:
-        """What is wrong with a grammar; "" for nothing. Raises EngineError where no worker can be started."""
+        """The error of a grammar, "" if it has none. Raises EngineError if no worker can be started."""
         with self._turns:
             worker = self._take()
             answer = _ask(worker, source)
@@ -231,14 +231,14 @@ class _Workers:
     def _take(self) -> "subprocess.Popen[bytes]":
         try:
             while (worker := self._idle.get_nowait()).poll() is not None:
-                _end(worker)  # somebody has killed it
+                _end(worker)  # another process has killed it
         except Empty:
             worker = subprocess.Popen(
                 [sys.executable, "-I", grammar_worker.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # Ctrl-C in the terminal does not interrupt it
             )
             if _ask(worker, self._setting) is None:
                 raise EngineError(
@@ -249,7 +249,7 @@ class _Workers:
 
 
 def _ask(worker: "subprocess.Popen[bytes]", question: object) -> str | None:
-    """A worker's answer; None: it is dead."""
+    """A worker's answer; None if the worker has died."""
     assert worker.stdin is not None and worker.stdout is not None, "a worker has pipes"
     timer = Timer(WORKER_SECONDS, worker.kill)
     timer.start()
@@ -257,7 +257,7 @@ def _ask(worker: "subprocess.Popen[bytes]", question: object) -> str | None:
         worker.stdin.write(json.dumps(question).encode() + b"\n")
         worker.stdin.flush()
         return str(json.loads(worker.stdout.readline()))
-    except (OSError, ValueError):  # an answer that breaks off is no JSON
+    except (OSError, ValueError):  # a truncated answer is invalid JSON
         _end(worker)
         return None
     finally:
@@ -266,7 +266,7 @@ def _ask(worker: "subprocess.Popen[bytes]", question: object) -> str | None:
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
     worker.kill()
-    with suppress(OSError), worker:  # closes the pipes and waits for it
+    with suppress(OSError), worker:  # closes the pipes and reaps the process
         pass
 
 
@@ -296,7 +296,7 @@ def _words(ids: Iterable[int], vocab_size: int) -> Mask:
 
 
 def _lark(text: str) -> str:
-    """A Lark grammar as llguidance takes it: wrapped, since it reads what opens with { as a notation of its own."""
+    """A Lark grammar in llguidance's JSON wrapper: unwrapped, a grammar that begins with { would be parsed as JSON."""
     return json.dumps({"grammars": [{"lark_grammar": text + _UNFORCED}]})
 
 
@@ -337,7 +337,7 @@ _NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"
 _SOURCES: dict[str, Callable[[str], str]] = {"json_schema": _schema, "regex": _regex, "lark": _lark, "choice": _choice}
 
 _SIMPLER = "make it simpler: fewer alternatives, smaller bounds"
-_MEANINGS = (  # what llguidance says, and what it is to a user
+_MEANINGS = (  # a phrase in llguidance's message, and the message that a user gets instead
     ("NoExtensionBias", "no text that the model's tokens can spell follows it"),
     ("oneOf constraints", "oneOf is only supported where its schemas exclude each other by their types; use anyOf"),
     ("is not present in a registry", "$ref to another document is not followed; put the schema under $defs"),
@@ -348,12 +348,12 @@ _MEANINGS = (  # what llguidance says, and what it is to a user
     ("Too many items", f"too many of its alternatives are open at one place; {_SIMPLER}"),
     ("panic", f"llguidance fails on it; {_SIMPLER}"),
 )
-_EXCERPT = re.compile(r"\n *\d+ \|.*|\n *\^+|^at \d+\(\d+\): ", re.MULTILINE)  # of a source, with a pointer below
+_EXCERPT = re.compile(r"\n *\d+ \|.*|\n *\^+|^at \d+\(\d+\): ", re.MULTILINE)  # a source line with its ^ pointer
 _REST = re.compile(r"\n?<(non-verbose|backtrace|state).*", re.DOTALL)
 
 
 def _shortened(error: str) -> str:
-    """llguidance's error in a line."""
+    """llguidance's error as one line of at most MOST_MESSAGE characters."""
     for sign, meaning in _MEANINGS:
         if sign in error:
             return meaning

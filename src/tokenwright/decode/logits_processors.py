@@ -1,13 +1,12 @@
-"""What becomes of a row of logits [V] before a token is chosen: pure functions, in the order of SamplingParams.
+"""The logits processors: pure functions on a row of logits [V], applied in the order of the fields of SamplingParams.
 
     adjusted   logit_bias -> allowed and banned ids -> bad words -> grammar -> min_tokens
                -> repetition -> presence and frequency -> DRY
     filtered   temperature -> top-n-sigma -> top-k -> top-p -> min-p -> typical-p
 
-First what may be written at all, then what the text so far makes less likely, then how daring the draw is. `adjusted`
-is the row that greedy decoding and beam search choose from; `filtered`, in fp64, the one that a token is drawn from.
--inf is an id that cannot be chosen, and no function brings one back; a filter always leaves at least one. Ids past the
-vocabulary choose nothing.
+First the bans, then the penalties for repetition, then temperature and filters. Greedy decoding and beam search choose
+from the `adjusted` row; sampling draws from the `filtered` row, in fp64. -inf marks an id that cannot be chosen, and no
+function makes it finite again; a filter always leaves at least one id. Ids past the vocabulary are ignored.
 """
 
 import math
@@ -23,19 +22,19 @@ import torch
 from tokenwright.decode.top_p import nucleus, typical
 from tokenwright.engine import SamplingParams, TokenConstraints
 
-MOST_PENALTY = 1e30  # that is subtracted: far more than any logit, and still finite in fp32
+MOST_PENALTY = 1e30  # the most that DRY subtracts: far more than any logit, and still finite in fp32
 
 
 @lru_cache(maxsize=64)
 def _members(ids: tuple[int, ...] | frozenset[int], size: int) -> torch.Tensor:
-    """Which of `size` ids are among `ids`: bool [size], to be read only."""
+    """Which of `size` ids are among `ids`: bool [size], read-only."""
     inside = torch.zeros(size, dtype=torch.bool)
     inside[[token for token in ids if token < size]] = True
     return inside
 
 
 def biased(logits: torch.Tensor, biases: ListLike[tuple[int, float]]) -> torch.Tensor:
-    """logits [V] with a number added to each of some ids, as the OpenAI API has it."""
+    """logits [V] with a bias added at each given id, as in the OpenAI API."""
     known = [(token, bias) for token, bias in biases if token < len(logits)]
     if not known:
         return logits
@@ -54,7 +53,7 @@ def banned(logits: torch.Tensor, ids: tuple[int, ...] | frozenset[int]) -> torch
 
 
 def without_words(logits: torch.Tensor, text: ListLike[int], words: ListLike[tuple[int, ...]]) -> torch.Tensor:
-    """logits [V] with -inf at the last token of each word whose other tokens the text ends with."""
+    """logits [V] with -inf at the last token of each word whose other tokens end the text."""
     last = text[-1] if len(text) else None
     ids = [w[-1] for w in words if len(w) == 1 or (w[-2] == last and tuple(text[1 - len(w) :]) == w[:-1])]
     inside = sorted({token for token in ids if token < len(logits)})
@@ -64,7 +63,7 @@ def without_words(logits: torch.Tensor, text: ListLike[int], words: ListLike[tup
 def masked(logits: torch.Tensor, words: Any) -> torch.Tensor:
     """logits [V] with -inf where a bit is 0: uint32 `words`, an array or its bytes, the lowest bit first; None: all 1.
 
-    Ids past the last word are 0.
+    Ids past the last word count as 0.
     """
     if words is None:
         return logits
@@ -77,7 +76,7 @@ def masked(logits: torch.Tensor, words: Any) -> torch.Tensor:
 def repetition(logits: torch.Tensor, text: ListLike[int], penalty: float) -> torch.Tensor:
     """logits [V], those of ids in `text` divided by the penalty if positive and multiplied if not (arXiv 1909.05858).
 
-    An id is penalised once, however often it stands there.
+    An id is penalised once, however often it occurs.
     """
     ids = torch.tensor(sorted({token for token in text if token < len(logits)}), dtype=torch.int64)
     found = logits[ids].double()
@@ -86,25 +85,25 @@ def repetition(logits: torch.Tensor, text: ListLike[int], penalty: float) -> tor
 
 
 def occurrences(logits: torch.Tensor, written: ListLike[int], presence: float, frequency: float) -> torch.Tensor:
-    """logits [V] less `presence` at each id that was written, and less `frequency` for each time, as OpenAI has it."""
+    """logits [V] less `presence` at each id in `written`, and less `frequency` per occurrence, as in the OpenAI API."""
     counts = {token: count for token, count in Counter(written).items() if token < len(logits)}
     amounts = [-presence - frequency * count for count in counts.values()]
     return _added(logits, list(counts), amounts)
 
 
 def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dict[int, int]:
-    """For each token that would go on with a repetition: how many tokens at the text's end stood before it once.
+    """For each token that would continue a repetition: how many tokens at the text's end also precede it earlier.
 
-    The longest such match counts; it holds no breaker, and a breaker goes on with nothing. Matches may overlap. They
-    are found by the Z-function of the text read backwards (Main and Lorentz 1984): linear time, whatever the text.
+    The longest match counts. A match contains no breaker, and a breaker continues none. Matches may overlap. They
+    are found by the Z-function of the reversed text (Main and Lorentz 1984), in linear time for any text.
     """
     back = text[::-1]
     most = next((place for place, token in enumerate(back) if token in breakers), len(back))
     if most == 0:
         return {}
     longest: dict[int, int] = {}
-    lengths: dict[int, int] = {}  # place in `back` -> tokens that agree with back's beginning from there on
-    left = right = 0  # the match that reaches furthest
+    lengths: dict[int, int] = {}  # index in `back` -> number of tokens from there on that equal back's beginning
+    left = right = 0  # the match with the furthest end
     for place in (place for place, token in enumerate(back) if token == back[0] and place):
         length = min(right - place, lengths[place - left]) if place < right else 1
         while place + length < len(back) and back[length] == back[place + length]:
@@ -126,10 +125,10 @@ def dry(
     base: float,
     allowed_length: int,
 ) -> torch.Tensor:
-    """logits [V] less multiplier * base ** (length - allowed_length) at each token that would go on with a repetition.
+    """logits [V] less multiplier * base ** (length - allowed_length) at each token that would continue a repetition.
 
-    The length is as `repeats` tells, and allowed_length at least: "Don't repeat yourself", P. E. Weidmann's penalty
-    (text-generation-webui, pull request 5677).
+    The length is that of `repeats`; below allowed_length there is no penalty. DRY, "Don't repeat yourself", by
+    P. E. Weidmann (text-generation-webui, pull request 5677).
     """
     lengths = {token: n for token, n in repeats(text, breakers).items() if n >= allowed_length and token < len(logits)}
     exponents = [math.log(multiplier) + (n - allowed_length) * math.log(base) for n in lengths.values()]
@@ -142,7 +141,7 @@ def _added(logits: torch.Tensor, ids: list[int], amounts: list[float]) -> torch.
 
 
 def adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
-    """Whether `adjusted` has anything to do after so many written tokens: mostly not, and then no row need be made."""
+    """Whether `adjusted` changes a row after `written` tokens; if not, the common case, no new row is made."""
     return bool(
         mask is not None
         or params.logit_bias
@@ -165,10 +164,10 @@ def adjusted(
     constraints: TokenConstraints = TokenConstraints(),  # noqa: B008  (it is frozen)
     mask: Any = None,
 ) -> torch.Tensor:
-    """The row [V] that a token is chosen from, before temperature; `logits` itself where nothing was asked for.
+    """The row [V] before temperature, with bans and penalties applied; `logits` itself if the request has none.
 
-    text: the prompt and what was written after its `prompt_length` tokens. mask: as `masked` takes it. Of
-    log-probabilities, as beam search has them, it makes scores. All -inf if nothing may be chosen.
+    text: the prompt of `prompt_length` tokens and the tokens written after it. mask: as in `masked`. Beam search
+    passes log-probabilities instead of logits. All -inf if no id may be chosen.
     """
     if not adjusts(params, constraints, len(text) - prompt_length, mask):
         return logits
@@ -179,7 +178,7 @@ def adjusted(
     if len(text) - prompt_length < params.min_tokens:
         row = banned(row, constraints.end_ids)
     if params.repetition_penalty != 1.0:
-        row = repetition(row, text[-params.repetition_window :], params.repetition_penalty)  # [-0:] is all of it
+        row = repetition(row, text[-params.repetition_window :], params.repetition_penalty)  # [-0:] is the whole text
     if params.presence_penalty or params.frequency_penalty:
         row = occurrences(row, text[prompt_length:], params.presence_penalty, params.frequency_penalty)
     if params.dry_multiplier:
@@ -188,23 +187,23 @@ def adjusted(
 
 
 def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """logits [V], fp64, less their highest and divided by the temperature, which is above 0."""
+    """logits [V], fp64, less their maximum and divided by the temperature, which is above 0."""
     # Shifted first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
     return (logits.double() - logits.max()) / temperature
 
 
 def top_n_sigma(logits: torch.Tensor, n: float) -> torch.Tensor:
-    """Keep logits within n standard deviations, of the finite ones, of the highest (arXiv 2411.07641). 0 keeps all."""
+    """Keep logits within n standard deviations of the highest (arXiv 2411.07641); -inf is left out of these. 0: all."""
     if n == 0.0:
         return logits
     row = logits.numpy()
     below = row.max() - row[np.isfinite(row)]
-    widest = float(below.max()) or 1.0  # scaled by it, no square overflows
+    widest = float(below.max()) or 1.0  # scale factor, so that no square overflows
     return _cut(logits, float(row.max()) - n * float((below / widest).std()) * widest)
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k highest of logits [V] and those tied with the k-th; the others become -inf. 0 keeps all."""
+    """Keep the k highest of logits [V] and those tied with the k-th; the rest become -inf. 0 keeps all."""
     if not 0 < k < len(logits):
         return logits
     return _cut(logits, float(np.partition(logits.numpy(), -k)[-k]))
@@ -213,20 +212,20 @@ def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     """Keep the smallest set of most probable ids whose mass reaches p, at least one (arXiv 1904.09751).
 
-    On ties the lower id comes first. The others become -inf.
+    On ties the lower id comes first. The rest become -inf.
     """
     return logits if p >= 1.0 else logits.where(torch.from_numpy(nucleus(logits.double().numpy(), p)), -math.inf)
 
 
 def min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep ids at least p times as probable as the likeliest (arXiv 2407.01082). 0 keeps all."""
+    """Keep ids at least p times as probable as the most probable one (arXiv 2407.01082). 0 keeps all."""
     return _cut(logits, logits.max() + math.log(p)) if p else logits
 
 
 def typical_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep the ids whose surprise is nearest to the expected one until their mass reaches p (arXiv 2202.00666).
+    """Keep the ids whose surprisal is nearest to the entropy until their mass reaches p (arXiv 2202.00666).
 
-    Those as near as the last one stay. The others become -inf.
+    Ids tied with the last one stay. The rest become -inf.
     """
     return logits if p >= 1.0 else logits.where(torch.from_numpy(typical(logits.double().numpy(), p)), -math.inf)
 
@@ -236,9 +235,9 @@ def _cut(logits: torch.Tensor, least: Any) -> torch.Tensor:
 
 
 def filtered(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The sampler's logits [V], fp64: tempered, with -inf at every id that cannot be drawn.
+    """The sampler's logits [V], fp64: divided by the temperature, with -inf at every id that cannot be drawn.
 
-    logits: an `adjusted` row in which something is left; the temperature is not 0.
+    logits: an `adjusted` row with at least one finite logit; the temperature is not 0.
     """
     row = top_n_sigma(tempered(logits, params.temperature), params.top_n_sigma)
     row = top_p(top_k(row, params.top_k), params.top_p)

@@ -1,10 +1,10 @@
-"""Choosing a token from logits: the processors' row, then the argmax or the inverse CDF of one uniform number.
+"""Choosing a token from logits: the logits processors, then the argmax or the inverse CDF of one uniform number.
 
     logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
                           ->  filtered  ->  softmax  ->  inverse CDF, in id order
 
-What stands between is in processors.py. A draw depends on the row of logits, the text, the seed, the position and the
-number of the choice alone: never on the batch, the step or what was drawn before.
+`adjusted` and `filtered` are in logits_processors.py. A draw depends only on the row of logits, the text, the seed, the
+position and the choice number: never on the batch, the step or earlier draws.
 """
 
 import math
@@ -21,8 +21,8 @@ from tokenwright.engine import Chunk, Fault, Output, Pick, PromptLogprobs, Resul
 from tokenwright.engine.step import ALL
 from tokenwright.errors import EngineError
 
-BLOCK = 1 << 22  # logits that are exponentiated at a time
-RUN = 64  # positions whose uniform numbers are drawn at a time
+BLOCK = 1 << 22  # logits exponentiated at a time
+RUN = 64  # positions whose uniform numbers are computed at a time
 
 
 def uniform(seed: int, position: int, choice: int = 0) -> float:
@@ -35,16 +35,16 @@ def uniform(seed: int, position: int, choice: int = 0) -> float:
 
 @lru_cache(maxsize=1024)
 def _uniforms(seed: int, run: int, choice: int) -> list[float]:
-    """The uniform numbers of `RUN` positions side by side: making a generator takes longer than drawing all of them."""
-    bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[::4]  # four a position
+    """The uniform numbers of `RUN` consecutive positions: creating a generator takes longer than drawing them all."""
+    bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[::4]  # four per position
     numbers: list[float] = ((bits >> np.uint64(11)) * 2.0**-53).tolist()
     return numbers
 
 
 def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
-    """The distribution [V], fp64, that a token is drawn from; 0 at what is cut. None: greedy draws nothing.
+    """The distribution [V], fp64, that a token is drawn from; 0 at ids that were cut. None if decoding is greedy.
 
-    logits: an `adjusted` row in which something is left.
+    logits: an `adjusted` row with at least one finite logit.
     """
     return None if params.greedy else filtered(logits, params).softmax(-1)
 
@@ -56,21 +56,21 @@ def choose(
     position: int,
     choices: ListLike[int] = (0,),
 ) -> list[int]:
-    """The token at `position` of each choice: the inverse CDF of its uniform number over `chances` [V].
+    """The token at `position` for each choice: the inverse CDF of its uniform number over `chances` [V].
 
-    Without chances all are the argmax of `logits` [V], the lowest id on ties.
+    If `chances` is None, all are the argmax of `logits` [V], the lowest id on ties.
     """
     if chances is None:
         return [int(logits.numpy().argmax())] * len(choices)
     assert seed is not None, "the seed is resolved before a request reaches the engine"
     mass = chances.cumsum(-1).numpy()  # in id order
-    last = mass.searchsorted(mass[-1])  # the last kept id, which rounding must not step past
+    last = mass.searchsorted(mass[-1])  # the last id of nonzero probability, an upper bound against rounding
     marks = [uniform(seed, position, choice) * mass[-1] for choice in choices]
     return [int(min(mass.searchsorted(mark, "right"), last)) for mark in marks]
 
 
 def top_ids(logits: torch.Tensor, n: int) -> list[int]:
-    """The ids of the n highest of logits [V], or of all if V is less, the highest first and the lower id on ties."""
+    """The ids of the min(n, V) highest of logits [V], the highest first and the lower id on ties."""
     if (n := min(n, len(logits))) == 0:
         return []
     row = logits.numpy()
@@ -80,7 +80,7 @@ def top_ids(logits: torch.Tensor, n: int) -> list[int]:
 
 
 def log_totals(logits: NDArray[np.float32]) -> list[float]:
-    """The log of the summed exponentials of each row of logits [n, V]: what a logit exceeds its log-probability by."""
+    """The logsumexp of each row of logits [n, V]: a log-probability is its logit less this."""
     step = max(1, BLOCK // logits.shape[1])
     totals: list[float] = []
     for start in range(0, len(logits), step):
@@ -93,10 +93,10 @@ def log_totals(logits: NDArray[np.float32]) -> list[float]:
 
 
 def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> PromptLogprobs:
-    """The model's log-probabilities, over all ids at temperature 1, of the tokens that are known to follow.
+    """Prompt logprobs: the model's log-probabilities, over all ids at temperature 1, of the chunk's following tokens.
 
-    logits: [n, V], one row for each token of the chunk; totals: their `log_totals`, if these are known. Nothing was
-    drawn there: the sampler's are 0.
+    logits: [n, V], one row for each token of the chunk; totals: their `log_totals` [n], if known. The sampler's
+    logprobs are 0, as nothing was drawn.
     """
     known = len(chunk.following)
     logits = logits[:known]
@@ -114,23 +114,23 @@ Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
 
 
 def unseen(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> None:
-    """The look of a run that nobody looks at."""
+    """A no-op `Look`, for steps that no recorder observes."""
 
 
 class TorchSampler:
-    """Answers the chunks of a step, each row on its own. A row with a NaN fails its sequence, not its neighbours.
+    """Picks tokens for the chunks of a step, each row independently. A row with a NaN fails only its own sequence.
 
-    It works on the CPU, in fp64 where sums decide, whatever device the model runs on: the draws are the same. The
-    beams of a search choose together: their rows are handed to the search, and one bad row fails them all.
+    It computes on the CPU, with sums in fp64, whatever device the model runs on, so that draws do not depend on the
+    device. The rows of a beam search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
     """
 
     def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]:
-        """`look` is shown each chunk that picks, with its logits [V] and what `probabilities` made of them.
+        """The results of a step. `look` is called for each chunk that picks, with its logits [V] and `probabilities`.
 
-        A search's results come after all others, and its chunks are shown without probabilities.
+        The results of beam searches come after all others; for their chunks `look` gets None as probabilities.
         """
         results: list[Result] = []
-        searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by the identity of the search
+        searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by id() of the search
         everything = output.logits.cpu()
         values = everything.numpy()  # the same [rows, V]
         pairs = list(zip(step.chunks, output.rows, strict=True))
@@ -163,7 +163,7 @@ class TorchSampler:
 def _totals(
     logits: NDArray[np.float32], unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]
 ) -> dict[int, float]:
-    """The `log_totals` of the sound rows of logits [rows, V] after which one token is picked, in one go, by row."""
+    """The `log_totals`, by row number, of the finite rows of logits [rows, V] that a token is sampled from."""
     ends = [rows.stop - 1 for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
     picking = [row for row in ends if row not in unsound]
     chosen = logits if len(picking) == len(logits) else logits[picking]
@@ -181,20 +181,20 @@ def _unsound() -> EngineError:
 def _picked(
     chunk: Chunk, rows: NDArray[np.float32], last: int, total: float, best: int | None, look: Look
 ) -> list[Pick] | list[Fault]:
-    """A Pick for each choice of a chunk, or a Fault if nothing is left to choose from the row `last` of rows [n, V].
+    """A Pick for each choice of a chunk from row `last` of rows [n, V], or a Fault if the row has no allowed id.
 
-    total: the row's of `log_totals`. best: its argmax, if it is known.
+    total: the row's `log_totals`. best: its argmax, if the kernel computed it.
     """
     sequence = chunk.sequence
     request = sequence.request
     params = request.params
     try:
         mask = sequence.stop_checker.mask()
-    except Exception as error:  # a guard is the client's: its fault must not reach the neighbours
+    except Exception as error:  # a stop checker is the client's: its error must not fail other sequences
         return [Fault(sequence.id, error)]
     written = len(sequence.tokens) - len(request.prompt)
     known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
-    if known is not None and not params.logprobs and look is unseen:  # what is told is the whole answer
+    if known is not None and not params.logprobs and look is unseen:  # the argmax and the total suffice
         tokens, logprobs = (known,), (rows.item(last, known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     values = rows[last]
@@ -219,13 +219,13 @@ def _picked(
 
 
 def _drawn(chances: NDArray[np.float64] | None, chosen: int, token: int) -> float:
-    """The log-probability with which the sampler draws a token; greedy cuts all but the one that is chosen."""
+    """The log-probability with which the sampler draws a token; greedy decoding gives the chosen one 0, others -inf."""
     chance = float(token == chosen) if chances is None else float(chances[token])
     return math.log(chance) if chance else -math.inf
 
 
 def exhausted() -> EngineError:
-    """What fails a sequence all of whose ids are cut."""
+    """The error of a sequence that has no allowed id left."""
     return EngineError(
         "nothing is left to choose: together, the grammar, min_tokens, bad_words, allowed_ids and banned_ids forbid "
         "every token here; loosen one of them"
@@ -233,13 +233,13 @@ def exhausted() -> EngineError:
 
 
 def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Result]:
-    """What a search answers to the chunks of all its beams, each with its logits [n, V]."""
+    """The results of one beam search, from the chunks of all its beams, each with its logits [n, V]."""
     if not all(_sound(logits) for _, logits in beams):
         return [Fault(chunk.sequence.id, _unsound()) for chunk, _ in beams]
     results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.logits_needed is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
-    except Exception as error:  # of its guards, which are the client's
+    except Exception as error:  # from the beams' stop checkers, which are the client's
         return [Fault(chunk.sequence.id, error) for chunk, _ in beams]
     for chunk, logits in beams:
         look(chunk, logits[-1], None)

@@ -1,4 +1,4 @@
-"""The stop checker: what ends a text beside its length, and the text itself. The engine calls it with each token."""
+"""The stop checker: decides when a text ends, apart from its length, and makes it. The engine calls it per token."""
 
 import time
 from collections.abc import Callable, Collection
@@ -9,7 +9,7 @@ from tokenwright.engine import FinishReason
 
 
 class TextSink(Protocol):
-    """Where a sequence's tokens become text: `text.TextStream` is one."""
+    """Turns a sequence's tokens into text, such as `text.TextStream`."""
 
     def push(self, token: int, armed: bool = True) -> str: ...
 
@@ -22,23 +22,24 @@ class TextSink(Protocol):
 
 
 class Constraint(Protocol):
-    """What allows or forbids the next token, by what was written so far: a grammar."""
+    """Allows or forbids the next token according to the text so far, such as a grammar."""
 
     def mask(self) -> Any:
-        """Which ids may come next, as `StopChecker.mask` says."""
+        """The allowed next ids, as in `StopChecker.mask`."""
 
     def advance(self, token: int) -> bool:
-        """Take the token just written; True: nothing may follow it."""
+        """Advance by the token just written; True: nothing may follow it."""
 
     def fork(self) -> Self:
-        """An independent one in the same state."""
+        """An independent copy in the same state."""
 
 
 class TextStopChecker:
-    """Ends at end tokens, stop ids, stop strings, the end of a grammar and a deadline; keeps the text to be shown.
+    """Ends a text at an end token, a stop id, a stop string, the end of a grammar or a deadline; collects its text.
 
-    An end token is not text, a stop id only if `include_stop`. What a stop string may still claim is held back until it
-    is decided. The first `min_tokens` tokens end nothing. `deadline` is a time of `clock`, in seconds.
+    An end token adds no text, a stop id only if `include_stop`. Text that may become part of a stop string is held back
+    until that is decided. Within the first `min_tokens` tokens no end token, stop id or stop string ends the text.
+    `deadline` is a time of `clock`, in seconds.
     """
 
     def __init__(
@@ -96,16 +97,16 @@ class TextStopChecker:
         return None if self.constraint is None else self.constraint.mask()
 
     def take_text(self) -> str:
-        """The text that may be shown and has not been taken yet."""
+        """The text released since the last call."""
         text = "".join(self._fresh)
         self._fresh.clear()
         return text
 
     def finish(self) -> str:
-        """At the end: what is left to show, with what was held back for a stop string that never came."""
+        """End the text; return its rest, with text held back for a stop string that was not completed."""
         return self.take_text() + self.stream.finish()
 
     @property
     def stopped(self) -> str | int | None:
-        """The stop string or stop id that was found; an overlapping string may be settled only by `finish`."""
+        """The stop string or stop id that was found; `finish` may still settle between overlapping stop strings."""
         return self._stop_id if self._stop_id is not None else self.stream.stopped

@@ -1,8 +1,7 @@
-"""The smallest set of ids that holds a share of the probability, found without sorting the vocabulary.
+"""Top-p and typical-p: the smallest set of ids with probability mass p, found without sorting the vocabulary.
 
-A set of "the best until their mass reaches p" is known by its last member's key. Partitioning around the median key
-tells which half that member lies in; the other half is done with. So the work is V + V/2 + V/4 + ..., not V log V.
-All sums are in fp64.
+The lowest key of the set determines it. Partitioning around the median key decides which half contains that key; the
+other half needs no further work. So the work is V + V/2 + V/4 + ..., not V log V. All sums are in fp64.
 """
 
 import math
@@ -13,15 +12,15 @@ from numpy.typing import NDArray
 Row = NDArray[np.float64]
 Kept = NDArray[np.bool_]
 
-FEW = 1024  # keys that are sorted rather than parted
+FEW = 1024  # at most so many keys are sorted rather than partitioned
 
 
 def last_key(keys: Row, weights: Row, need: float) -> float:
-    """The highest key such that the weights of all keys from it upwards sum to `need`; the lowest if none do.
+    """The highest key such that the weights of all keys >= it sum to at least `need`; the lowest key if none do.
 
     keys and weights [n], n > 0, the weights not negative.
     """
-    held = 0.0  # weight of keys above all that remain
+    held = 0.0  # weight of the keys above all that remain
     while len(keys) > FEW:
         middle = len(keys) // 2
         order = np.argpartition(keys, middle)
@@ -39,16 +38,16 @@ def last_key(keys: Row, weights: Row, need: float) -> float:
 
 
 def nucleus(logits: Row, p: float) -> Kept:
-    """Which of logits [V] are the most probable whose mass reaches p < 1, as few as can be (arXiv 1904.09751).
+    """bool [V]: the smallest set of most probable ids of logits [V] whose mass reaches p < 1 (arXiv 1904.09751).
 
-    Of equal ones the lower ids. -inf is never among them; one logit at least is finite.
+    On ties the lower ids. An id with -inf is never in it; at least one logit must be finite.
     """
     weights = np.exp(logits - logits.max())
     total = float(weights.sum())
     need = p * total
-    # What is lighter than this comes to less than 1 - p of the mass, all together: it cannot be in the nucleus.
+    # All weights below this sum to less than 1 - p of the mass: none of them can be in the set.
     heavy = weights >= (1 - p) * total / len(weights)
-    if np.count_nonzero(heavy) < len(weights) // 4:  # picking them out is only then quicker than parting all
+    if np.count_nonzero(heavy) < len(weights) // 4:  # only then is selecting them quicker than partitioning all
         least = last_key(logits[heavy], weights[heavy], need)
     else:
         least = last_key(logits, weights, need)
@@ -61,9 +60,9 @@ def nucleus(logits: Row, p: float) -> Kept:
 
 
 def typical(logits: Row, p: float) -> Kept:
-    """Which of logits [V] have the surprise nearest to the expected one, until their mass reaches p (arXiv 2202.00666).
+    """bool [V]: the ids of logits [V] whose surprisal is nearest to the entropy, up to mass p (arXiv 2202.00666).
 
-    With them those as near as the last one. -inf is never among them; one logit at least is finite.
+    Ids tied with the last one are in it. An id with -inf is never in it; at least one logit must be finite.
     """
     finite = logits > -math.inf
     logp = logits - logits.max()

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the tokenizer, text that streams, conversations. Stands on `tokenwright.errors` alone."""
+"""Text to tokens and back: the tokenizer, streamed text, chat templates. Imports only `tokenwright.errors`."""
 
 from tokenwright.text.chat import ChatTemplate, Message, Rendered
 from tokenwright.text.stream import TextStream

@@ -1,9 +1,9 @@
-"""Conversations as prompts: a checkpoint's chat template, rendered in a process of its own, and the ids of its text.
+"""Conversations as prompts: a checkpoint's chat template, rendered in a separate process, and the ids of its text.
 
-A message's text never becomes a control token unless that is asked for (`markup`): what is written like one is broken
-by a marker before the template sees it, the control tokens in what the template wrote are then its own, and the marker
-is taken out again. The model's own answers may keep the ids that they were written with, so that the next prompt
-begins with what the KV cache holds, token by token.
+The text of a message never becomes a control token unless the caller sets `markup`. `render` inserts a marker into
+every control token that is written in a message, renders the template, encodes the control tokens of its output, which
+are then the template's own, and removes the marker. The model's answers can keep the ids that it generated, so that the
+next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
@@ -27,23 +27,23 @@ from tokenwright.text.tokenizer import Tokenizer, check_text
 Message = Mapping[str, str]  # "role" and "content"
 
 MOST_MESSAGES = 100_000
-SECONDS = 2.0  # of work for one prompt
+SECONDS = 2.0  # to render one prompt
 MEMORY = 512 * 2**20  # bytes of address space of the process
-MOST_CHARACTERS = 4 * 2**20  # of a prompt beyond twice the messages
+MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, in addition to twice the messages' length
 _START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine
 _CURE = "; put one that works into chat_template.jinja, in the model's folder"
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _WORKER = str(Path(__file__).with_name("template.py"))
-_PROBE = "9f1c6e"  # an answer that no template has an opinion about
+_PROBE = "9f1c6e"  # an answer that no template treats specially
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A conversation as a prompt.
 
-    text: as it can be shown; control tokens by their names. ids: of the whole prompt; the tokenizer adds nothing more.
-    unknown: what the template writes like control tokens (<|...|>) though the vocabulary has no such token: they are
-    read as text, so the template and the tokenizer hardly belong together.
+    text: for display, with control tokens by name. ids: the whole prompt; the tokenizer adds nothing. unknown: strings
+    of the form <|...|> that the template writes and the vocabulary lacks: they are encoded as text, so the template
+    and the tokenizer probably do not belong together.
     """
 
     text: str
@@ -52,9 +52,9 @@ class Rendered:
 
 
 class ChatTemplate:
-    """The chat template of a checkpoint. Thread-safe; the process is started when first needed, and kept.
+    """The chat template of a checkpoint. Thread-safe; the first prompt starts the process, later ones reuse it.
 
-    Raises RequestError for a tokenizer without one. `seconds`: for the rendering of one prompt.
+    Raises RequestError for a tokenizer without a template. `seconds`: time limit to render one prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
@@ -79,12 +79,12 @@ class ChatTemplate:
     ) -> Rendered:
         """The prompt of a conversation.
 
-        add_generation_prompt: end where the model's answer begins. markup: control tokens that are written in the
-        messages count as such. answers: for the index of an assistant's message, the ids that the model wrote; they
-        stand in the prompt as they are, where their text is the message's and the template keeps it.
+        add_generation_prompt: end where the model's answer begins. markup: encode control tokens that are written in
+        the messages as control tokens. answers: index of an assistant message -> the ids that the model generated;
+        the prompt contains these ids unchanged if they decode to the message's text and the template keeps it.
 
         Raises RequestError for messages that are malformed or that the template refuses, and for a template that
-        fails or takes too long.
+        fails or exceeds its limits.
         """
         checked = check_messages(messages)
         texts = [text for message in checked for text in message.values()]
@@ -98,30 +98,30 @@ class ChatTemplate:
         kept = {at: own for at, ids in (answers or {}).items() if (own := self._own(checked, at, ids, marker))}
         if kept:
             bordered = self._process.render(_bordered(checked, kept, border), add_generation_prompt)
-            if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders were none to the template
+            if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders changed nothing
                 return self._encoded(bordered, marker, border, kept)
         return self._encoded(text, marker, border, {})
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The control token that the template writes behind an answer, with which a model is taught to end it.
+        """The control token that the template writes after an answer, with which the model was trained to end it.
 
-        Found by rendering a small conversation; empty where no control token follows, or the template fails.
+        Found by rendering a short conversation; empty if no control token follows, or if the template fails.
         """
         probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
         try:
             _, found, rest = self._process.render(probe, False).rpartition(_PROBE)
-        except RequestError:  # a conversation will tell; other texts need no template
+        except RequestError:  # `render` raises it for conversations; other texts need no template
             return ()
         first = next((part for part in self._control.split(rest) if isinstance(part, int) or part.strip()), "")
         return (first,) if found and isinstance(first, int) else ()
 
     def start(self) -> None:
-        """Start the process ahead of the first prompt, and do not wait for it."""
+        """Start the process before the first prompt, without waiting for it."""
         self._process.start()
 
     def close(self) -> None:
-        """End the process; rendering starts another one."""
+        """End the process; a later `render` starts a new one."""
         self._process.close()
 
     def __enter__(self) -> Self:
@@ -136,12 +136,12 @@ class ChatTemplate:
 
     @cached_property
     def _special(self) -> ControlTokens:
-        """The control tokens less the tags, which answers hold and templates look for in them, as <think>."""
+        """The control tokens without tags such as <think>, which answers contain and templates search for."""
         special = self._tokenizer.special_ids
         return ControlTokens({name: at for name, at in self._control.ids.items() if at in special})
 
     def _broken(self, message: Message, marker: str) -> dict[str, str]:
-        """The message with no control token in it, nor in what the template may build around it."""
+        """The message with markers, so that neither it nor its concatenation with template text has control tokens."""
         role, content = message["role"], message["content"]
         if role not in _ROLES and f"'{role}'" not in self._source and f'"{role}"' not in self._source:
             role = self._control.broken(role, marker)
@@ -149,7 +149,7 @@ class ChatTemplate:
         return {"role": role, "content": tokens.broken(content, marker)}
 
     def _own(self, messages: Sequence[Message], at: int, ids: Sequence[int], marker: str) -> "_Own | None":
-        """The answer that a message is by its ids, an end token left out; None where the ids say something else."""
+        """The answer of these ids without its end token; None if the ids do not decode to the message's text."""
         if not 0 <= at < len(messages) or messages[at]["role"] != "assistant":
             raise RequestError(f"answers has ids for message {at}, which is no message of the assistant")
         body = list(ids)
@@ -166,8 +166,8 @@ class ChatTemplate:
         return _Own(tuple(body), before, core, after)
 
     def _encoded(self, text: str, marker: str, border: str, kept: Mapping[int, "_Own"]) -> Rendered:
-        """The prompt of a rendered text, in which the answers of `kept` stand between borders."""
-        text = text.replace(json.dumps(marker)[1:-1], marker)  # as a template's tojson may have escaped it
+        """The prompt of a rendered text, in which borders enclose the answers of `kept`."""
+        text = text.replace(json.dumps(marker)[1:-1], marker)  # a template's tojson may have escaped it
         ids: list[int] = []
         unknown: dict[str, None] = {}
 
@@ -191,7 +191,7 @@ class ChatTemplate:
             if start < done or not whole or match[2].replace(marker, "") != own.core:
                 continue
             if not (follows and isinstance(follows[0], int)):
-                continue  # text that follows might be cut together with the answer's
+                continue  # a token could span the end of the answer and the text after it
             encode(text[done:start])
             ids.extend(own.ids)
             done = stop
@@ -202,7 +202,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """An answer with the ids it was written with: its text, and the white space around, which templates trim."""
+    """An answer with its generated ids: its text, and the white space around it, which templates trim."""
 
     ids: tuple[int, ...]
     before: str
@@ -211,9 +211,9 @@ class _Own:
 
 
 class Renderer:
-    """A template in its process (`template`), which is started when it is needed and killed when it takes too long.
+    """A template and its process (`text/template.py`), started on demand and killed when it exceeds its time limit.
 
-    values: what the template knows beside the messages.
+    values: the template's variables besides the messages. Thread-safe.
     """
 
     def __init__(self, source: str, values: Mapping[str, str], seconds: float) -> None:
@@ -221,18 +221,18 @@ class Renderer:
         self._seconds = seconds
         self._lock = Lock()
         self._running: subprocess.Popen[bytes] | None = None
-        self._ready = False  # it has answered that it has the template
+        self._ready = False  # whether the process has answered its start message
         self._ending: weakref.finalize[..., Any] | None = None
 
     def start(self) -> None:
-        """Start the process ahead of the first prompt, and do not wait for it."""
+        """Start the process before the first prompt, without waiting for it."""
         with self._lock:
             if self._running is None:
-                with suppress(RequestError):  # which the first prompt then meets
+                with suppress(RequestError):  # the first `render` raises it again
                     self._open()
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """What the template makes of the messages. Raises RequestError."""
+        """The text that the template renders from the messages. Raises RequestError."""
         most = MOST_CHARACTERS + 2 * sum(len(text) for message in messages for text in message.values())
         ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most}
         with self._lock:
@@ -243,7 +243,7 @@ class Renderer:
                     self._ask(None, _START_SECONDS, 1_000)
                     self._ready = True
                 answer = self._ask(ask, self._seconds, 6 * most)
-            except BaseException:  # an interrupt too: the answer may still come, and would be taken for the next one's
+            except BaseException:  # interrupts too: the next question would receive the answer still to come
                 self._stop()
                 raise
         if "error" in answer:
@@ -267,7 +267,7 @@ class Renderer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C on the terminal is for the program, not for this
+                start_new_session=True,  # Ctrl-C in the terminal does not interrupt it
             )
         except OSError as error:
             raise RequestError(f"the chat template's process cannot be started: {error}") from error
@@ -277,12 +277,12 @@ class Renderer:
 
     def _say(self, question: Mapping[str, Any]) -> None:
         assert self._running is not None and self._running.stdin is not None, "who is asked is there"
-        with suppress(BrokenPipeError):  # it has died, and will not answer
+        with suppress(BrokenPipeError):  # the process has died; `_ask` reports it
             self._running.stdin.write(json.dumps(question).encode() + b"\n")
             self._running.stdin.flush()
 
     def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, str]:
-        """The answer to a line, or to what was said before; at most so many bytes of it."""
+        """The answer to `question`, or (None) to the message already sent; at most about `most` bytes of it."""
         process = self._running
         assert process is not None and process.stdout is not None, "who answers is there"
         late = Event()
@@ -314,11 +314,11 @@ class Renderer:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
-    process.communicate()  # reaps it, and closes the pipes
+    process.communicate()  # reaps the process and closes the pipes
 
 
 def check_messages(messages: object) -> list[dict[str, str]]:
-    """A copy of the messages, if they are what they should be. Raises RequestError."""
+    """A copy of the messages, checked. Raises RequestError for anything but a list of {"role", "content"} in text."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
     if not 0 < len(messages) <= MOST_MESSAGES:
@@ -337,7 +337,7 @@ def check_messages(messages: object) -> list[dict[str, str]]:
 
 
 def _bordered(messages: Sequence[Message], kept: Mapping[int, _Own], border: str) -> list[Message]:
-    """The messages, with borders and the index around each kept answer, inside of what a template may trim."""
+    """The messages with borders and index around each kept answer, inside the white space that a template may trim."""
     found = list(messages)
     for at in kept:
         content = found[at]["content"]

@@ -1,8 +1,8 @@
-"""Control tokens: those that steer a model and that no text should bring in by being written like them.
+"""Control tokens: tokens that steer a model, and that the text of a message must not produce.
 
 They are the special tokens, and added tokens written like tags (`<think>`, `[INST]`), which many checkpoints forget to
-flag as special. Other added tokens (runs of spaces, words) are text. Here they are found in a text, and broken in one:
-a *marker*, a private-use character that stands nowhere else, is put between their first two characters.
+flag as special. Other added tokens (repeated spaces, words) are text. This module finds control tokens in a text, and
+breaks them: it inserts a *marker*, a private-use character unused elsewhere, after their first character.
 """
 
 import re
@@ -17,12 +17,12 @@ _PRIVATE = range(0xE000, 0xF900)
 
 
 def written_like_a_tag(text: str) -> bool:
-    """Whether an added token steers, though it may not be flagged special."""
+    """Whether an added token is a control token by its form, even if it is not flagged special."""
     return _TAG.fullmatch(text) is not None
 
 
 def unused_characters(texts: Iterable[str], count: int) -> list[str]:
-    """Private-use characters that occur in none of the texts, neither as they are nor as JSON escapes them."""
+    """`count` private-use characters that no text contains, literally or JSON-escaped. Raises RequestError."""
     used: set[str] = set()
     for text in texts:
         used |= set(text) | {chr(int(digits, 16)) for digits in _ESCAPE.findall(text)}
@@ -33,7 +33,7 @@ def unused_characters(texts: Iterable[str], count: int) -> list[str]:
 
 
 class ControlTokens:
-    """The control tokens of a vocabulary: their ids by name, and where they stand in a text.
+    """The control tokens of a vocabulary: their ids by name, and their places in a text.
 
     >>> tokens = ControlTokens({"<s>": 1, "</s>": 2})
     >>> tokens.split("<s>a<b></s>")
@@ -49,9 +49,9 @@ class ControlTokens:
         self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
     def split(self, text: str, marker: str = "") -> list[str | int]:
-        """The text in parts, control tokens as their ids: the leftmost first, the longest of those.
+        """The text in parts, with control tokens as ids; of overlapping ones the leftmost, then the longest.
 
-        A token that the marker was put into is none, and stays as it is, marker and all.
+        A control token with the marker inside stays text, marker included.
         """
         parts: list[str | int] = []
         done = 0
@@ -64,10 +64,10 @@ class ControlTokens:
         return [part for part in (*parts, text[done:]) if part != ""]
 
     def broken(self, text: str, marker: str) -> str:
-        """The text, in which no control token stands, and none comes about whatever it is put between.
+        """The text with markers, so that it contains no control token and completes none with any text around it.
 
-        So broken is also an end that opens one, a beginning that ends one, the inside of one, and "<|", which tokens
-        are written with that a template may believe in and the vocabulary does not have.
+        So it also breaks an end of the text that begins a control token, a beginning that ends one, a text inside one,
+        and "<|", with which a template may write tokens that the vocabulary lacks.
         """
         places = {at + 1 for at, _ in self._found(text)} | {match.end() - 1 for match in re.finditer(r"<\|", text)}
         core, longest = text.rstrip(), max(self._lengths, default=0)
@@ -81,7 +81,7 @@ class ControlTokens:
         return marker.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
 
     def _found(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where a control token begins, with the longest one that does; they may overlap."""
+        """The offset of each control token in a text, and its name, the longest at that offset; they may overlap."""
         for match in self._first.finditer(text):
             at = match.start()
             name = next((name for length in self._lengths if (name := text[at : at + length]) in self.ids), None)
@@ -89,15 +89,15 @@ class ControlTokens:
                 yield at, name
 
     def _inside(self, text: str) -> bool:
-        """Whether a text stands inside of a token, so that what it is put between could make one of it."""
+        """Whether a text is part of a control token, so that text around it could complete one."""
         return 0 < len(text) < max(self._lengths, default=0) and any(text in name for name in self.ids)
 
     @cached_property
     def _heads(self) -> frozenset[str]:
-        """What a token may open with, short of all of it."""
+        """The proper prefixes of all control tokens."""
         return frozenset(name[:at] for name in self.ids for at in range(1, len(name)))
 
     @cached_property
     def _tails(self) -> frozenset[str]:
-        """What a token may end with, short of all of it."""
+        """The proper suffixes of all control tokens."""
         return frozenset(name[at:] for name in self.ids for at in range(1, len(name)))

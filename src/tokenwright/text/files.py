@@ -1,8 +1,7 @@
-"""What a checkpoint's folder says about its tokenizer, read and checked; no tokenising here.
+"""Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here.
 
-Read are tokenizer.json (or GPT-2's vocab.json and merges.txt), tokenizer_config.json, special_tokens_map.json
-and chat_template.jinja. The first file is needed, the others only add to it; a damaged one is always an
-error.
+The files are tokenizer.json (or GPT-2's vocab.json and merges.txt), tokenizer_config.json, special_tokens_map.json
+and chat_template.jinja. Only the first is required; a damaged file is always an error.
 """
 
 import json
@@ -24,7 +23,7 @@ _GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The contents of a folder: the library's tokenizer, and what the configs say beside it."""
+    """The contents of a folder: the library's tokenizer, and the settings of the config files."""
 
     library: tokenizers.Tokenizer
     bos: str | None
@@ -59,7 +58,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
 
 @contextmanager
 def library_errors(what: str, kind: type[TokenwrightError]) -> Iterator[None]:
-    """Turn what the tokenizers library raises, bare Exceptions and Rust panics, into an error of `kind`."""
+    """Convert exceptions of the tokenizers library (bare Exceptions, Rust panics) to an error of `kind`."""
     try:
         yield
     except TokenwrightError:
@@ -88,7 +87,7 @@ def _read_library(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
 
 
 def _gpt2(vocab: Mapping[str, int], merges: str, *, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE from its two files."""
+    """GPT-2's byte-level BPE, from vocab.json and merges.txt."""
     lines = [line for line in merges.split("\n") if line.strip() and not line.startswith("#version")]
     pairs = [tuple(line.rstrip("\r").split(" ")) for line in lines]
     for number, pair in enumerate(pairs, 1):
@@ -103,7 +102,7 @@ def _gpt2(vocab: Mapping[str, int], merges: str, *, add_prefix_space: bool) -> t
 
 
 def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
-    """Tokens as tokenizer_config.json has them, or only added_tokens.json, at the ids they give."""
+    """Add the tokens of tokenizer_config.json, and those only in added_tokens.json, at the ids in these files."""
     tokens = {int(at): spec for at, spec in config.get("added_tokens_decoder", {}).items()}
     for text, at in _read_json(folder / "added_tokens.json").items():
         tokens.setdefault(int(at), {"content": text, "normalized": False})
@@ -121,7 +120,7 @@ def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder
 
 
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The token strings under `key`: a string, an AddedToken's dict, or a list of such."""
+    """The token strings under `key`, whose value is a string, an AddedToken's dict, or a list of these."""
     value = config.get(key)
     values = value if isinstance(value, list) else [value]
     names = [item.get("content") if isinstance(item, dict) else item for item in values]
@@ -129,7 +128,7 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The template in chat_template.jinja, or the config's; of several named ones "default", or the first."""
+    """The template in chat_template.jinja, or else the config's; of several named templates "default", or the first."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return _read_text(file)
@@ -151,7 +150,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file."""
+    """The object in a JSON file; empty if the file is missing."""
     if not path.is_file():
         return {}
     try:

@@ -1,16 +1,15 @@
-"""The bytes of each token, by which text is put together.
+"""The bytes of each token, whose concatenation is the text.
 
-A decoder of the `tokenizers` library maps a list of tokens to a string, which loses the bytes of characters
-that are cut by a token border, and treats the first token apart (Llama 2 drops its leading space). Here that
-map is taken apart into one byte string per token, *middle* (after other text) or *first* (at the start of a
-text), so that
+A decoder of the `tokenizers` library maps a list of tokens to a string, which loses the bytes of characters that
+several tokens share, and treats the first token differently (Llama 2 drops its leading space). This module splits that
+map into one byte string per token, *middle* (after other text) or *first* (at the start of a text), so that
 
     text = utf8(first(t0) + middle(t1) + middle(t2) + ...)
 
-Concatenation is then exact for every way of cutting, and costs O(1) per token. Only decoders of this shape
-are accepted; others (CTC, GPT-1's BPEDecoder) are refused by name. Bytes differ from the library on one
-input: a run of byte tokens that is not UTF-8. The library then replaces the whole run, good characters too;
-we replace the bad bytes.
+Concatenation is then exact for every tokenisation, and costs O(1) per token. Only decoders of this form are accepted;
+others (CTC, GPT-1's BPEDecoder) are refused by name. The result differs from the library's for one input: consecutive
+byte tokens that are not UTF-8. The library replaces all of them, valid characters included; we replace the invalid
+bytes.
 """
 
 import json
@@ -20,12 +19,12 @@ from typing import Any
 
 from tokenwright.errors import CheckpointError
 
-_ANCHOR = "a"  # stands before a token when its text in the middle is asked for
+_ANCHOR = "a"  # decoded before a token to get its middle form
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: visible Latin-1 is itself, the rest U+0100 and on."""
+    """GPT-2's printable characters for the 256 bytes: visible Latin-1 maps to itself, the rest to U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     alphabet = {chr(byte): byte for byte in visible}
@@ -37,10 +36,10 @@ BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
 
 
 class Pieces:
-    """Maps the string of a token to its bytes, as the decoder of one tokenizer would.
+    """Maps the string of a token to its bytes, as one tokenizer's decoder does.
 
-    `decoder` is the library's, or None where tokens are joined by spaces. `byte_level`: token strings are
-    written in GPT-2's byte alphabet. Raises CheckpointError for a decoder that is no map token by token.
+    `decoder` is the library's, or None if tokens are joined by spaces. `byte_level`: token strings are in GPT-2's byte
+    alphabet. Raises CheckpointError for a decoder that cannot be applied token by token.
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -62,12 +61,12 @@ class Pieces:
         raw = self._raw(token)
         if raw is not None:
             return raw
-        if self._decoder is None:  # the library joins by spaces where no decoder is given
+        if self._decoder is None:  # without a decoder the library joins tokens by spaces
             return b" " + token.encode()
         return self._decode([_ANCHOR, token]).removeprefix(self._anchor)
 
     def _raw(self, token: str) -> bytes | None:
-        """The bytes, where a token stands for bytes rather than for a string."""
+        """The bytes of a token that encodes bytes; None for a token that is a string."""
         if self.byte_level:
             if all(char in BYTE_ALPHABET for char in token):
                 return bytes(BYTE_ALPHABET[char] for char in token)
@@ -75,7 +74,7 @@ class Pieces:
         match = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
         if match is not None and int(match[1], 16) >= 0x80:
             return bytes([int(match[1], 16)])
-        return None  # ASCII byte tokens are whole characters: the library's decoder does them
+        return None  # ASCII byte tokens are whole characters: the library's decoder handles them
 
     def _decode(self, tokens: list[str]) -> bytes:
         text: str = self._decoder.decode(tokens)
@@ -83,7 +82,7 @@ class Pieces:
 
 
 def _kinds(spec: Mapping[str, Any]) -> set[str]:
-    """The kinds of decoder in `spec` (as in tokenizer.json), checked to work token by token."""
+    """The decoder kinds in `spec` (as in tokenizer.json). Raises CheckpointError if one cannot work token by token."""
     chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
     kinds = {str(step["type"]) for step in chain}
     fused = False
@@ -99,7 +98,7 @@ def _kinds(spec: Mapping[str, Any]) -> set[str]:
 
 
 def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
-    """Whether one step maps token by token, the first apart; `fused`: it works on the joined text."""
+    """Whether one decoder maps token by token, the first token aside; `fused`: it works on the joined text."""
     kind = step["type"]
     if kind == "Replace":
         return not fused or len(step["pattern"].get("String", "")) == 1

@@ -1,16 +1,14 @@
-"""Text from tokens, one at a time: what may be shown now is shown now, the rest is held back.
+"""Incremental detokenisation: a stream releases text as early as possible, and holds back the rest.
 
-The text of a completion is what follows the prompt: decode(prompt + generated) less decode(prompt), so a
-Llama 2 completion keeps the space of its first word. Two things are held back: the bytes of a character that
-is not whole yet (at most three), and the longest end of the text that a stop string may still claim. Since
-tokens are bytes that concatenate (`pieces`), no text is decoded twice and the cost per token is that of its
-own characters.
+The text of a completion is decode(prompt + generated) less decode(prompt), so a Llama 2 completion keeps the space of
+its first word. A stream holds back two things: the bytes of an incomplete character (at most three), and the longest
+end of the text that may become part of a stop string. Since the bytes of tokens concatenate (`pieces`), no text is
+decoded twice, and a token costs time in proportion to its own characters.
 
-Stop strings are matched by one automaton (Aho and Corasick, 1975), whose state is the longest end of the text
-that opens a stop string: what has to be held. The match with the earliest start wins, however the text was cut
-into tokens; so "bc" of the stops "bc" and "abcd" waits, after "abc", for one more character. Of two stops with
-the same start the shorter is named: it was complete first. Where the stop is to stay in the text, nothing waits
-but what follows such an undecided match.
+One automaton (Aho and Corasick, 1975) matches all stop strings; its state is the longest end of the text that begins a
+stop string, which has to be held back. The match with the earliest start wins, for every tokenisation; so after "abc"
+with the stops "bc" and "abcd" the match of "bc" waits for one more character. Of two stops with the same start
+`stopped` is the shorter, which was complete first. With include_stop only the text after an undecided match is held.
 """
 
 import codecs
@@ -24,15 +22,14 @@ from tokenwright.text.tokenizer import Tokenizer, check_text
 STOP_CHARACTERS = 65_536  # of a request's stop strings together; the automaton takes about 300 bytes for each
 _REPLACEMENT = "\ufffd"
 
-_Released = tuple["_Released | None", str]  # the last piece, and those before it: forks share them
+_Released = tuple["_Released | None", str]  # a linked list, the last text first, so that forks share the earlier ones
 
 
 class StopStrings:
-    """The stop strings of a request as an automaton; immutable, so it may be shared by many streams.
+    """The stop strings of a request as an automaton; immutable, so streams can share it. Raises RequestError.
 
-    `hold[state]`: characters of the longest end of the text that a stop string may still claim: that opens one, but
-    is not the whole of it.
-    `ends[state]`: the longest stop string that ends here (so the one that started first), or None.
+    `hold[state]`: length of the longest end of the text that is a proper prefix of a stop string.
+    `ends[state]`: the longest stop string that ends here (the one with the earliest start), or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -46,7 +43,7 @@ class StopStrings:
         self._link()
 
     def advance(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """The next state, after one more character."""
         while state and char not in self._edges[state]:
             state = self._back[state]
         return self._edges[state].get(char, 0)
@@ -64,7 +61,7 @@ class StopStrings:
         self.ends[state] = stop
 
     def _link(self) -> None:
-        """For each state, breadth first, the state of its longest proper end."""
+        """Set each state's failure link, breadth first: the state of its longest proper suffix."""
         queue = deque(self._edges[0].values())
         while queue:
             state = queue.popleft()
@@ -73,16 +70,16 @@ class StopStrings:
                 queue.append(child)
             if self.ends[state] is None:
                 self.ends[state] = self.ends[self._back[state]]
-            if not self._edges[state]:  # a whole stop that opens no other one
+            if not self._edges[state]:  # a complete stop string that begins no other one
                 self.hold[state] = self.hold[self._back[state]]
 
 
 class TextStream:
-    """The text of one completion, as it comes.
+    """The text of one completion, token by token.
 
-    `prompt` are the ids that the completion follows; only their last character and whether they have text at
-    all matter. `stops` may be given as StopStrings, built once for several streams. `include_stop`: the stop string
-    that ends the text is part of it. `stopped`: that stop string, once it is found.
+    `prompt`: the ids before the completion; only their last character and whether they have any text matter.
+    `stops`: strings, or a StopStrings that several streams share. `include_stop`: the stop string that ends the text is
+    part of it. `stopped`: that stop string, once found.
     """
 
     def __init__(
@@ -99,17 +96,17 @@ class TextStream:
         self._include = include_stop
         self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self._pending, self._first = _tail(tokenizer, prompt, skip_special)
-        self._lent = bool(self._pending)  # the pending bytes are the prompt's, until they become a character
+        self._lent = bool(self._pending)  # whether the pending bytes are the prompt's; until they become a character
         self._state = 0
-        self._held = ""  # text that is not released
-        self._match: tuple[int, str] | None = None  # the best stop so far, and where it begins: 0 is the held text
+        self._held = ""  # text not yet released
+        self._match: tuple[int, str] | None = None  # offset in `_held` of the best match so far, and its stop string
         self._released: _Released | None = None
         self._closed = False
         self.stopped: str | None = None
 
     @property
     def text(self) -> str:
-        """Everything released so far, that of the stream this one was forked from included."""
+        """All text released so far, including text that the parent released before the fork."""
         pieces, at = [], self._released
         while at is not None:
             at, piece = at
@@ -117,14 +114,14 @@ class TextStream:
         return "".join(reversed(pieces))
 
     def fork(self) -> "TextStream":
-        """A stream that goes on from the same text by itself; what was released is shared, so it costs O(1)."""
-        return copy.copy(self)  # all that a stream changes are references to values that do not change
+        """An independent stream that continues from the same text; O(1), as both share the released text."""
+        return copy.copy(self)  # a shallow copy suffices: all of a stream's values are immutable
 
     def push(self, token: int, armed: bool = True) -> str:
-        """Take one token; returns the text that may be shown now, often ''; after a stop always ''.
+        """Append one token; returns the text released by it, often ''; after a stop always ''.
 
-        Not `armed` (min_tokens): stop strings whose last character comes with this token do not count. One that
-        only begins here may be completed by a later token.
+        armed=False (min_tokens): a stop string that this token completes does not end the text. A later token may
+        complete one that begins here.
         """
         assert not self._closed or self.stopped is not None, "push() after finish(): open a new TextStream"
         piece = self._tokenizer.token_bytes(token, first=self._first, skip_special=self._skip)
@@ -134,7 +131,7 @@ class TextStream:
         return self._release(self._feed(self._decode(piece, final=False), armed))
 
     def finish(self) -> str:
-        """End the text; returns what was held, up to a stop; `stopped` may be settled only here."""
+        """End the text; returns the text held back, up to a stop string. It may be the first to set `stopped`."""
         if self._closed:
             return ""
         ready = self._feed(self._decode(b"", final=True), armed=True)
@@ -144,7 +141,7 @@ class TextStream:
         return self._release(ready)
 
     def _decode(self, piece: bytes, *, final: bool) -> str:
-        """The characters that `piece` makes whole; the prompt's unfinished one is shown if it gets whole."""
+        """The characters that `piece` completes, including the prompt's unfinished one if `piece` completes it."""
         data = self._pending + piece
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._pending = data[used:]
@@ -154,7 +151,7 @@ class TextStream:
         return text
 
     def _feed(self, text: str, armed: bool) -> int:
-        """Append `text` to what is held and move the automaton; returns how much of it may be released."""
+        """Append `text` to the held text and advance the automaton; returns how many characters may be released."""
         at = len(self._held)
         self._held += text
         stops = self._stops
@@ -165,7 +162,7 @@ class TextStream:
             if armed and end is not None and (self._match is None or at - len(end) < self._match[0]):
                 self._match = (at - len(end), end)
             if self._match is not None and at - stops.hold[self._state] >= self._match[0]:
-                return self._settle()  # nothing that began earlier is still open
+                return self._settle()  # no match that began earlier is still possible
         if not self._include:
             return at - stops.hold[self._state]
         return at if self._match is None else self._match[0] + len(self._match[1])
@@ -177,7 +174,7 @@ class TextStream:
         return start + len(self.stopped) if self._include else start
 
     def _release(self, ready: int) -> str:
-        """Release `ready` characters of the held text."""
+        """Release the first `ready` characters of the held text, and return them."""
         piece, self._held = self._held[:ready], self._held[ready:]
         if self._match is not None:
             self._match = (self._match[0] - ready, self._match[1])
@@ -201,13 +198,13 @@ def _check(stops: Sequence[str]) -> None:
 
 
 def _tail(tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> tuple[bytes, bool]:
-    """The bytes of an unfinished character at the prompt's end, and whether the completion opens the text."""
+    """The bytes of an unfinished character at the prompt's end, and whether the prompt has no text."""
     data, first = b"", True
     for token in reversed(prompt):
         piece = tokenizer.token_bytes(token, first=False, skip_special=skip_special)
         if piece is not None:
             data, first = piece + data, False
-        if len(data) >= 3:  # as many as an unfinished character can have
+        if len(data) >= 3:  # the most bytes of an unfinished character
             break
     _, used = codecs.utf_8_decode(data, "replace", False)
     return data[used:], first

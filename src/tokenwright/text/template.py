@@ -1,9 +1,9 @@
-"""The process in which one chat template runs: questions come in and answers go out as lines of JSON.
+"""The process that renders one chat template. It reads questions and writes answers as lines of JSON.
 
-A program that `chat` starts and nobody imports; it knows jinja2 and the standard library alone. Templates come with
-checkpoints, from strangers. jinja2's sandbox keeps them from Python's insides; it does not bound their work. So there
-are limits on memory, on each question's CPU time and on the length of an answer; files cannot be opened any more and
-the environment is empty. The clock on the wall is watched by `chat`, which kills this process when it takes too long.
+`chat` starts it as a program; no module imports it, and it imports only jinja2 and the standard library. Templates come
+with checkpoints, from untrusted authors. jinja2's sandbox keeps them from Python's internals, but does not bound their
+work. So the process limits its memory, the CPU time of each question and the length of an answer, cannot open files and
+has an empty environment. `chat` limits the wall-clock time, and kills the process when it exceeds it.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
 "add_generation_prompt", "most"}, where `most` is in characters: {"text"}, or {"error"} with the end of a sentence that
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-import jinja2.debug  # noqa: F401 - jinja2 would import it when no file can be opened any more
+import jinja2.debug  # noqa: F401 - jinja2 would import it later, when files can no longer be opened
 from jinja2 import BaseLoader, Environment, Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
@@ -33,18 +33,18 @@ class Refusal(TemplateError):
 
 
 class TooLong(Exception):
-    """More characters than may be written."""
+    """The rendered text exceeds the limit of characters."""
 
 
 class Alone(BaseLoader):
-    """Finds no template: include, import and extends have nothing to bring in."""
+    """A loader that refuses every template, so that include, import and extends fail."""
 
     def get_source(self, environment: Environment, template: str) -> NoReturn:  # noqa: ARG002
         raise SecurityError(f"it asks for another file ({template!r})")
 
 
 class Generation(Extension):
-    """`{% generation %}` ... `{% endgeneration %}`: marks answers for training; here its body is what counts."""
+    """`{% generation %}` ... `{% endgeneration %}`: marks answers for training; rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -60,7 +60,7 @@ def refuse(message: object) -> NoReturn:
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON as it is; jinja2's own filter would escape it for HTML."""
+    """JSON without HTML escapes, which jinja2's own filter would add."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -88,7 +88,7 @@ def written(template: Template, values: Mapping[str, Any], most: int) -> str:
 
 
 def complaint(error: Exception) -> str:
-    """What is wrong, for the one who chose the model."""
+    """The error as the end of a sentence about the template, for the user who chose the model."""
     shown = str(error)[:500].rstrip(".")
     if isinstance(error, Refusal):
         return f"refuses these messages: {shown}"
@@ -115,7 +115,7 @@ def main() -> None:
     start = json.loads(sys.stdin.readline())
     time.tzset()
     warm = compiled(r"{{ [strftime_now('%c'), '\u0020'] | tojson | pprint }}{% if raise_exception %}{% endif %}")
-    written(warm, {}, 1_000)  # what Python reads late, the zone's file and some modules, it reads now
+    written(warm, {}, 1_000)  # reads now the files that Python loads lazily: the time zone and some modules
     os.environ.clear()
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_NOFILE, 0)

@@ -1,9 +1,8 @@
 """A checkpoint's tokenizer: text to ids, ids to text.
 
-The `tokenizers` library cuts text into tokens. Putting text together is ours (`pieces`): a token is a byte
-string, a text is their concatenation as UTF-8. So `decode` and the stream agree by construction. An instance
-may be used from many threads: what it computes late is computed whole before it is seen, and no flag is
-flipped per call.
+The `tokenizers` library splits text into tokens. Decoding is ours (`pieces`): a token is a byte string, and a text is
+their concatenation as UTF-8. So `decode` and the stream agree by construction. A tokenizer is thread-safe: it publishes
+a lazily computed value only when it is complete, and no call switches a flag of the library.
 """
 
 import json
@@ -25,8 +24,8 @@ from tokenwright.text.pieces import Pieces
 class Tokenizer:
     """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
 
-    `vocab_size` counts ids, the model's if it was given: a model may have more rows than the tokenizer has
-    tokens, and those ids are valid and have no text.
+    `vocab_size`: number of ids, the model's if given: a model may have more rows than the tokenizer has tokens; those
+    ids are valid and have no text.
     """
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
@@ -55,17 +54,16 @@ class Tokenizer:
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":
         """Read the tokenizer of a checkpoint's folder; `vocab_size`: rows of the model's embedding.
 
-        Raises CheckpointError where files are missing, damaged, or name ids that the model does not have.
+        Raises CheckpointError for files that are missing, damaged, or have ids that the model lacks.
         """
         return cls(read_folder(folder), vocab_size)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of `text`.
 
-        `add_special`: with what the checkpoint puts around a prompt, as its post-processor or `add_bos_token`
-        says; a text that begins with the BOS token gets no second one. `parse_special=False`: special tokens
-        that are written in the text are text, so it yields none (the unknown token excepted). Raises
-        RequestError.
+        `add_special`: add the tokens of the checkpoint's post-processor or `add_bos_token`; a text that begins with the
+        BOS token gets no second one. `parse_special=False`: encode special tokens that are written in the text as
+        text, so that the result has none but the unknown token. Raises RequestError.
         """
         check_text(text)
         library = self._library
@@ -78,9 +76,9 @@ class Tokenizer:
             return self._with_bos(encoding.ids, library.post_process(encoding).ids)
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
-        """The ids of a text whose control tokens are given as ids; what is written like one in a string is text.
+        """The ids of a text whose control tokens are given as ids; control tokens written in a string are text.
 
-        Strings beside control tokens are cut as `encode` would cut the whole; nothing is put around it. Raises
+        The strings are tokenised as `encode` would tokenise the whole text; no special tokens are added. Raises
         RequestError.
         """
         text = self._renamed(parts)
@@ -92,7 +90,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. Raises RequestError."""
+        """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
         pieces: list[bytes] = []
         for token in ids:
             piece = self.token_bytes(token, first=not pieces, skip_special=skip_special)
@@ -101,9 +99,9 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, *, first: bool = False, skip_special: bool = True) -> bytes | None:
-        """The bytes that a token adds to a text, `first` where it opens the text; None: it is skipped.
+        """The bytes that a token adds to a text, `first` if it opens the text; None if it has no text.
 
-        Skipped are ids without a token, and special ones if `skip_special`. Raises RequestError.
+        Ids without a token have none, nor do special tokens if `skip_special`. Raises RequestError.
         """
         self._check_id(token)
         if skip_special and token in self.special_ids:
@@ -117,7 +115,7 @@ class Tokenizer:
         return piece
 
     def token_text(self, token: int) -> str:
-        """A token for displays: its text, bytes of a cut character as <0xE2>, special ones by name."""
+        """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""
         piece = self.token_bytes(token, skip_special=False)
         if piece is None:
             return f"<unused {token}>"
@@ -132,7 +130,7 @@ class Tokenizer:
         return self._pieces.first(text) if first else self._pieces.middle(text)
 
     def _with_bos(self, ids: list[int], processed: list[int]) -> list[int]:
-        """`processed`, with one BOS before `ids` or none, as the config wants it."""
+        """`processed`, with one BOS before `ids` or none, as the config requires."""
         if self.bos_id is None:
             return processed
         added = processed[: len(ids) + 1] == [self.bos_id, *ids]
@@ -142,7 +140,7 @@ class Tokenizer:
         return [self.bos_id, *processed] if wanted and not added else processed
 
     def _renamed(self, parts: Sequence[str | int]) -> str:
-        """The parts as one text for the plain tokenizer, with the secret names of the control tokens."""
+        """The parts as one text for the plain tokenizer, with control tokens under their secret names."""
         secret = self._secret
         return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
 
@@ -153,13 +151,13 @@ class Tokenizer:
 
     @property
     def _plain(self) -> tokenizers.Tokenizer:
-        """The tokenizer that knows no control tokens; made when first needed, since it doubles the memory."""
+        """The tokenizer without control tokens; made on first use, since it doubles the memory."""
         with self._lock:
             return self._made_plain
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The id that characters outside the vocabulary get."""
+        """The id of characters outside the vocabulary."""
         model = json.loads(self._library.to_str())["model"]
         return model["unk_id"] if "unk_id" in model else self._library.token_to_id(model.get("unk_token") or "")
 
@@ -178,13 +176,13 @@ class Tokenizer:
 
 
 def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """The same tokenizer with its control tokens renamed to what no text contains, so that ids stay as they are.
+    """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
 
-    The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model
-    finds a special token in its vocabulary all the same.
+    The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model still finds
+    a special token in its vocabulary.
     """
     for token in state["added_tokens"]:
-        if token["content"] in names:  # found wherever it stands, whatever a normalizer would make of the text
+        if token["content"] in names:  # match it anywhere in the text, before any normalizer
             token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
     model = state["model"]
     vocab = model["vocab"]
@@ -200,7 +198,7 @@ def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.T
 
 
 def check_text(text: str) -> None:
-    """Raises RequestError for what is no text, or no Unicode."""
+    """Raises RequestError for a value that is not a str, or not valid Unicode."""
     if not isinstance(text, str):
         raise RequestError(f"a prompt must be text, not {type(text).__name__}")
     try:
