@@ -12,9 +12,7 @@ WEIGHTS = {"bf16": "native", "int8": "int8", "int4": "int4"}
 
 class Ours:
     def __init__(self, job: Job) -> None:
-        pages = job.streams * -(
-            -job.length // PAGE
-        )  # sized for the number of streams, as in the other adapters
+        pages = job.streams * -(-job.length // PAGE)  # sized for the number of streams, as in the other adapters
         self.llm = LLM(str(job.model), weights=WEIGHTS[job.format], page_size=PAGE, pages=pages)
         self.texts = 0
 

@@ -51,7 +51,7 @@ def pick(logits: torch.Tensor, drawing: Drawing, source: torch.Generator) -> int
 
 
 def continue_text(model: Model, tokenizer: Tokenizer, prompt: str, drawing: Drawing, seed: int = 0) -> str:
-    """The prompt's continuation; a prompt that ends in a question mark or is a request is formatted as chat."""
+    """The prompt's continuation; prompts in QUESTIONS are formatted as chat."""
     chat = prompt in QUESTIONS
     written = continue_ids(model, prompt_ids(tokenizer, prompt, chat), drawing, seed)
     return str(tokenizer.decode(written))
