@@ -31,9 +31,7 @@ TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines
 VERSIONS = "versions.txt"  # lists the packages of a peer's environment
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they need torch's CUDA build, and are imported if installed
 BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # llama.cpp without images
-if shutil.which(
-    "clang++"
-):  # g++ 12 drops stores that AMX tile loads read back: the build crashes with AMX
+if shutil.which("clang++"):  # g++ 12 drops stores that AMX tile loads read back: the build crashes with AMX
     BUILD |= {"CC": "clang", "CXX": "clang++", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF"}
 
 
