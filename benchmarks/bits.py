@@ -1,4 +1,4 @@
-"""The same bits: what two editions write, compared by ==.
+"""Bit equality: the results of two editions, compared by ==.
 
     python benchmarks/bits.py record FILE     # run the requests with this interpreter's Tokenwright
     python benchmarks/bits.py compare FILE    # run them again and compare with a recording
@@ -7,14 +7,14 @@
 200 requests (`bits_requests.py`: greedy, seeded with many processors, n and best_of, beams, grammars, stop strings,
 log-probabilities of prompts; alone, in batches of 2, 8 and 17, with preemption, swapping, shared prefixes, chunks,
 windows and without the cache) run in each environment: the native kernels with every instruction set that the processor
-has, and the reference kernels, each in a process of its own; twice, with other formats of weights, K and V. Only the
-public API is used, so that the file runs unchanged with any edition: choose the interpreter. Both recordings must come
-from one machine, since torch's own sums depend on the processor.
+has, and the reference kernels, each in a process of its own; twice, with other formats of weights, K and V. The file
+uses only the public API, so it runs unchanged with any edition: choose the interpreter. Both recordings must come from
+one machine, since torch's own sums depend on the processor.
 
-A recording has the text, the ids, every log-probability to the last bit, how the text ended, the log-probabilities of
-the prompt and the tree of a beam search. `compare` prints every difference and ends with 1 if there is one, or if a
-request is in one recording alone. It also tells how often texts were preempted and prefixes found in both: where that
-was and is no longer, the requests prove less than they did.
+A recording has the text, the ids, every log-probability to the last bit, the finish reason, the prompt's
+log-probabilities and the tree of a beam search. `compare` prints every difference and exits with 1 if there is one, or
+if a request is in one recording alone. It also prints how often texts were preempted and prefixes were cached in both:
+if a count fell to zero, the requests prove less than before.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     "amx": {"TOKENWRIGHT_KERNELS": "native", "TOKENWRIGHT_ISA": "amx"},
     "reference": {"TOKENWRIGHT_KERNELS": "reference"},
 }
-TURNS = 2  # an environment runs every request so often, each time with other formats of weights, K and V
+TURNS = 2  # runs of every request in an environment, each with other formats of weights, K and V
 ABSENT = 3  # exit code of a worker whose processor lacks the instruction set
 
 Recording = dict[str, Any]
 
 
 def exact(value: object) -> object:
-    """A value as JSON that is equal if and only if the value is, to the last bit: floats in hexadecimal."""
+    """Encode a value as JSON that is equal if and only if the values are, to the last bit: floats in hexadecimal."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, list | tuple):
@@ -60,7 +60,7 @@ def exact(value: object) -> object:
 
 
 def recorded(done: Completion) -> dict[str, object]:
-    """All that a completion tells, times and counts of work aside."""
+    """All fields of a completion but times and counts of work."""
     names = ("text", "token_ids", "logprobs", "sampler_logprobs", "finish_reason", "stopped", "score",
              "prompt_logprobs", "ends")  # fmt: skip
     found = {name: exact(getattr(done, name)) for name in names}
@@ -74,7 +74,7 @@ def recorded(done: Completion) -> dict[str, object]:
 
 
 def streamed(pieces: Sequence[Piece]) -> list[object]:
-    """The pieces of each text, in the order of the texts: how those of several interleave is not compared."""
+    """The pieces of each text, in the order of the texts: the order between texts is not compared."""
     return [
         [_piece(one) for one in pieces if one.choice == choice] for choice in sorted({one.choice for one in pieces})
     ]
@@ -110,7 +110,7 @@ def run_call(llm: LLM, call: Call, happened: Counter[str]) -> list[dict[str, obj
 
 
 def run_session(session: Session, setting: int, models: Path, happened: Counter[str]) -> Iterator[tuple[str, Any]]:
-    """The name and the result of every request. The name has what the LLM was opened with."""
+    """The name and the result of every request. The name includes the options of the LLM."""
     opened = session.opened(setting)
     model = session.model if session.model == "stories" else models / session.model
     about = f"{session.model} {opened['weights']} {opened['dtype']} kv {opened['kv']}"
@@ -121,7 +121,7 @@ def run_session(session: Session, setting: int, models: Path, happened: Counter[
 
 
 def work(environment: str, models: Path, only: Sequence[int]) -> int:
-    """What a worker does: print what its environment gives, as JSON."""
+    """The worker's main function: print the results of its environment as JSON."""
     number = list(ENVIRONMENTS).index(environment)
     try:
         with LLM("stories", device="cpu", pages=1) as llm:
@@ -143,7 +143,7 @@ def work(environment: str, models: Path, only: Sequence[int]) -> int:
 
 
 def record(environments: Sequence[str], only: Sequence[int], threads: int) -> Recording:
-    """Runs every environment in a process of its own. One that the processor lacks is left out, and told."""
+    """Run every environment in a process of its own. Reports and skips those that the processor lacks."""
     found: Recording = {"environments": {}}
     with TemporaryDirectory() as folder:
         found["models"] = write(Path(folder) / "models")
@@ -164,7 +164,7 @@ def record(environments: Sequence[str], only: Sequence[int], threads: int) -> Re
 
 
 def differing(old: object, new: object, place: str = "") -> Iterator[str]:
-    """Where two results differ: each field with the first place in it."""
+    """The differences of two results: each field with the first place that differs."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from differing(old.get(key), new.get(key), f"{place}.{key}" if place else key)
@@ -178,7 +178,7 @@ def differing(old: object, new: object, place: str = "") -> Iterator[str]:
 
 
 def selected(recording: Recording, environments: Sequence[str], only: Sequence[int]) -> Recording:
-    """What `record` with the same arguments would have recorded."""
+    """The part of a recording that `record` with the same arguments would make."""
     kept = {name: part for name, part in recording["environments"].items() if name in environments}
     for part in kept.values():
         part["requests"] = {name: one for name, one in part["requests"].items() if int(name.partition(".")[0]) in only}
@@ -186,7 +186,7 @@ def selected(recording: Recording, environments: Sequence[str], only: Sequence[i
 
 
 def compare(old: Recording, new: Recording) -> bool:
-    """Prints every difference; whether there is none."""
+    """Print every difference. Returns True if there is none."""
     good = old["models"] == new["models"]
     if not good:
         print("the random models are not the same; the recordings cannot be compared")

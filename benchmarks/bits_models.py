@@ -1,7 +1,7 @@
 """Small random models for `bits.py`, one for each kind of arithmetic that `stories` does not have.
 
-Written without Tokenwright and without torch's random numbers: the files depend on numpy's frozen RandomState alone, so
-that two editions read the same bytes. Queries and keys are scaled up, so that attention is peaked and rounding shows.
+This module uses neither Tokenwright nor torch's random numbers: the files depend on numpy's frozen RandomState alone,
+so two editions read the same bytes. Queries and keys are scaled up, so attention is peaked and rounding shows.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path) -> dict[str, str]:
-    """Every model in a folder of its own under `folder`; the SHA-256 of its weights by name."""
+    """Write every model to its own folder under `folder`. Returns the SHA-256 of its weights by name."""
     return {name: write_model(folder / name, config) for name, config in CONFIGS.items()}
 
 
 def write_model(home: Path, config: dict[str, Any]) -> str:
-    """A model of one of these architectures in a new folder; the SHA-256 of its weights."""
+    """Write a model of one of these architectures to a new folder. Returns the SHA-256 of its weights."""
     home.mkdir(parents=True)
     (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
     shapes = _gpt2_shapes(config) if config["model_type"] == "gpt2" else _llama_shapes(config)
@@ -63,7 +63,7 @@ def write_model(home: Path, config: dict[str, Any]) -> str:
 
 
 def _weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Unit noise, seeded by the tensor's name, with the gain that its place in the block asks for."""
+    """Unit noise, seeded by the tensor's name, with the gain for its place in the block."""
     noise = np.random.RandomState(crc32(name.encode())).standard_normal(shape)
     if name.endswith("bias"):
         noise = 0.2 * noise
@@ -72,7 +72,7 @@ def _weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     elif any(part in name for part in ("embed_tokens", "wte", "wpe", "lm_head")):
         noise = 0.16 * noise
     else:
-        conv = ".attn." in f".{name}" or ".mlp.c_" in name  # GPT-2 keeps its matrices as [in, out]
+        conv = ".attn." in f".{name}" or ".mlp.c_" in name  # GPT-2 stores its matrices as [in, out]
         gain = 1.8 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 1.0
         if any(part in name for part in ("o_proj", "down_proj", "c_proj")):
             gain = 0.3
@@ -114,7 +114,7 @@ def _llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Byte-level, without merges: ids 0 to 2 are special, then one for each byte."""
+    """A byte-level tokenizer without merges: ids 0 to 2 are special, then one id for each byte."""
     words = SPECIALS + sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,7 +1,7 @@
-"""The 200 requests of `bits.py`, in 20 sessions. A session is one opened LLM and the calls that are made to it.
+"""The 200 requests of `bits.py`, in 20 sessions. A session is one LLM and the calls to it.
 
-A request is the same wherever it runs; what its session opens (the format of the weights, their dtype and the KV codec)
-moves on with each environment, so that the environments together meet every weight format with every codec.
+A request is the same in every environment; the options of its session's LLM (weight format, dtype and KV codec) rotate
+with the environment, so that the environments together cover every weight format with every codec.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MODELS = ("stories", "gpt2", "stories", "qwen3", "stories", "mistral", "stories"
 SMALL = {"pages": 14, "max_sequences": 32}
 OPTIONS: tuple[Mapping[str, int], ...] = (
     {"pages": 400},
-    SMALL,  # texts are preempted and computed again
-    {"pages": 400, "token_budget": 7},  # prompts are read in chunks
-    {**SMALL, "swap_memory": 1 << 24},  # texts are preempted and swapped
+    SMALL,  # texts are preempted and recomputed
+    {"pages": 400, "token_budget": 7},  # prompts are computed in chunks
+    {**SMALL, "swap_memory": 1 << 24},  # texts are preempted and swapped out
     {"pages": 400, "window": 20, "sinks": 3, "token_budget": 64},
     {"pages": 96, "page_size": 5, "token_budget": 33},
     {"pages": 400, "max_sequences": 5},  # texts wait
 )
-BATCHES = ((17, 1, 1, 1), (8, 2), (2, 1, 1, 1), (8, 1, 1), (2, 1, 1, 1))  # of a session; 50 requests
+BATCHES = ((17, 1, 1, 1), (8, 2), (2, 1, 1, 1), (8, 1, 1), (2, 1, 1, 1))  # sizes in each session; 50 requests
 
 STEMS = (
     "Once upon a time there was a little girl named Lily. She loved to play outside in the sun. One day",
@@ -79,7 +79,7 @@ KINDS: tuple[Mapping[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Call:
-    """Prompts that are given together. `names` identify their requests; all but `generate` take one prompt."""
+    """Prompts of one call. `names` identify their requests; all methods but `generate` take one prompt."""
 
     names: tuple[str, ...]
     how: How
@@ -99,14 +99,14 @@ class Session:
     calls: tuple[Call, ...]
 
     def opened(self, setting: int) -> dict[str, Any]:
-        """The arguments of LLM, the model aside. Of two settings in a row, the sessions meet 40 of the 42 pairs."""
+        """The arguments of LLM but the model. With two successive settings, the sessions cover 40 of the 42 pairs."""
         cell = 20 * setting + self.number
         weights, dtype = WEIGHTS[cell % len(WEIGHTS)]
         return {"weights": weights, "dtype": dtype, "kv": CODECS[cell % len(CODECS)], **self.options}
 
 
 def sessions() -> tuple[Session, ...]:
-    """All of them; 200 requests."""
+    """All sessions; 200 requests."""
     numbers = count()
     return tuple(_session(number, numbers) for number in range(20))
 
@@ -115,7 +115,7 @@ def _session(number: int, numbers: Iterator[int]) -> Session:
     model = MODELS[number % len(MODELS)]
     options = dict(OPTIONS[number % len(OPTIONS)])
     if model == "gpt2":
-        options.pop("sinks", None)  # learned positions have none
+        options.pop("sinks", None)  # learned positions allow no sinks
     batches = BATCHES[number % len(BATCHES)]
     return Session(number, model, options, tuple(_call(model, size, number, numbers) for size in batches))
 
@@ -131,7 +131,7 @@ def _call(model: str, size: int, session: int, numbers: Iterator[int]) -> Call:
 
 
 def _prompt(number: int, model: str, session: int) -> str:
-    """Half of a session's prompts begin alike. The small models read bytes: theirs are shorter."""
+    """A prompt; half of a session's prompts share a prefix. Small models tokenize bytes, so theirs are shorter."""
     stem = STEMS[(session if number % 2 else number // 2) % len(STEMS)]
     return (stem if model == "stories" else stem[-24:]) + TAILS[number % len(TAILS)]
 
@@ -147,7 +147,7 @@ def _params(number: int, model: str) -> SamplingParams:
 
 
 def _how(number: int, params: SamplingParams) -> How:
-    """Beam search and best_of are for `generate` alone."""
+    """The method for a request: only `generate` takes beam search and best_of."""
     if params.beams > 1 or params.best_of is not None:
         return "generate"
     ways: tuple[How, ...] = ("stream", "generate", "astream", "score", "stream")

@@ -1,12 +1,12 @@
-"""What a token costs against its context, for each format of the KV cache, beside what reading that cache costs.
+"""The cost of a token over its context, for each format of the KV cache, beside the cost of reading that cache.
 
     python -m benchmarks.context [--shape qwen05] [--weights int8] [--kv native int8 int4] [--contexts 128 512 ..]
                                  [--tokens 24] [--rounds 3] [--root FOLDER] [--out build/benchmarks]
 
-A text is read up to each context and written on, the likeliest token each time; a context's figure is the median of
-its steps. The formats take turns at each context of a round. What a token of context costs in a round is the slope of a
-straight line through its medians (least squares), held against the bytes that the token keeps over the speed of
-reading, which is measured beside the steps of that round; told is the median of the rounds.
+For each context the model reads a text of that length and continues it greedily; the figure is the median of the
+steps. The formats take turns at each context of a round. The cost of a token of context in a round is the slope of a
+straight line through the medians (least squares); it is compared with the bytes of K and V per token over the speed of
+reading, which is measured beside the steps of that round. The output gives the median of the rounds.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one format of the cache.
+    """The measurements of one KV format.
 
-    steps: seconds of one by context, the median of all rounds. slopes: seconds that a token of context adds, by round.
-    reading: seconds that reading it takes, by round.
+    steps: seconds of a step by context, the median of all rounds. slopes: seconds per token of context, by round.
+    reading: seconds to read the K and V of one token, by round.
     """
 
     kv: str
@@ -59,7 +59,7 @@ class Growth:
 
 
 def steps(llm: LLM, ids: list[int], tokens: int, salt: str) -> list[float]:
-    """Seconds of each step but the first, which reads what is new of the prompt."""
+    """Seconds of each step but the first, which computes the uncached part of the prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     [done] = llm.generate([ids], params, salt=salt)
     return [after - before for before, after in pairwise(done.usage.token_s)]
@@ -72,14 +72,14 @@ def slope(taken: Mapping[int, Sequence[float]]) -> float:
 def growth(
     kv: str, nbytes: int, rounds: Sequence[Mapping[int, Sequence[float]]], speeds: Sequence[Sequence[float]]
 ) -> Growth:
-    """rounds: the seconds of the steps of each round, by context. speeds: bytes a second that were read in each."""
+    """rounds: seconds of the steps of each round, by context. speeds: bytes read per second in each round."""
     every = {context: median(second for one in rounds for second in one[context]) for context in rounds[0]}
     reading = [nbytes / median(speed) for speed in speeds]
     return Growth(kv, nbytes, every, [slope(one) for one in rounds], reading)
 
 
 def measure(llm: LLM, formats: Sequence[str], contexts: Sequence[int], tokens: int, rounds: int) -> list[Growth]:
-    """`llm` lends its weights. contexts: in order."""
+    """Measure every format in an engine over `llm.loaded`. contexts: in ascending order."""
     pages = (contexts[-1] + tokens) // llm.options.page_size + 2
     reader = Reader(beyond_caches(CPU), CPU)
     taken: dict[str, list[dict[int, list[float]]]] = {kv: [] for kv in formats}
@@ -93,7 +93,7 @@ def measure(llm: LLM, formats: Sequence[str], contexts: Sequence[int], tokens: i
             for kv in formats:
                 taken[kv].append({})
             for context in contexts:
-                for kv, one in llms.items():  # what was read for the shorter contexts is found again
+                for kv, one in llms.items():  # the shorter contexts' pages are cached
                     taken[kv][turn][context] = steps(one, ids[:context], tokens, f"round {turn}")
                     speeds[turn].append(reader.bytes_per_second(TURN))
                 print(f"round {turn + 1}: {context} tokens", file=sys.stderr, flush=True)

@@ -1,18 +1,18 @@
-"""How the totals of a race grow with the tokens that are written: measured, counted, and as the formulas say.
+"""How the totals of a race grow with the number of generated tokens: measured, counted, and by formula.
 
     python benchmarks/growth.py [MODEL] [--tokens 25 35 50 ...] [--rounds 5] [--prompt TEXT] [--out build/benchmarks]
 
-Each round writes T tokens with the cache and without it for every T, in an order that turns from round to round; no
-lane finds K and V of another. The medians are fitted by least squares against what the formulas add up:
+Each round generates T tokens with and without the cache for every T, in an order that rotates from round to round; no
+lane reuses K and V of another. A least-squares fit of the medians uses the formulas' terms:
 
     cached    a + b (N + T - 1) + c (sum of contexts)     the contexts of the rows: 1, 2, .. N + T - 1
     naive     a + b (sum of t) + c (sum of t^2)           t = N .. N + T - 1, the tokens of each step
-    by steps  the naive one + d T                         the formulas count tokens; a step has a price of its own too
+    by steps  the naive one + d T                         the formulas count tokens; a step has a fixed cost too
 
-No term can cost less than nothing: a price that would be negative is 0. Being 3 % off counts alike at every T (each
-residual is divided by its total); R^2 is of the seconds. Told beside it are the slopes of the totals over T on
-logarithmic axes, and those of the tokens sent through the layers, which must be the formula's exactly. Nothing else may
-run meanwhile: the load average is told, of before and after.
+Coefficients are not negative: a negative one becomes 0. Residuals are relative (each is divided by its total), so an
+error of 3 % weighs the same at every T; R^2 is of the seconds. The output also gives the slopes of the totals over T on
+logarithmic axes, and those of the tokens sent through the layers, which must equal the formula's exactly. Run nothing
+else meanwhile: the output has the load average before and after.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMPT = "Once upon a time there was a little girl named Lily who liked to play 
 
 
 def terms(name: str, prompt: int, tokens: int) -> dict[str, float]:
-    """What the fit called `name` adds up, for N and T."""
+    """The terms of the fit `name` for N and T."""
     rows, steps = prompt + tokens - 1, range(prompt, prompt + tokens)
     if name == CACHED:
         return {"once": 1, "N + T - 1": rows, "sum of contexts": rows * (rows + 1) / 2}
@@ -48,7 +48,7 @@ def terms(name: str, prompt: int, tokens: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Point:
-    """One lane at one T. `seconds`: the total of each round."""
+    """One lane at one T. `seconds`: the total time of each round."""
 
     lane: str
     tokens: int
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds for one of each term; `shares` of the terms in the fitted total at the smallest and the largest T."""
+    """Seconds per unit of each term; `shares` of the terms in the fitted total at the smallest and the largest T."""
 
     name: str
     lane: str
@@ -76,12 +76,12 @@ class Fit:
 
 
 def measure(llm: LLM, ids: list[int], tokens: Sequence[int], rounds: int) -> list[Point]:
-    """Every T in both lanes, `rounds` times."""
+    """Measure every T in both lanes, `rounds` times."""
     jobs = [(lane, t) for t in tokens for lane in (CACHED, NAIVE)]
     seconds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
     counted: dict[tuple[str, int], int] = {}
     texts: dict[int, set[tuple[int, ...]]] = {t: set() for t in tokens}
-    for turn in range(-1, rounds):  # the first is a warm-up: torch's first calls are not part of it
+    for turn in range(-1, rounds):  # round -1 is a warm-up: torch's first calls do not count
         at = turn * 3 % len(jobs)
         for lane, t in jobs[at:] + jobs[:at] if turn >= 0 else jobs[:2]:
             params = SamplingParams(temperature=0.0, max_tokens=t, ignore_eos=True)
@@ -106,7 +106,7 @@ def measure(llm: LLM, ids: list[int], tokens: Sequence[int], rounds: int) -> lis
 
 
 def least_squares(matrix: numpy.ndarray, values: numpy.ndarray) -> numpy.ndarray:
-    """The coefficients, none below 0, that leave the least squares: of all choices of columns the best allowed one."""
+    """The non-negative least-squares coefficients: the best fit without negative ones over all subsets of columns."""
     best, least = numpy.zeros(matrix.shape[1]), float("inf")
     for count in range(1, matrix.shape[1] + 1):
         for columns in map(list, combinations(range(matrix.shape[1]), count)):
@@ -119,7 +119,7 @@ def least_squares(matrix: numpy.ndarray, values: numpy.ndarray) -> numpy.ndarray
 
 
 def fitted(name: str, points: list[Point], prompt: int) -> Fit:
-    """The terms of `name` fitted to the medians of its lane, each residual as a share of its total."""
+    """Fit the terms of `name` to the medians of its lane, with relative residuals."""
     lane = CACHED if name == CACHED else NAIVE
     medians = {point.tokens: median(point.seconds) for point in points if point.lane == lane}
     totals = numpy.array(list(medians.values()))
@@ -162,7 +162,7 @@ def slopes(points: list[Point]) -> dict[str, dict[str, float]]:
 
 
 def table(points: list[Point], fits: list[Fit], exponents: dict[str, dict[str, float]]) -> str:
-    """All of it as lines."""
+    """The points, fits and exponents as a table."""
     lines = [f"{'':>8}{'T':>6}{'median s':>11}{'range':>20}{'forward tokens':>16}  formula{'GFLOP':>10}{'GFLOP/s':>9}"]
     for point in points:
         middle, flops = median(point.seconds), point.flops / 1e9
@@ -185,7 +185,7 @@ def table(points: list[Point], fits: list[Fit], exponents: dict[str, dict[str, f
 
 
 def picture(points: list[Point], fits: list[Fit], prompt: int, title: str, path: Path) -> None:
-    """Seconds with the fitted curves, and the tokens sent through the layers with the formula's, over T."""
+    """Draw seconds with the fitted curves, and the tokens sent through the layers with the formula's, over T."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,27 +1,27 @@
-"""Interrupts at random moments, and whether the texts beside the interrupted one come out right.
+"""Interrupts requests at random moments, and checks that concurrent texts are correct.
 
     python benchmarks/interrupts.py [--signals 10000] [--cancels 1000] [--tasks 300] [--closes 200] [--forks 50]
                                     [--threads 1] [--seed 0]
 
 Three other texts run in threads of their own meanwhile, in a pool too small for all, so that texts are preempted:
 
-    signals   a timer's signal (setitimer) raises KeyboardInterrupt in the main thread while it is in generate, stream,
-              beam search, n > 1 or score; so often that so many of them met it there
-    cancels   another thread closes a stream while it is read
-    tasks     asyncio tasks that read astream are cancelled; the others beside them go on
+    signals   a timer's signal (setitimer) raises KeyboardInterrupt in the main thread during generate, stream, beam
+              search, n > 1 or score, until the given number of signals have hit one of them
+    cancels   another thread closes a stream that is being read
+    tasks     asyncio tasks that read astream are cancelled; concurrent tasks continue
     closes    LLM.close while texts run: each of them ends, with a part of its text or an error
-    forks     os.fork while texts run: the child is refused with an error, or writes the right text
+    forks     os.fork while texts run: the child gets an error, or generates the correct text
 
-After each trial nothing may be running, and the engine proves its invariants. What may not be, counted:
+After each trial the engine must be idle, and it checks its invariants. Counted faults:
 
-    wrong     a text that nobody interrupted has other tokens than alone (of one that was cut off: than a part of it)
-    short     a text that nobody interrupted ended early        failed   or with an error
-    hang      something did not end in 20 seconds               broken   an invariant of the engine does not hold
-    left      the engine still holds a text for which nobody waits
+    wrong     an undisturbed text has other tokens than when run alone (a shortened text: is no prefix of it)
+    short     an undisturbed text ended early                   failed   or with an error
+    hang      an operation took more than 20 seconds            broken   an invariant of the engine is violated
+    left      the engine still has a sequence without a client
 
-The trials run in a process that is started anew after a hang, and with a new LLM after any other fault. Ends with 1 if
-anything was counted. Only `idle` and `prove` know an edition's insides; all else is the public API, so that the file
-runs with any edition: choose the interpreter.
+The trials run in a process that is restarted after a hang, and with a new LLM after any other fault. The exit code is 1
+if there was a fault. Only `idle` and `prove` use an edition's internals; the rest is the public API, so the file runs
+with any edition: choose the interpreter.
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ from interrupts_texts import (
 
 from tokenwright import LLM, TokenwrightError
 
-HANG_S = 20.0  # that anything may take; a trial takes some milliseconds
-IDLE_S = 1.0  # until the engine has nothing left to do
+HANG_S = 20.0  # limit of any operation; a trial takes some milliseconds
+IDLE_S = 1.0  # limit until the engine is idle
 MOST_DEATHS = 20  # of workers in one case
-HUNG = 3  # exit code of a worker that found something hanging
+HUNG = 3  # exit code of a worker that detected a hang
 FAULTS = ("wrong", "short", "failed", "hang", "broken", "left")
 
 
 def idle(llm: LLM) -> bool:
-    """Whether the engine holds no text."""
+    """Whether the engine has no sequence."""
     return not llm.engine.scheduler.sequences
 
 
 def prove(llm: LLM) -> None:
-    """The engine's own proof of its invariants, at idle. Raises AssertionError."""
+    """Run the idle engine's own check of its invariants. Raises AssertionError."""
     llm.engine.scheduler.check()
 
 
 def open_llm() -> LLM:
-    """With a pool that the texts beside each other do not fit into."""
+    """An LLM with a page pool too small for the concurrent texts."""
     return LLM("stories", device="cpu", page_size=4, pages=20, token_budget=16)
 
 
 class Trials:
-    """An LLM, what its texts are when nothing disturbs them, and what was counted."""
+    """An LLM, its texts when nothing disturbs them, and the counts of faults."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -97,7 +97,7 @@ class Trials:
         self.seconds = {operation[0]: self._undisturbed(operation) for operation in OPERATIONS}
 
     def _undisturbed(self, operation: Operation) -> float:
-        """How long an operation takes beside the neighbours."""
+        """Seconds of an operation while the neighbours run."""
         _, run, text = operation
         taken = []
         for _ in range(3):
@@ -114,7 +114,7 @@ class Trials:
         return [(text, self.pool.submit(way, self.llm, text)) for way, text in zip(ways, NEIGHBOURS, strict=True)]
 
     def wait(self, beside: Sequence[tuple[Text, Future[Ids]]]) -> None:
-        """Until the undisturbed texts have ended; counts what became of them."""
+        """Wait until the undisturbed texts have ended, and count their faults."""
         for text, one in beside:
             self.counts["texts"] += 1
             try:
@@ -129,7 +129,7 @@ class Trials:
         self.counts["failed"] += 1
 
     def hang(self) -> NoReturn:
-        """Ends the process: what hangs in it cannot be ended otherwise."""
+        """End the process, the only way to end a thread that hangs."""
         self.counts["hang"] += 1
         self.counts["trials"] += 1
         faulthandler.dump_traceback()
@@ -137,7 +137,7 @@ class Trials:
         os._exit(HUNG)
 
     def settle(self) -> None:
-        """Nothing may be running any more, and the invariants must hold; after a fault a new LLM is opened."""
+        """Check that the engine is idle and its invariants hold; open a new LLM after a fault."""
         until = time.perf_counter() + IDLE_S
         while not idle(self.llm) and time.perf_counter() < until:
             time.sleep(0.001)
@@ -152,16 +152,16 @@ class Trials:
         return sum(self.counts[fault] for fault in FAULTS)
 
     def run(self, trial: Callable[[Trials], None], times: int, counted: str) -> None:
-        """Trials until `counted` of them are so many. A line of JSON after each has all counts so far."""
+        """Run trials until the count `counted` is `times`. Prints all counts so far as JSON after each trial."""
         while self.counts[counted] < times:
             faulthandler.dump_traceback_later(2 * HANG_S, exit=True)
             before = self.faults()
             trial(self)
             self.counts["trials"] += 1
             if self.faults() > before:
-                self.llm = open_llm()  # the old one is dropped as it is: closing it might hang
+                self.llm = open_llm()  # do not close the old one: that might hang
             print(json.dumps(self.counts), flush=True)
-        os._exit(0)  # whatever is left in threads of broken engines
+        os._exit(0)  # do not wait for threads of broken engines
 
 
 def signals(trials: Trials) -> None:
@@ -265,7 +265,7 @@ def forks(trials: Trials) -> None:
     trials.settle()
 
 
-CASES: Mapping[str, tuple[Callable[[Trials], None], str]] = {  # and what is counted up to the number asked for
+CASES: Mapping[str, tuple[Callable[[Trials], None], str]] = {  # the trial, and the count that ends the case
     "signals": (signals, "met"),
     "cancels": (cancels, "trials"),
     "tasks": (tasks, "trials"),
@@ -275,14 +275,14 @@ CASES: Mapping[str, tuple[Callable[[Trials], None], str]] = {  # and what is cou
 
 
 def work(case: str, times: int, seed: int) -> None:
-    """What a worker does."""
-    warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork beside threads, which is the case
+    """The worker's main function."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # os.fork with threads, which is the case under test
     trial, counted = CASES[case]
     Trials(seed).run(trial, times, counted)
 
 
 def run_case(case: str, times: int, threads: int, seed: int) -> Counter[str]:
-    """All trials of a case, in as many processes as it takes; after MOST_DEATHS of these it gives up."""
+    """Run all trials of a case, in a new process after each death; gives up after MOST_DEATHS of them."""
     counted, deaths = CASES[case][1], 0
     total: Counter[str] = Counter()
     while total[counted] < times and deaths < MOST_DEATHS:
@@ -299,7 +299,7 @@ def run_case(case: str, times: int, threads: int, seed: int) -> Counter[str]:
             said = log.read()
         if worker.returncode != 0:
             deaths += 1
-        if worker.returncode not in (0, HUNG):  # the watchdog ended it, or it crashed
+        if worker.returncode not in (0, HUNG):  # the watchdog killed it, or it crashed
             its["hang" if "Timeout (" in said else "failed"] += 1
         if any(its[fault] for fault in FAULTS):
             print(said[-4000:], file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `interrupts.py` writes, alone and beside each other, and the signal that interrupts it. Public API alone."""
+"""The texts of `interrupts.py`, and the signal that interrupts them. Uses the public API alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tokenwright import LLM, SamplingParams
 
-Ids = tuple[tuple[int, ...], ...]  # of each text of a request
+Ids = tuple[tuple[int, ...], ...]  # token ids of each text of a request
 
 PARAMS: Mapping[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
@@ -17,7 +17,7 @@ PARAMS: Mapping[str, SamplingParams] = {
     "stop": SamplingParams(temperature=0.0, max_tokens=14, stop=("was",), prompt_logprobs=1),
 }
 PROMPTS = ("Once upon a time", "Once upon a time there", "Tom and his dog went", "A cat")
-Text = tuple[str, str]  # how its tokens are chosen, a name in PARAMS; and its prompt
+Text = tuple[str, str]  # a name in PARAMS, and the prompt
 NEIGHBOURS: tuple[Text, ...] = (("greedy", PROMPTS[1]), ("seeded", PROMPTS[2]), ("several", PROMPTS[0]))
 
 
@@ -39,7 +39,7 @@ async def astream(llm: LLM, text: Text) -> Ids:
 
 
 def score(llm: LLM, text: Text) -> Ids:
-    """It has no tokens: what counts is that it can be interrupted."""
+    """Score a prompt. Returns no tokens: the trial only interrupts it."""
     llm.score(text[1] + " there was a cat")
     return ()
 
@@ -56,7 +56,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def judged(found: Ids, right: Ids) -> str:
-    """right, short (each text is the beginning of the right one) or wrong."""
+    """The verdict: right, short (each text is a prefix of the correct one) or wrong."""
     if found == right:
         return "right"
     pairs = zip(found, right, strict=False)
@@ -77,7 +77,7 @@ class Interrupter:
             raise KeyboardInterrupt
 
     def met(self, seconds: float, run: Callable[[], Ids]) -> Ids | None:
-        """What `run` returns, or None where it was interrupted."""
+        """The result of `run`, or None if the signal interrupted it."""
         try:
             self.armed = True
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))

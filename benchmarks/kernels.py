@@ -1,18 +1,18 @@
-"""Each native kernel as a share of what bounds it: reading its bytes, or its multiplications, whichever takes longer.
+"""Each native kernel as a share of its bound: reading its bytes, or its multiplications, whichever takes longer.
 
     python -m benchmarks.kernels [--kernels linear attention rest] [--rows 1 2 4 ..] [--contexts 512 1024 ..]
                                  [--rounds 9] [--mib MIB] [--out build/benchmarks]
 
-    linear      a matrix of --mib, which no cache holds, for up to 16 rows; for more one of qwen05's, 4,864 x 896
-    attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, held against reading alone, and a
-                chunk of 512, over the context; texts of one row follow each other until --mib are read, so that K
+    linear      a matrix of --mib, larger than any cache, for up to 16 rows; for more rows one of qwen05's, 4,864 x 896
+    attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, compared with reading alone, and a
+                chunk of 512, over the context; sequences of one row follow each other until --mib are read, so that K
                 and V come from memory
-    rest        norm and gated activation of 512 rows, by one thread as a call takes them; the summary of one row of
-                151,936 logits. Their bytes are those read and those written
+    rest        norm and gated activation of 512 rows, in one thread, as a native call runs them; argmax and logsumexp
+                of one row of 151,936 logits. Their bytes are those read and those written
 
-A round measures the limit and then the kernel, each by the best of calls made for 20 ms; told is the median of the
-rounds' shares, with the lowest and the highest. Calls come from Python and pay some microseconds for it, which weighs
-on short contexts: microseconds are told for each call.
+A round measures the limit and then the kernel, each as the best of the calls in 20 ms; the output gives the median of
+the rounds' shares, with the lowest and the highest. Calls come from Python and cost some microseconds, which matters
+for short contexts: the output gives the microseconds of each call.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4", "int4:64")
 ROWS = (1, 2, 4, 8, 16, 64, 512)
-FEW = 16  # rows at most that are bound by reading
-INNER = 4096  # of the matrix that no cache holds
-SMALL = (4864, 896)  # [out, in] of qwen05's gate, and of its up
+FEW = 16  # most rows that are bound by reading
+INNER = 4096  # inner size of the matrix larger than any cache
+SMALL = (4864, 896)  # [out, in] of qwen05's gate and up projections
 CACHES = ("bfloat16", "int8", "int4", "fp8")
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
 QUERY_HEADS, KV_HEADS, SIZE = 14, 2, 64
@@ -57,9 +57,9 @@ KINDS = ("linear", "attention", "rest")
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel in one form (of weights or of a cache) and size (rows or context).
+    """A kernel in one format (of weights or of a cache) and size (rows or context).
 
-    calls: that one run makes. keeps: what the structs of these calls point to.
+    calls: the calls of one run. keeps: the objects that the structs of these calls point to.
     """
 
     kernel: str
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Group:
-    """Cases under one bound, all with so many threads."""
+    """Cases under one bound, all with the same number of threads."""
 
     bound: Bound
     threads: int
@@ -82,9 +82,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Point:
-    """Medians of the rounds. gb_per_second: of the bytes that it cannot do without.
+    """Medians of the rounds. gb_per_second: of the bytes that the kernel must read and write.
 
-    share: of the limit, with its lowest and highest. of_reading: the same if reading alone were the limit.
+    share: of the limit, with its lowest and highest. of_reading: the share if reading alone were the limit.
     """
 
     kernel: str
@@ -101,7 +101,7 @@ class Point:
 
 
 def measure(case: Case, bound: Bound, rounds: int) -> Point:
-    """The limit and the kernel in turn."""
+    """Measure the limit and the kernel in turn."""
     pairs = [(bound(case.work), best_seconds(case.run, TURN)) for _ in range(rounds)]
     shares = [least.seconds / took for least, took in pairs]
     seconds, work = median(took for _, took in pairs), case.work
@@ -121,7 +121,7 @@ def measure(case: Case, bound: Bound, rounds: int) -> Point:
 
 
 def filled(out: int, inner: int, form: WeightFormat) -> Packed:
-    """A packed matrix of random numbers. Whole blocks and slabs: there is nothing that fills them up."""
+    """A packed matrix of random numbers, of whole blocks and slabs: it needs no padding."""
     packed = Packed.empty(out, inner, form)
     if packed.group:
         packed.codes.random_(1, 256)
@@ -158,7 +158,7 @@ def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) ->
 
 
 class Texts:
-    """K and V of one layer in one format, filled with random numbers: as many texts as there is room for."""
+    """K and V of one layer in one format, filled with random numbers: as many sequences as fit."""
 
     def __init__(self, kernels: NativeKernels, form: str, nbytes: int) -> None:
         self.kernels, self.form = kernels, form
@@ -173,7 +173,7 @@ class Texts:
             kernels.store(self.store.view(0), [slots], k, v)
 
     def case(self, context: int, rows: int, texts: int) -> Case:
-        """The last `rows` of each of so many texts at most, one call a text."""
+        """Attention of the last `rows` rows of each of at most `texts` sequences, one call per sequence."""
         each = -(-context // PAGE)
         tables = torch.arange(self.pages, dtype=torch.int32).split(each)[: min(texts, self.pages // each)]
         arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
@@ -189,8 +189,8 @@ class Texts:
                 kernels.compute(attend, byref(layer), byref(heads), 1, one.address, PAGE, byref(queries), count)
 
         work = Work(len(arrays) * context * self.bytes_per_token)
-        if rows > 1:  # one row is held against reading alone
-            pairs = sum(range(context - rows + 1, context + 1))  # of a row and a token that it reads
+        if rows > 1:  # one row is compared with reading alone
+            pairs = sum(range(context - rows + 1, context + 1))  # pairs of a row and a token that it reads
             work = replace(work, attention=len(arrays) * 2 * QUERY_HEADS * SIZE * pairs)
         kernel = f"attention, {rows} row{'s' if rows > 1 else ''}"
         return Case(kernel, self.form, context, work, run, len(arrays), (self.store, q, out))
@@ -207,7 +207,7 @@ def attention_groups(kernels: NativeKernels, contexts: Sequence[int], nbytes: in
 
 
 def rest_groups(kernels: NativeKernels) -> Iterator[Group]:
-    """What writes as many numbers as it reads, or fewer."""
+    """The groups of the other kernels, which write at most as many numbers as they read."""
     out, inner = SMALL
     x, normed, scale = torch.randn(CHUNK, inner), torch.empty(CHUNK, inner), torch.ones(inner)
     up, gated, logits = torch.randn(CHUNK, 2 * out), torch.empty(CHUNK, out), torch.randn(1, VOCABULARY)
@@ -266,7 +266,7 @@ def report(points: Sequence[Point]) -> str:
 
 
 def picture(points: Sequence[Point], title: str, path: Path) -> None:
-    """Shares over rows, and over contexts."""
+    """Draw the shares over rows, and over contexts."""
     kernels = [kernel for kernel in dict.fromkeys(one.kernel for one in points) if kernel.startswith(KINDS[:2])]
     if not kernels:
         return

@@ -1,10 +1,10 @@
-"""What this machine can do at most: bytes read from memory and from the cache, and multiplications, in a second.
+"""This machine's limits: bytes read from memory and from the processor's cache, and multiplications, per second.
 
     python -m benchmarks.limits [--seconds 1.0] [--out build/benchmarks]
 
-Each with all threads (OMP_NUM_THREADS) and with one, the best of calls that are made for so long. The native kernels
-measure with their own instructions; where there are none torch does, which the output tells as its kind. The limits
-that other benchmarks compare with are measured anew beside what they bound; these say what the machine is.
+Each with all threads (OMP_NUM_THREADS) and with one, the best of the calls in --seconds. The native kernels measure
+with their own instructions; without native kernels torch does, and the output names the kind. Other benchmarks measure
+the limits again beside the figures that they bound; these figures describe the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokenwright.bench.limits import Limits, Rate, measure_limits, processor
 
 
 def rates(limits: Limits) -> dict[str, dict[str, Rate]]:
-    """By unit, and by what is done."""
+    """The rates by unit, and by operation."""
     read = {"memory": limits.memory}
     if limits.cache is not None:
         read[f"cache, {limits.cache_bytes / 2**20:.0f} MiB"] = limits.cache
@@ -39,7 +39,7 @@ def report(limits: Limits) -> str:
 
 
 def picture(limits: Limits, title: str, path: Path) -> None:
-    """Bars of both kinds of limits, all threads over one."""
+    """Draw bars of both kinds of limits, all threads above one thread."""
     figure, places = canvas(figsize=(9.5, 2.8), ncols=2)
     for axes, (unit, each) in zip(places, rates(limits).items(), strict=True):
         for index, label in enumerate((f"{limits.threads} threads", "1 thread")):

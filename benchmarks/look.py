@@ -1,9 +1,9 @@
-"""What looking costs: decode with nobody looking, with the counters alone, and with one row of attention watched.
+"""The cost of tracing: decode without a trace, with the counters alone, and with one traced row of attention.
 
     python benchmarks/look.py [MODEL] [--pairs 30] [--tokens 64] [--out build/benchmarks]
 
-Each round writes the same text three ways, in an order that turns from round to round; a ratio compares two texts of
-one round. Told are the median ratio and its 95 % interval (by order statistics). Nothing else may run meanwhile.
+Each round generates the same text three ways, in an order that rotates from round to round; a ratio compares two texts
+of one round. The output gives the median ratio and its 95 % interval (by order statistics). Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plain(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
 
 
 def watched(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
-    """The same, step by step, each with its frame and a row of the last layer."""
+    """The same step by step, each step with its frame and an attention row of the last layer."""
     with llm.run(ids, params, layer=llm.config.layers - 1) as run:
         while not run.ended:
             run.step()
@@ -58,7 +58,7 @@ def measure(model: str, pairs: int, tokens: int) -> dict[str, list[float]]:
             (WATCHED, lambda: watched(traced, params, ids)),
         ]
         for _, way in ways:
-            way()  # torch's first calls are not part of it
+            way()  # a warm-up: torch's first calls do not count
         seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
         for turn in range(pairs):
             for name, way in ways[turn % 3 :] + ways[: turn % 3]:

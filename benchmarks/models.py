@@ -1,16 +1,16 @@
-"""Models of published shapes beside what bounds them, for each format of weights.
+"""Models of published shapes beside their limits, for each format of weights.
 
     python -m benchmarks.models [--shapes tiny gpt2 ..] [--weights bf16 int8 int4] [--rounds 3] [--root FOLDER]
                                 [--out build/benchmarks]
 
-What is measured is what `peers.py` measures (docs/performance.md), of us alone, and what `tokenwright bench` measures,
-in a fresh process for each model, format and round:
+The measures are those of `peers.py` (docs/performance.md), for Tokenwright alone, and those of `tokenwright bench`, in
+a fresh process for each model, format and round:
 
     a figure      the median of the rounds
     its share     of the limit, which is measured in turn with it: the bytes that a step reads over the speed of
                   reading them, or its multiplications over the machine's rate, whichever takes longer
-    peak          resident memory at most, without the buffer that the speed is measured with; pages of K and V count
-                  once they were used, as those of texts that have ended are kept while there is room
+    peak          peak resident memory, without the buffer of the speed measurement; a page of K and V counts once it
+                  was used, since pages of finished texts stay cached while there is space
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WEIGHTS: Mapping[str, str] = {"bf16": "native", "int8": "int8", "int4": "int4"}
 
 @dataclass(frozen=True)
 class Run:
-    """What one process measured."""
+    """The measurements of one process."""
 
     shape: str
     weights: str
@@ -57,13 +57,13 @@ def measured(shape: str, weights: str, root: Path) -> Run:
 
 
 def alone(shape: str, weights: str, root: Path) -> Run:
-    """`measured` in a fresh process, whose memory is the model's alone."""
+    """Run `measured` in a fresh process, so that its memory is the model's alone."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measured, shape, weights, root).result()
 
 
 def row(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Medians of the rounds of one model in one format."""
+    """A table row: medians of the rounds of one model in one format."""
     cells = []
     for name in MEASURES:
         its = [run.figures[name] for run in runs]
@@ -73,7 +73,7 @@ def row(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def grouped(runs: Sequence[Run]) -> list[list[Run]]:
-    """By model and format."""
+    """The runs grouped by model and format."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         found.setdefault((run.shape, run.weights), []).append(run)
@@ -88,7 +88,7 @@ def report(runs: Sequence[Run]) -> str:
 
 
 def picture(runs: Sequence[Run], title: str, path: Path) -> None:
-    """The shares of decode and prefill."""
+    """Draw the shares of decode and prefill."""
     names, groups = ("decode", "prefill"), grouped(runs)
     figure, places = canvas(figsize=(9.5, 1.2 + 0.3 * len(groups)), ncols=len(names))
     labels = [f"{its[0].shape} {its[0].weights}" for its in groups]

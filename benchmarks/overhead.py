@@ -1,20 +1,20 @@
-"""What a step costs beside the model: the engine's own time, by streams and context.
+"""The cost of a step without the model: the engine's own time, by streams and context.
 
     python -m benchmarks.overhead [--streams 1 2 4 ..] [--contexts 64 8192] [--rounds 9] [--vocabulary 4096]
                                   [--model MODEL] [--out build/benchmarks]
 
-Every stream has read its context and writes one token a step, greedily. A round is 64 steps (four pages are filled and
-named meanwhile); told are medians of the rounds, in microseconds a step:
+Every stream has computed its prompt and decodes one token per step, greedily. A round is 64 steps (each stream fills
+and hashes four pages); the output gives medians of the rounds, in microseconds per step:
 
-    prepared   the runner hands out logits that were made before, with what native kernels tell of them (the likeliest
-               id and the total): what is left is the engine, the sampler and the engine loop
-    real       the same with a model that is loaded (--model), and the batch that is built for it. `model` is then the
-               call of the native kernels; with the reference kernels, all that the runner does beside the batch
+    prepared   the runner returns precomputed logits, with the argmax and logsumexp that native kernels return: the
+               remaining cost is the engine, the sampler and the engine loop
+    real       the same with a loaded model (--model) and its batch. `model` is then the call of the native kernels;
+               with the reference kernels, all work of the runner but the batch
 
-`whole` is the clock around a round. The parts come from rounds of their own, in which every part is a stopwatch's: who
-is called by another part is not counted in it, and what a stopwatch itself takes is taken off. All of it runs in the
-engine thread: `rest` is the engine loop with what it delivers, `text` the stop checkers, which make text of tokens
-(prepared runs make none). The line of growth is fitted by least squares.
+`whole` is the wall-clock time of a round. The parts come from separate rounds in which a stopwatch times each part: a
+part excludes the parts that it calls, and the stopwatch's own cost is subtracted. All of it runs in the engine thread:
+`rest` is the engine loop with the delivery of events, `text` the stop checkers, which decode tokens to text (prepared
+runs decode none). A least-squares fit gives the line of growth.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from tokenwright.engine import Engine, Group, LogitsNeeded, Output, PagePool, Re
 from tokenwright.engine.loop import EngineLoop, Inbox
 
 PAGE = 16  # tokens
-STEPS = 64  # of a round
+STEPS = 64  # in a round
 WARM = 32  # steps before the first round
 PARTS = ("schedule", "batch", "model", "sampler", "commit", "expire", "text", "rest")
-Turn = Callable[[], None]  # one step: every stream has a token more
+Turn = Callable[[], None]  # one step: one more token for every stream
 
 
 class Silent:
-    """A sink that makes no text."""
+    """A text sink that decodes nothing."""
 
     stopped = None
 
-    def push(self, token: int, armed: bool = True) -> str:  # noqa: ARG002  (a sink is told every token)
+    def push(self, token: int, armed: bool = True) -> str:  # noqa: ARG002  (a sink gets every token)
         return ""
 
     def finish(self) -> str:
@@ -67,7 +67,7 @@ class Silent:
 
 
 class Prepared:
-    """A runner that hands out logits [S, V] made before."""
+    """A runner that returns precomputed logits [S, V]."""
 
     def __init__(self, streams: int, vocabulary: int) -> None:
         self.logits = torch.randn(streams, vocabulary, generator=torch.Generator().manual_seed(0))
@@ -84,12 +84,12 @@ class Prepared:
 
 
 class Stopwatch:
-    """Nanoseconds of each part, without those of the parts that it calls."""
+    """Nanoseconds of each part, without the parts that it calls."""
 
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        self._inner = [0]  # of the parts that are under way: what others have taken in them
+        self._inner = [0]  # stack of the active parts: nanoseconds spent in the parts that they called
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         clock, inner, spent, calls = time.perf_counter_ns, self._inner, self.spent, self.calls
@@ -110,7 +110,7 @@ class Stopwatch:
 
     @staticmethod
     def price() -> float:
-        """Nanoseconds that a timed call takes more than the call alone."""
+        """Nanoseconds that timing adds to a call."""
         watch, turns = Stopwatch(), 20_000
         timed = watch.timed("nothing", int)
         seconds = [min(_loop(one, turns) for _ in range(5)) for one in (int, timed)]
@@ -125,7 +125,7 @@ def _loop(function: Callable[[], object], turns: int) -> float:
 
 
 def model_of(runner: Any) -> list[tuple[Any, str, str]]:
-    """Where a runner calls its model, and where it makes the batch for it."""
+    """The methods in which a runner calls its model and builds the batch, with the names of their parts."""
     if not isinstance(runner, ModelRunner):
         return [(runner, "forward", "model")]
     if not isinstance(runner.backend, NativeBackend):
@@ -135,7 +135,7 @@ def model_of(runner: Any) -> list[tuple[Any, str, str]]:
 
 @contextmanager
 def watched(engine: Engine[Any]) -> Iterator[Stopwatch]:
-    """A stopwatch on every part of an engine, taken off again."""
+    """Attach a stopwatch to every part of an engine, and remove it at the end."""
     watch, runner, scheduler = Stopwatch(), engine.runner, engine.scheduler
     places: list[tuple[Any, str, str]] = [
         (scheduler, "schedule", "schedule"),
@@ -161,7 +161,7 @@ def watched(engine: Engine[Any]) -> Iterator[Stopwatch]:
 
 @dataclass(frozen=True)
 class Point:
-    """Medians of the rounds, in microseconds a step. `outside`: the whole without the model and the text."""
+    """Medians of the rounds, in microseconds per step. `outside`: the whole without the model and the text."""
 
     way: str
     streams: int
@@ -172,7 +172,7 @@ class Point:
 
 
 def rounds_of(engine: Engine[Any], turn: Turn, rounds: int) -> tuple[list[float], list[dict[str, float]]]:
-    """Microseconds a step of each round: by the clock alone, and by parts."""
+    """Microseconds per step of each round: wall-clock time, and the times of the parts."""
     for _ in range(WARM):
         turn()
     wholes = [_loop(turn, STEPS) / STEPS * 1e6 for _ in range(rounds)]
@@ -195,7 +195,7 @@ def point(way: str, streams: int, context: int, engine: Engine[Any], turn: Turn,
 
 
 def written(rounds: int) -> int:
-    """Tokens that each stream writes in a measurement, and some more: none may end."""
+    """The tokens that each stream generates in a measurement, with a margin: no stream may end."""
     return WARM + 2 * rounds * STEPS + 8
 
 
@@ -216,7 +216,7 @@ def prepared(streams: int, context: int, vocabulary: int, rounds: int) -> Point:
 
 
 def started(way: str, loop: EngineLoop, requests: Sequence[Request], context: int, rounds: int) -> Point:
-    """The point of requests that all have read their prompts, measured in the engine thread."""
+    """Measure requests in the engine thread, once all have computed their prompts."""
     inbox = Inbox(at_end=len(requests))
     handles = loop.submit(requests, inbox)
 
@@ -242,7 +242,7 @@ def real(llm: LLM, streams: int, context: int, rounds: int) -> Point:
 
 
 def growth(points: Sequence[Point]) -> tuple[float, float]:
-    """Microseconds of a step with no stream, and of one stream more, by least squares."""
+    """Microseconds of a step with no stream, and of each further stream, by least squares."""
     each, once = np.polyfit([one.streams for one in points], [one.outside for one in points], 1)
     return float(once), float(each)
 

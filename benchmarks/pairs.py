@@ -1,26 +1,26 @@
-"""Two editions in turn on one machine: how many times as fast the new one is, with its 95 % interval.
+"""Two editions in turn on one machine: the speed of the new one over the old one's, with its 95 % interval.
 
     python benchmarks/pairs.py OLD_PYTHON NEW_PYTHON [--pairs 30] [--cases stories-1 'qwen05*'] [--threads 2] [--busy]
                                [--root FOLDER] [--out build/benchmarks/pairs.json]
 
 OLD_PYTHON and NEW_PYTHON are the interpreters of two installations of Tokenwright. Each runs this file as a worker that
-loads a model once and is asked for one measurement after another (JSON lines over pipes); while one measures, the other
+loads a model once and receives one measurement after another (JSON lines over pipes); while one measures, the other
 waits for its next line. In each pair both measure the same random prompts once, in alternating order. The workers use
-the public API alone. This interpreter's Tokenwright writes the models of random weights where they are not yet there.
+the public API alone. This interpreter's Tokenwright writes missing models with random weights.
 
-    *-1, *-8, *-16      tokens/s of so many streams of 128 tokens (`qwen05`: 32) after 32, once all run
-    qwen05-prefill      512 tokens read, by the time to the first new one: tokens/s
-    step-generate       steps/s of a model that is so small that a step is nearly all overhead, through generate;
+    *-1, *-8, *-16      tokens/s of that many streams of 128 tokens (`qwen05`: 32) after 32, once all run
+    qwen05-prefill      prefill of 512 tokens, from the time to first token: tokens/s
+    step-generate       steps/s of a model so small that a step is nearly all overhead, through generate;
     step-stream         through stream, by the client's clock
     256-generate        tokens/s of 256 texts of 24 tokens in one call, from the call to its end;
     256-astream         as 256 tasks of one event loop
 
-A ratio compares the two measurements of one pair; told is the median, and the interval between those order statistics
-that hold the true median with 95 % (with fewer than six pairs: the lowest and the highest, which is less). The
-overhead is told in microseconds, and what astream takes of generate's speed by the pairs of each edition.
+A ratio compares the two measurements of one pair; the output gives the median, and the interval between the order
+statistics that contain the true median with 95 % (with fewer than six pairs: the lowest and the highest, a lower
+confidence). It also gives the overhead in microseconds, and astream's speed over generate's in each edition's pairs.
 
---busy: beside an endless loop in another process, `stories-1` and `qwen05-1` with one thread and with two, each edition
-with both in every turn. Told is what two threads reach of the better of one and two.
+--busy: `stories-1` and `qwen05-1` with one thread and with two, while another process runs an endless loop; each
+edition measures both in every turn. The output gives the speed of two threads over the better of one and two.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ LEAST = bits_models.CONFIGS["mistral"] | {
 
 @dataclass(frozen=True)
 class Case:
-    """So many streams of a model, each a prompt of random ids and tokens after it.
+    """A number of streams of a model, each with a prompt of random ids and a number of new tokens.
 
-    way: the speed between the first token and the last through generate or by a client's clock through stream; or
-    `whole`, `astream`: from the call to its end, through generate and as tasks of an event loop.
+    way: `generate` and `stream` (by the client's clock) time from the first token to the last; `whole` (generate) and
+    `astream` (tasks of one event loop) time from the call to its end.
     """
 
     model: str
@@ -90,11 +90,11 @@ DEFAULTS: dict[str, Any] = {"pages": 1024, "max_sequences": 256}
 
 
 def figure(llm: LLM, case: Case, turn: int) -> float:
-    """Tokens per second, of one measurement."""
+    """Tokens per second of one measurement."""
     draws = random.Random(turn)
     prompts = [[draws.randrange(5, 260) for _ in range(case.prompt)] for _ in range(case.streams)]
     params = SamplingParams(temperature=0.0, max_tokens=case.tokens, ignore_eos=True)
-    salt = f"{case} {turn} {time.perf_counter_ns()}"  # nothing of an earlier text is found again
+    salt = f"{case} {turn} {time.perf_counter_ns()}"  # no cached page of an earlier text matches
     began = time.perf_counter()
     if case.way == "stream":
         times = [time.perf_counter() for _ in llm.stream(prompts[0], params, salt=salt)]
@@ -121,7 +121,7 @@ async def _astream(llm: LLM, prompts: Sequence[list[int]], params: SamplingParam
 
 
 def work() -> None:
-    """What a worker does: answer the lines that it is asked in."""
+    """The worker's main function: answer requests, one JSON line each."""
     llm: LLM | None = None
     for line in sys.stdin:
         asked = json.loads(line)
@@ -138,7 +138,7 @@ def work() -> None:
 
 
 class Worker:
-    """An edition at work in a process of its own, with so many threads."""
+    """An edition in a process of its own, with a number of threads."""
 
     def __init__(self, name: str, python: str, threads: int, cache: Path) -> None:
         self.name = name
@@ -162,7 +162,7 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None:
             self._process.kill()
-        self._process.communicate()  # the end of its lines ends it
+        self._process.communicate()  # closing its stdin ends it
 
 
 # An endless loop that ends with the process that started it.
@@ -177,7 +177,7 @@ while os.getppid() == parent:
 
 @contextmanager
 def busy(process: bool) -> Iterator[None]:
-    """An endless loop in another process meanwhile, if wanted."""
+    """Run an endless loop in another process meanwhile, if `process`."""
     if not process:
         yield
         return
@@ -189,7 +189,7 @@ def busy(process: bool) -> Iterator[None]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the order statistics between which the true one lies with 95 %, if so many values can tell."""
+    """The median, and the order statistics that contain the true median with 95 %, if there are enough values."""
     ordered, n = sorted(values), len(values)
     cut, outside = 0, 0.0  # probability that the true median lies beyond the `cut` lowest or the `cut` highest
     while cut < n // 2 and outside + 2 * comb(n, cut) / 2**n <= 0.05:
@@ -204,18 +204,18 @@ def told(values: Sequence[float]) -> str:
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
-Figures = dict[str, dict[str, list[float]]]  # by case and worker, one for each pair
+Figures = dict[str, dict[str, list[float]]]  # by case and worker, one value per pair
 
 
 def measure(workers: Sequence[Worker], cases: Sequence[str], pairs: int, models: Mapping[str, str]) -> Figures:
-    """All figures. The cases of a model are measured together, and every pair has one measurement of each case."""
+    """Measure all figures. The cases of a model run together; every pair has one measurement of each case."""
     figures: Figures = {case: {worker.name: [] for worker in workers} for case in cases}
     for model in dict.fromkeys(CASES[case].model for case in cases):
         its = [case for case in cases if CASES[case].model == model]
         for worker in workers:
             worker.ask("load", model=model, path=models[model])
             for case in its:
-                worker.ask("measure", case=case, turn=-1)  # to warm up
+                worker.ask("measure", case=case, turn=-1)  # warm-up
         for turn in range(pairs):
             for case in its:
                 for worker in workers if turn % 2 == 0 else workers[::-1]:
@@ -229,7 +229,7 @@ def ratios(figures: Mapping[str, Sequence[float]], name: str, to: str) -> list[f
 
 
 def report(figures: Figures) -> str:
-    """A line for each case, and what is told beside it."""
+    """A line for each case, with its notes."""
     lines = [f"{'':>16} {'old':>12} {'new':>12}  new / old"]
     for case, its in figures.items():
         middles = " ".join(f"{median(its[name]):>12,.1f}" for name in ("old", "new"))
@@ -258,7 +258,7 @@ def busy_report(figures: Figures) -> str:
 
 
 def prepared(cases: Sequence[str], root: Path, folder: Path) -> dict[str, str]:
-    """Where each model is; those of published shapes are written under `root` where they are not there."""
+    """The path of each model; writes missing models of published shapes under `root`."""
     from tokenwright.bench import shapes
 
     models = {"stories": "stories", "least": str(folder / "least")}

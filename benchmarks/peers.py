@@ -1,21 +1,22 @@
-"""Ours and the other engines, in turn in one run, on the models of `bench/shapes.py`.
+"""Tokenwright and other engines, in turn in one run, on the models of `bench/shapes.py`.
 
     python benchmarks/peers_setup.py                                   # once: installs the peers, converts the models
     python benchmarks/peers.py [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3]
 
-In each round every engine has a turn, in an order that turns from round to round: a fresh process loads the model,
-warms up, and writes texts of random ids that nobody has seen, by the likeliest token and past every end.
+In each round every engine has a turn, in an order that rotates from round to round: a fresh process loads the model,
+warms up, and continues new prompts of random ids, greedily and past every end token.
 
-    prefill      512 tokens read, by the time to the first new one        tokens/s
+    prefill      512 prompt tokens, from the time to first token          tokens/s
     decode       64 tokens of one stream after those 512                  tokens/s
-    8, 16        so many streams of 128 tokens after 32, once all run     tokens/s of all together
-    first        time to the first token after 32                         ms
-    peak         resident memory at most, weights and all                 MB
-    agrees       first tokens that are those of transformers in bfloat16  a check that all compute the same model
+    8, 16        that many streams of 128 tokens after 32, once all run   tokens/s of all together
+    first        time to first token after 32                             ms
+    peak         peak resident memory, weights included                   MB
+    agrees       first tokens equal to those of transformers in bfloat16  a check that all compute the same model
 
 A measurement is repeated until it has taken a second (at most ten times); a turn's value is the median of these, and
-told are the medians of the rounds. A ratio compares two turns of one round; with it come its lowest and highest. What
-cannot be run here is told with the reason. Every engine has as many threads and CPUs; nothing else may run meanwhile.
+the output gives the medians of the rounds. A ratio compares two turns of one round, and has its lowest and highest. For
+an engine that cannot run here the output gives the reason. Every engine has the same number of threads and CPUs; run
+nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LENGTH = max(measure.prompt + measure.tokens for measure in MEASURES.values())
 
 @dataclass(frozen=True)
 class Contender:
-    """An engine with one format of weights, of so many bits each."""
+    """An engine with one format of weights, and that format's bits per weight."""
 
     engine: str
     format: str
@@ -59,7 +60,7 @@ class Contender:
         return f"{self.engine} {self.format}"
 
     def command(self, root: Path) -> list[str]:
-        """Starts the adapter in the engine's own environment."""
+        """The command that starts the adapter in the engine's own environment."""
         python = sys.executable if self.engine == OURS else str(State.read(root, self.engine).python())
         return [python, str(HERE / "adapters" / f"run_{self.engine.replace('.', '_')}.py")]
 
@@ -78,7 +79,7 @@ CONTENDERS = (
 
 @dataclass(frozen=True)
 class Turn:
-    """What one process measured. first_ids: the first token of every stream of every first repetition."""
+    """The measurements of one process. first_ids: the first token of every stream of every first repetition."""
 
     shape: str
     contender: str
@@ -90,11 +91,11 @@ class Turn:
 
 
 class EngineError(Exception):
-    """An engine failed; with the reason that it gave."""
+    """An engine failed; the message has the engine's reason."""
 
 
 class Process:
-    """An adapter at work; see adapters/protocol.py."""
+    """A running adapter; see adapters/protocol.py."""
 
     def __init__(self, contender: Contender, root: Path, threads: int, log: Path) -> None:
         self._log = log.open("w", encoding="utf-8")
@@ -109,13 +110,13 @@ class Process:
         )
 
     def ask(self, do: str, **what: object) -> dict[str, Any]:
-        """The answer to a request. Raises EngineError."""
+        """Send a request and return the answer. Raises EngineError."""
         assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
         try:
             self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; the empty answer says so
+            pass  # the process has ended; the empty answer below reports it
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
@@ -131,19 +132,19 @@ class Process:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None:
             self._process.kill()
-        self._process.communicate()  # the end of its requests ends it
+        self._process.communicate()  # closing its stdin ends it
         self._log.close()
 
 
 def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: int, log: Path) -> Turn:
-    """All measurements of one engine in a process of its own. Raises EngineError."""
+    """Run all measurements of one engine in a process of its own. Raises EngineError."""
     vocab_size = shapes.SHAPES[shape]["vocab_size"]
     figures: dict[str, float] = {}
     first_ids: list[int] = []
     with Process(contender, root, threads, log) as process:
         what = {"model": str(contender.model(shape, root)), "format": contender.format}
         loaded = process.ask("load", **what, threads=threads, streams=STREAMS, length=LENGTH)
-        written: list[list[list[int]]] = []  # the ids of every run
+        written: list[list[list[int]]] = []  # the token ids of every run
 
         def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
             answer = process.ask("run", prompts=asked, tokens=tokens)
@@ -163,7 +164,7 @@ def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: 
 def measure_all(
     contenders: list[Contender], wanted: list[str], rounds: int, root: Path, threads: int, logs: Path
 ) -> tuple[list[Turn], dict[str, str]]:
-    """The turns, and why what is missing is missing, by "shape: contender"."""
+    """The turns, and the reason for each missing one, by "shape: contender"."""
     turns: list[Turn] = []
     missing: dict[str, str] = {}
     for shape in wanted:
@@ -199,7 +200,7 @@ def line(name: str, turns: list[Turn], reference: Mapping[int, list[int]] | None
 
 
 def agreement(turns: list[Turn], reference: Mapping[int, list[int]]) -> str:
-    """How many first tokens are the reference's, of how many; of the rounds in which it had a turn."""
+    """How many first tokens equal the reference's, out of how many, over the rounds in which the reference ran."""
     pairs = [
         (ours, theirs)
         for turn in turns
@@ -227,13 +228,13 @@ def by_contender(turns: Iterable[Turn]) -> dict[str, list[Turn]]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast ours is as the best peer: the median of the rounds, and its lowest and highest."""
+    """Our speed over the best peer's: the median of the rounds, and its lowest and highest."""
 
     shape: str
     measure: str
     ours: str
     peer: str
-    among: str  # which peers it is the best of
+    among: str  # the peers compared
     middle: float
     low: float
     high: float
@@ -244,7 +245,7 @@ class Ratio:
 
 
 def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
-    """Each of our formats beside the best peer at equal bits, and beside the best at any."""
+    """Each of our formats against the best peer at equal bits, and against the best at any."""
     found = by_contender(turns)
     bits = {one.name: one.bits for one in CONTENDERS}
     ours = [name for name in found if name.startswith(f"{OURS} ")]
@@ -261,7 +262,7 @@ def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
 
 
 def speed(measure: str, turns: list[Turn]) -> float:
-    """The median figure, turned over where lower is better."""
+    """The median figure, inverted where lower is better."""
     middle = median(turn.figures[measure] for turn in turns)
     return 1 / middle if MEASURES[measure].lower_is_better else middle
 
@@ -273,7 +274,7 @@ def ratio(shape: str, measure: str, ours: list[Turn], peer: list[Turn], among: s
 
 
 def picture(turns: list[Turn], title: str, path: Path) -> None:
-    """Bars of prefill, decode and eight streams; a row for each shape."""
+    """Draw bars of prefill, decode and eight streams; a row for each shape."""
     import matplotlib
 
     matplotlib.use("svg")

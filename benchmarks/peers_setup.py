@@ -2,11 +2,11 @@
 
     python benchmarks/peers_setup.py [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
 
-Each peer has a virtual environment of its own, ROOT/peers/PEER/venv, since their dependencies clash; pip takes the
-packages by name (llama.cpp is compiled, which takes a compiler and many minutes on two cores; by clang where it is
-found, for what g++ 12 makes of it ends with a fault on processors with AMX). What is
-there already is left alone. What cannot be had is told with the last line of its log, and kept in
-ROOT/peers/PEER/setup.json, from which `peers.py` tells it again. The logs stay in ROOT/peers/PEER.
+Each peer has its own virtual environment, ROOT/peers/PEER/venv, since their dependencies conflict; pip installs the
+packages by name. It compiles llama.cpp, which needs a compiler and many minutes on two cores; the script prefers clang,
+because a build by g++ 12 crashes on processors with AMX. Existing environments and models stay unchanged. The script
+prints each failure with the last line of its log and stores it in ROOT/peers/PEER/setup.json, from which `peers.py`
+reports it. The logs are in ROOT/peers/PEER.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from tokenwright.bench import shapes
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
-VERSIONS = "versions.txt"  # of the packages in a peer's environment
-UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they want torch's build for CUDA, and are imported if found
-BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # of llama.cpp, without its images
-if shutil.which(
-    "clang++"
-):  # g++ 12 leaves out stores that its tiles of AMX are loaded from: it ends with a fault there
+VERSIONS = "versions.txt"  # lists the packages of a peer's environment
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they need torch's CUDA build, and are imported if installed
+BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # llama.cpp without images
+if shutil.which("clang++"):  # g++ 12 drops stores that AMX tile loads read back: the build crashes with AMX
     BUILD |= {"CC": "clang", "CXX": "clang++", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF"}
 
 
@@ -41,9 +39,9 @@ if shutil.which(
 class Peer:
     """An engine to compare with.
 
-    formats: of its weights, with the bits of a weight. convert: the command that makes a model for one of them, of
-    the environment's `bin`, the checkpoint, the format and the target; None: the engine reads the checkpoint itself.
-    unwanted: dependencies that are taken away again.
+    formats: its weight formats, with the bits per weight. convert: the command that converts a model, from the
+    environment's `bin`, the checkpoint, the format and the target; None: the engine reads the checkpoint itself.
+    unwanted: dependencies that are uninstalled again.
     """
 
     packages: tuple[str, ...]
@@ -83,7 +81,7 @@ PEERS: Mapping[str, Peer] = {
 
 @dataclass
 class State:
-    """What setting up a peer has come to: `missing` maps "install" or a model's name to the reason."""
+    """The state of a peer's setup: `missing` maps "install" or a model's name to the reason of a failure."""
 
     folder: Path
     missing: dict[str, str] = field(default_factory=dict)
@@ -100,13 +98,13 @@ class State:
         return self.folder / "venv" / "bin" / "python"
 
     def model(self, shape: str, form: str) -> Path:
-        """The converted model; of a peer that reads checkpoints, the checkpoint."""
+        """The path of the converted model; for a peer that reads checkpoints, the checkpoint's."""
         if PEERS[self.folder.name].convert is None:
             return self.folder.parent.parent / shape
         return self.folder / f"{shape}-{form}"
 
     def why_not(self, shape: str, form: str) -> str | None:
-        """Why this model cannot be run here; None where it can."""
+        """The reason why this model cannot run here; None if it can."""
         for what in ("install", f"{shape}-{form}"):
             if what in self.missing:
                 return self.missing[what]
@@ -114,7 +112,7 @@ class State:
         return None if here else f"not set up; run benchmarks/peers_setup.py {self.folder.name} --shapes {shape}"
 
     def done(self, what: str, why: str | None) -> None:
-        """Keep how a part of the setup ended: `why` it failed, or None."""
+        """Store the result of a part of the setup: `why` it failed, or None."""
         self.missing.pop(what, None)
         if why is not None:
             self.missing[what] = why
@@ -123,9 +121,9 @@ class State:
 
 
 def run(command: Sequence[str | Path], log: Path) -> str | None:
-    """Run a command, its output into `log`; returns its last line if it failed."""
+    """Run a command with its output in `log`. Returns the last line if it failed."""
     with log.open("w", encoding="utf-8") as out:
-        environment = {**BUILD, **os.environ}  # whoever sets one of these means it
+        environment = {**BUILD, **os.environ}  # variables that the user set take precedence
         code = subprocess.call(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
     if code == 0:
         return None
@@ -134,7 +132,7 @@ def run(command: Sequence[str | Path], log: Path) -> str | None:
 
 
 def install(state: State, peer: Peer) -> None:
-    """The peer's environment; complete when the file that lists its packages is there."""
+    """Create the peer's environment; it is complete when the file that lists its packages exists."""
     versions = state.folder / VERSIONS
     if versions.exists():
         return
@@ -152,7 +150,7 @@ def install(state: State, peer: Peer) -> None:
 
 
 def convert(state: State, peer: Peer, shape: str, root: Path) -> None:
-    """The model of a shape in each of the peer's formats; one is complete when it stands under its own name."""
+    """Convert the model of a shape to each of the peer's formats; one is complete when it has its final name."""
     model = shapes.ready(shape, root)
     if peer.convert is None or "install" in state.missing:
         return
@@ -180,7 +178,7 @@ def main() -> None:
     missing = 0
     for name in arguments.peers or PEERS:
         state = State.read(root, name)
-        state.missing.pop("install", None)  # tried again
+        state.missing.pop("install", None)  # try again
         install(state, PEERS[name])
         for shape in arguments.shapes:
             convert(state, PEERS[name], shape, root)

@@ -1,16 +1,16 @@
-"""What a quantised KV cache costs: the model's distributions with every format, beside those with the native one.
+"""The quality cost of a quantised KV cache: the model's distributions with every format against the native one.
 
     python -m benchmarks.quality --text FILE... [--tokens 20000] [--json FILE] [--out docs/pictures/quality.svg]
 
-Teacher-forced: the text is given, and the model runs over it once for each format; every row reads all K and V back
-through the codec, its own too. Told of each row: KL(native || format) in nats, and whether the most probable token is
-another one. Means come with a 95 % interval (2,000 resamples of whole documents).
+Teacher-forced: the model runs over a given text once for each format; every row reads all K and V through the codec,
+its own included. For each row: KL(native || format) in nats, and whether the most probable token differs. Means have a
+95 % interval (2,000 resamples of whole documents).
 
-`--text` names files of plain text, or folders of them, with documents parted by lines of <|endoftext|>. Documents are
-taken in order, the next from the file that has given least, and up to the model's context of each. For `stories` give
-it what was held out: `recipes.stories.data.read_sources(corpus)` has it as `held` of each source.
+`--text` names files of plain text, or folders of them, with lines of <|endoftext|> between documents. Documents are
+read in order, each up to the model's context, the next from the file with the fewest tokens read so far. For `stories`
+use held-out documents: `recipes.stories.data.read_sources(corpus)` has them as `held` of each source.
 
-The random models read random ids. transformers makes them, so that the test extra is needed.
+The random models read random ids. transformers creates them, so the test extra is needed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ FORMATS = (
     "k=int8,v=int4", "k=int4,v=int8", "int4,first=4", "int4,first=16", "int4,first=64", "int4,native=0",
     "int4,native=-1", "int4,native=0+-1",
 )  # fmt: skip
-RANDOM = ("gpt2", "llama3", "mistral", "qwen2", "qwen3")  # kinds of tests/models/fixtures.py
-RANDOM_LENGTH = 500  # tokens of one text; the contexts are 512
-SPECIAL = 5  # ids of the random models that are no text
+RANDOM = ("gpt2", "llama3", "mistral", "qwen2", "qwen3")  # families in tests/models/fixtures.py
+RANDOM_LENGTH = 500  # tokens per text; the contexts are 512
+SPECIAL = 5  # special ids of the random models
 POSITIONS = (range(64), range(64, 256), range(256, 1024))
 RESAMPLES = 2000
 FAMILIES = ("K and V alike", "K alone", "V alone", "K and V apart", "int4, some native")
@@ -57,7 +57,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Text:
-    """One document as far as it is read, and the file it is from."""
+    """The part of a document that is read, and the document's file."""
 
     source: str
     ids: list[int]
@@ -65,27 +65,27 @@ class Text:
 
 @dataclass
 class Rows:
-    """What one format did on every row of every text, the texts one after another."""
+    """The results of one format on every row of every text, the texts concatenated."""
 
     kv: str
-    lengths: list[int]  # rows of each text
+    lengths: list[int]  # rows per text
     kl: Numbers  # [rows], nats
-    flips: Numbers  # [rows], 1 where the top token is another
+    flips: Numbers  # [rows], 1 where the top token differs
     losses: Numbers  # [rows], nats; NaN for the last row of a text
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """The text of each row."""
+        """The index of each row's text."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
-        """The place of each row in its text."""
+        """The position of each row in its text."""
         return np.concatenate([np.arange(length) for length in self.lengths])
 
 
 def documents(paths: Sequence[Path], llm: LLM) -> dict[str, list[list[int]]]:
-    """The documents of each file as training joined them: BOS, text, EOS."""
+    """The documents of each file as token ids, framed as in training: BOS, text, EOS."""
     files = [file for path in paths for file in (sorted(path.glob("*.txt")) if path.is_dir() else [path])]
     tokenizer = llm.tokenizer
     before = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
@@ -97,7 +97,7 @@ def documents(paths: Sequence[Path], llm: LLM) -> dict[str, list[list[int]]]:
 
 
 def in_turn(files: dict[str, list[list[int]]], longest: int | None = None) -> Iterator[Text]:
-    """Documents, at most `longest` tokens of each, the next from the file that has given least; the end is theirs."""
+    """Documents, at most `longest` tokens each, the next from the file with the fewest tokens read, until all end."""
     left, given = {name: iter(texts) for name, texts in files.items()}, dict.fromkeys(files, 0)
     while left:
         name = min(left, key=lambda file: given[file])
@@ -110,23 +110,23 @@ def in_turn(files: dict[str, list[list[int]]], longest: int | None = None) -> It
 
 
 def upto(texts: Iterable[Text], tokens: int) -> list[Text]:
-    """The first `tokens` tokens of them."""
+    """The texts up to `tokens` tokens in all."""
     taken: list[Text] = []
     for text in texts:
         room = tokens - sum(len(one.ids) for one in taken)
-        if room < 2:  # a single token says nothing of the text
+        if room < 2:  # a single token predicts nothing of its text
             break
         taken.append(Text(text.source, text.ids[:room]))
     return taken
 
 
 def logprobs(llm: LLM, ids: list[int]) -> torch.Tensor:
-    """[n, vocabulary] in fp64."""
+    """Log-probabilities [n, vocabulary] in fp64."""
     return llm.model(ids)[0].double().log_softmax(-1)
 
 
 def compare(llm: LLM, texts: Sequence[Text], name: str, formats: Sequence[str] = FORMATS) -> list[Rows]:
-    """Every format on every text."""
+    """Run every format on every text."""
     native = LLM(llm.loaded, pages=64)
     others = [LLM(llm.loaded, kv=kv, pages=64) for kv in formats]
     found: list[list[tuple[Numbers, ...]]] = [[] for _ in formats]
@@ -141,7 +141,7 @@ def compare(llm: LLM, texts: Sequence[Text], name: str, formats: Sequence[str] =
 
 
 def beside(exact: torch.Tensor, other: torch.Tensor, ids: list[int]) -> tuple[Numbers, Numbers, Numbers]:
-    """KL, flips and losses of log-probabilities [n, vocabulary] beside the native ones."""
+    """KL, flips and losses of log-probabilities [n, vocabulary] against the native ones."""
     kl = (exact.exp() * (exact - other)).sum(-1)
     flips = (exact.argmax(-1) != other.argmax(-1)).double()
     losses = -other[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
@@ -149,7 +149,7 @@ def beside(exact: torch.Tensor, other: torch.Tensor, ids: list[int]) -> tuple[Nu
 
 
 def interval(values: Numbers, owners: NDArray[np.int64]) -> list[float]:
-    """The mean over rows, and its 95 % interval over resampled texts; rows that are NaN do not count."""
+    """The mean over rows, and its 95 % interval over resampled texts; NaN rows do not count."""
     there = ~np.isnan(values)
     sums = np.bincount(owners, np.where(there, values, 0.0))
     counts = np.bincount(owners, there)
@@ -159,12 +159,12 @@ def interval(values: Numbers, owners: NDArray[np.int64]) -> list[float]:
 
 
 def kept(specs: Sequence[LayerSpec], lengths: Sequence[int]) -> float:
-    """Bytes of K and V a token, over texts of these lengths with nothing behind a window given back."""
+    """Bytes of K and V per token, over texts of these lengths, without freeing expired pages."""
     return sum(spec.stored_bytes(range(length)) for spec in specs for length in lengths) / sum(lengths)
 
 
 def sizes(llm: LLM, kv: str, lengths: Sequence[int]) -> dict[str, float]:
-    """Bytes a token, where the model computes in float32 and in bfloat16."""
+    """Bytes per token, for a model that computes in float32 and in bfloat16."""
     found: dict[str, float] = {}
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
@@ -176,9 +176,9 @@ def sizes(llm: LLM, kv: str, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def figures(rows: Rows, native: Rows, sources: Sequence[str]) -> dict[str, Any]:
-    """What is told of one format."""
+    """The reported figures of one format."""
     by_source = {name: np.isin(rows.owners, [i for i, s in enumerate(sources) if s == name]) for name in sources}
-    whole = np.repeat(np.array(rows.lengths) == max(rows.lengths), rows.lengths)  # else the ranges had other texts
+    whole = np.repeat(np.array(rows.lengths) == max(rows.lengths), rows.lengths)  # so all ranges have the same texts
     by_position = {f"{p.start} to {p.stop - 1:,}": whole & np.isin(rows.positions, p) for p in POSITIONS}
     return {
         "kv": rows.kv,
@@ -209,7 +209,7 @@ def on_text(model: str, paths: Sequence[Path], tokens: int) -> dict[str, Any]:
 
 
 def on_random(tokens: int) -> dict[str, Any]:
-    """The same on random models, `tokens` in all: pooled, the KL of each kind beside it."""
+    """The same on random models with `tokens` in all: pooled, and the KL of each family."""
     from tests.models.fixtures import make_checkpoint
 
     count = max(1, tokens // (len(RANDOM) * RANDOM_LENGTH))
@@ -236,27 +236,27 @@ def on_random(tokens: int) -> dict[str, Any]:
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """The rows of several models as if they were one's."""
+    """The rows of several models, concatenated."""
     lengths = [length for part in parts for length in part.lengths]
     kl, flips, losses = (np.concatenate([getattr(part, name) for part in parts]) for name in ("kl", "flips", "losses"))
     return Rows(parts[0].kv, lengths, kl, flips, losses)
 
 
 def shown(value: float) -> str:
-    """Three significant figures, small ones with an exponent."""
+    """Format with three significant figures; small numbers with an exponent."""
     if value == 0:
         return "0"
     return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.{max(0, 2 - int(np.floor(np.log10(abs(value)))))}f}"
 
 
 def ranged(three: Sequence[float], scale: float = 1.0, sign: str = "") -> str:
-    """A mean and its interval."""
+    """Format a mean and its interval."""
     mean, low, high = (scale * one for one in three)
     return "0" if not any(three) else f"{mean:{sign}.3g} ({low:{sign}.3g} to {high:{sign}.3g})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown, all columns but the first to the right."""
+    """A Markdown table; all columns but the first align right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows)) + "\n"
 
@@ -296,7 +296,7 @@ def text_tables(found: dict[str, Any]) -> str:
 
 
 def by_table(found: dict[str, Any]) -> str:
-    """The mean KL by position, in the longest texts alone, and by where the text is from."""
+    """The mean KL by position, in the longest texts alone, and by source file."""
     names = list(found["formats"][0]["kl by"])
     rows = [(entry["kv"], *(shown(entry["kl by"][name]) for name in names)) for entry in found["formats"]]
     return table(("KL by position (longest texts) and by file", *names), rows)
@@ -325,7 +325,7 @@ def random_tables(found: dict[str, Any]) -> str:
 
 
 def canvas(**options: Any) -> tuple[Figure, Any]:
-    """A figure that is readable on light and on dark: nothing behind it, mid-grey text."""
+    """A figure that is readable on light and on dark: transparent background, mid-grey text."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -347,7 +347,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def family(kv: str) -> int:
-    """The colour of a format."""
+    """The index in COLOURS of a format's family."""
     form = KVFormat.parse(kv)
     if form.first or form.native:
         return 4
@@ -357,7 +357,7 @@ def family(kv: str) -> int:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """KL over bytes a token: of all formats, and of those near int4 on a linear scale."""
+    """Draw KL over bytes per token: of all formats, and of those near int4 on a linear scale."""
     figure, (left, right) = canvas(figsize=(9.5, 4.8), ncols=2)
     for axes, formats in ((left, found["formats"]), (right, [one for one in found["formats"] if small(one)])):
         for entry in formats:
@@ -380,7 +380,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
 
 
 def small(entry: dict[str, Any]) -> bool:
-    """Whether K and V are both stored small, one of them in four bits."""
+    """Whether K and V are both quantised, at least one of them to int4."""
     form = KVFormat.parse(entry["kv"])
     return "int4" in (form.k, form.v) and "native" not in (form.k, form.v)
 
@@ -388,11 +388,11 @@ def small(entry: dict[str, Any]) -> bool:
 def dot(axes: Axes, entry: dict[str, Any], labelled: bool) -> None:
     mean, low, high = entry["kl"]
     if mean <= 0:
-        return  # native: there is no logarithm of nothing
+        return  # native: log 0 is undefined
     place, colour = entry["bytes, float32"], COLOURS[family(entry["kv"])]
     axes.errorbar(place, mean, ([mean - low], [high - mean]), fmt="o", color=colour, markersize=6, linewidth=1)
     if labelled:
-        label, before = entry["kv"].removeprefix("int4,"), entry["kv"] == "int4"  # its neighbour is close
+        label, before = entry["kv"].removeprefix("int4,"), entry["kv"] == "int4"  # its neighbour is near
         offset, align = ((-7, -3), "right") if before else ((7, -3), "left")
         axes.annotate(label, (place, mean), textcoords="offset points", xytext=offset, ha=align, fontsize=8)
 

@@ -1,11 +1,11 @@
-"""What is not computed again: prompts that begin alike, and a prompt whose cache was saved to a file.
+"""The gain from reused K and V: prompts with a common prefix, and a prompt whose cache was saved to a file.
 
     python benchmarks/reuse.py shared [MODEL] [--rounds 30] [--prefix 512] [--requests 64]
     python benchmarks/reuse.py saved MODEL [--rounds 5] [--tokens 4096]
 
-shared: each round sends a prompt nobody has sent before and then one that begins with the same tokens, and compares the
-times to first token; then so many such requests at once are counted in pages. saved: each round reads a long prompt
-anew, and with the file of it, in an engine that holds nothing of it. Nothing else may run meanwhile.
+shared: each round sends a new prompt and then one with the same prefix, and compares the times to first token; then the
+script counts the pages of --requests such requests at once. saved: each round computes a long prompt, and loads it from
+its cache file, in an engine that has none of its pages cached. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from look import interval
 
 from tokenwright import LLM, SamplingParams
 
-OWN = 16  # tokens of each request behind the prefix it shares
+OWN = 16  # tokens of each request after the shared prefix
 FIRST = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 FEW = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -68,7 +68,7 @@ def shared(model: str, rounds: int, length: int, requests: int) -> dict[str, Any
 
 
 def physical(llm: LLM, prompts: list[list[int]]) -> tuple[int, list[tuple[int, ...]]]:
-    """The most pages that were held while all prompts were written at once, and their texts."""
+    """The most pages in use while all prompts ran at once, and their texts."""
     pool, most = llm.engine.pool, 0
     streams = [llm.stream(prompt, FEW, salt="together") for prompt in prompts]
     live = list(streams)

@@ -1,10 +1,10 @@
-"""What choosing a token costs: top-p and typical-p without a sort, and a whole draw, beside torch's full sort.
+"""The cost of sampling a token: top-p and typical-p without a sort, and a whole draw, against torch's full sort.
 
     python benchmarks/sampling.py [--vocabulary 151936] [--pairs 30] [--out build/benchmarks]
 
-Rows of logits are peaked (a few ids hold the mass), like a language model's (Zipf), normal and flat. Each round takes
-both ways in an order that turns; a ratio is ours to the sort's of one round. Told are the median ratio and its 95 %
-interval (by order statistics). Both must keep the same ids. One thread; nothing else may run meanwhile.
+Rows of logits are peaked (a few ids have the mass), like a language model's (Zipf), normal and flat. Each round runs
+both ways in alternating order; a ratio is our time over the sort's in one round. The output gives the median ratio and
+its 95 % interval (by order statistics). Both must keep the same ids. One thread; run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tokenwright.decode.logits_processors import tempered, top_p, typical_p
 from tokenwright.decode.sampler import choose, probabilities
 
 P = 0.95
-CALLS = 5  # of which a round takes the quickest
+CALLS = 5  # a round takes the fastest of these
 
 Way = Callable[[torch.Tensor], torch.Tensor]
 
 
 def sorted_top_p(logits: torch.Tensor) -> torch.Tensor:
-    """The definition by torch's sort, stable so that the lower id comes first."""
+    """Top-p by definition, with torch's stable sort, so that the lower id comes first."""
     ordered, ids = logits.sort(descending=True, stable=True)
     kept = int((ordered.softmax(-1).cumsum(-1) < P).sum()) + 1
     return logits.index_fill(0, ids[kept:], -math.inf)
@@ -54,7 +54,7 @@ def drawn(logits: torch.Tensor) -> torch.Tensor:
     return torch.tensor(choose(logits, probabilities(logits, params), params.seed, 1))
 
 
-WAYS: dict[str, tuple[Way, Way, bool]] = {  # ours, by sort, whether both give the same row
+WAYS: dict[str, tuple[Way, Way, bool]] = {  # ours, by sort, whether both return the same row
     "top_p": (lambda row: top_p(row, P), sorted_top_p, True),
     "typical_p": (lambda row: typical_p(row, P), sorted_typical_p, True),
     "a whole draw with top_p": (drawn, drawn_by_sort, False),
@@ -62,7 +62,7 @@ WAYS: dict[str, tuple[Way, Way, bool]] = {  # ours, by sort, whether both give t
 
 
 def rows(size: int) -> dict[str, torch.Tensor]:
-    """Tempered rows [size]; a Zipf law with the exponent 1.5 leaves some hundred ids in a nucleus of 0.95."""
+    """Rows [size] after temperature; a Zipf law with the exponent 1.5 leaves some hundred ids at top-p 0.95."""
     generator = torch.Generator().manual_seed(7)
     noise = torch.randn(size, generator=generator, dtype=torch.float64)
     ranks = torch.randperm(size, generator=generator).double() + 1
@@ -89,7 +89,7 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def measure(name: str, row: torch.Tensor, pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds of ours and of the sort, a pair a round. Stops if they keep other ids."""
+    """Seconds of ours and of the sort, one pair per round. Exits if they keep different ids."""
     ours, by_sort, alike = WAYS[name]
     if alike and not torch.equal(ours(row), by_sort(row)):
         raise SystemExit(f"{name} keeps other ids than the sort does")

@@ -1,24 +1,24 @@
-"""A stream through a window: what a model loses that reads a long text with a small cache, and what the cache holds.
+"""Long texts with an attention window: the loss of a model with a small cache, and the size of that cache.
 
     python -m benchmarks.stream --text FILE... [--tokens 20000] [--json FILE] [--out docs/pictures/stream.svg]
 
 Documents are joined to one stream as in training (`benchmarks.quality` reads them; give it held-out text), and its
 tokens are scored in several ways:
 
-    window and sinks   by the engine: the last W tokens are read, and the first S
+    window and sinks   by the engine: each row attends to the last W tokens, and to the first S
     window alone       by the engine: the last W tokens
     read anew          without a cache: for every `--every`th token the W + S before it, as a text of its own
-    anew after BOS     the same, with BOS in the first one's place: so began every row in training
-    context            without a window: the first tokens as far as the context goes; from there on blocks of it, each
-                       moved on by a half and after BOS, so that every token has at least half a context before it
+    anew after BOS     the same, with BOS as the first token: every row in training began with it
+    context            without a window: the first tokens up to the context; from there on blocks of one context, each
+                       shifted by a half and after BOS, so that every token has at least half a context before it
 
-Standard errors are those of means over blocks of 64 tokens. The loss of what was read anew is told as the loss with
-window and sinks over all tokens, and the difference at those that were read anew. With smaller windows the first two
-ways read a part of the stream, so that one sees where sinks matter.
+Standard errors are those of means over blocks of 64 tokens. The loss of the tokens read anew is reported as the loss
+with window and sinks over all tokens, plus the difference at the tokens read anew. The first two ways also run with
+smaller windows over a part of the stream, to show where sinks matter.
 
-Then the engine writes as many tokens as the stream has, with window and sinks; told is what its cache and the process
-hold meanwhile (Linux alone tells the latter). Its pool is the smallest that takes a text: a larger one keeps what lies
-behind the window, to be found again, until it is all used.
+Then the engine generates as many tokens as the stream has, with window and sinks, and the output gives the memory of
+its cache and of the process (the latter on Linux alone). Its pool is the smallest that one text fits into: a larger one
+keeps expired pages cached until all its pages are used.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.engine.window import AttentionWindow
 
 PAGE = 16  # tokens
-BLOCK = 64  # tokens, whose means are taken as independent
-BIN = 1000  # tokens of a point in the picture
+BLOCK = 64  # tokens; means of blocks count as independent
+BIN = 1000  # tokens per point of the picture
 BOUNDS = (1, 256, 1024, 2048, 4096, 8192)  # positions at which the table's ranges begin
 SINKS, WINDOW, ANEW, AFTER_BOS, CONTEXT = "window and sinks", "window alone", "read anew", "anew after BOS", "context"
 WINDOWS = (8, 16, 32, 64, 128)
-PART = 6000  # tokens that are read with each of them
+PART = 6000  # tokens that run with each of them
 PROMPT = "Once upon a time"
 
 
@@ -66,7 +66,7 @@ def stream_of(paths: Sequence[Path], llm: LLM, tokens: int) -> list[int]:
 
 
 def scored(llm: LLM, ids: list[int]) -> Numbers:
-    """The loss of each token in nats, NaN for the first: by the engine, in chunks of its budget."""
+    """The loss of each token in nats, NaN for the first; the engine computes it in chunks of its token budget."""
     return np.array([np.nan, *(-logprob for logprob in llm.score(ids))])
 
 
@@ -75,7 +75,7 @@ def last_loss(llm: LLM, text: list[int], token: int) -> float:
 
 
 def anew(llm: LLM, ids: list[int], window: int, every: int, bos: int | None = None) -> Numbers:
-    """The loss of every `every`th token after the `reach` before it, read at positions 0 on; NaN for the others."""
+    """The loss of every `every`th token after the `window` tokens before it, at positions from 0; NaN elsewhere."""
     losses = np.full(len(ids), np.nan)
     for at in range(every, len(ids), every):
         text = ids[max(0, at - window) : at]
@@ -88,7 +88,7 @@ def anew(llm: LLM, ids: list[int], window: int, every: int, bos: int | None = No
 
 
 def in_context(llm: LLM, ids: list[int], bos: int) -> Numbers:
-    """The loss of each token after all before it up to the context, and beyond after half of it at least."""
+    """The loss of each token after all tokens before it, within the context; beyond it, after at least half of it."""
     losses, context = np.full(len(ids), np.nan), llm.config.context
     half = context // 2
     for start in range(0, max(1, len(ids) - half), half):
@@ -103,7 +103,7 @@ def in_context(llm: LLM, ids: list[int], bos: int) -> Numbers:
 
 
 def read(llm: LLM, ids: list[int], window: int, sinks: int, every: int) -> dict[str, Numbers]:
-    """The losses of every way."""
+    """The losses of each way of reading."""
     bos = ids[0]
     ways: dict[str, Callable[[], Numbers]] = {
         SINKS: lambda: scored(LLM(llm.loaded, window=window, sinks=sinks, page_size=PAGE), ids),
@@ -120,7 +120,7 @@ def read(llm: LLM, ids: list[int], window: int, sinks: int, every: int) -> dict[
 
 
 def by_window(llm: LLM, ids: list[int], sinks: int) -> list[dict[str, Any]]:
-    """What sinks spare at smaller windows: the loss with them, without, and how far that lies above."""
+    """The effect of sinks at smaller windows: the loss with them, without them, and the difference."""
     found = []
     for window in WINDOWS:
         with_sinks, without = (
@@ -133,7 +133,7 @@ def by_window(llm: LLM, ids: list[int], sinks: int) -> list[dict[str, Any]]:
 
 
 def anonymous() -> int | None:
-    """Bytes of memory that the process holds of its own; None where the system does not tell."""
+    """Bytes of the process's anonymous resident memory; None if the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")]
@@ -141,7 +141,7 @@ def anonymous() -> int | None:
 
 
 def writer(llm: LLM, window: int, sinks: int, tokens: int) -> LLM:
-    """An engine whose pool has as many pages as one text can come to hold."""
+    """An engine whose pool has as many pages as one text needs at most."""
     pages = AttentionWindow(window, sinks).max_pages(tokens, llm.options.token_budget, PAGE)
     return LLM(
         llm.loaded, window=window, sinks=sinks, page_size=PAGE, pages=pages, token_budget=llm.options.token_budget
@@ -149,7 +149,7 @@ def writer(llm: LLM, window: int, sinks: int, tokens: int) -> LLM:
 
 
 def write(llm: LLM, tokens: int) -> dict[str, Any]:
-    """What is held while the engine writes: pages at every token, bytes at every 100, the process at every 1,000."""
+    """Memory while the engine generates: pages at each token, bytes at every 100th, the process at every 1,000th."""
     pool = llm.engine.pool
     params = SamplingParams(temperature=0.7, top_p=0.95, seed=0, max_tokens=tokens + 1, ignore_eos=True)
     pages, kv_bytes, process, logprobs = [], [], [anonymous()], []
@@ -176,7 +176,7 @@ def write(llm: LLM, tokens: int) -> dict[str, Any]:
 
 
 def mean_error(values: Numbers) -> tuple[float, float]:
-    """The mean, and its standard error, over blocks of tokens side by side; NaN do not count."""
+    """The mean and its standard error, over blocks of adjacent tokens; NaN do not count."""
     blocks = [values[at : at + BLOCK] for at in range(0, len(values), BLOCK)]
     means = np.array([np.nanmean(block) for block in blocks if not np.isnan(block).all()])
     error = means.std(ddof=1) / len(means) ** 0.5 if len(means) > 1 else np.nan
@@ -184,9 +184,9 @@ def mean_error(values: Numbers) -> tuple[float, float]:
 
 
 def level(values: Numbers, whole: Numbers, mask: Mask) -> tuple[float, float]:
-    """The mean of a part, and its error. Where few tokens were measured: that of `whole`, and the difference at those.
+    """The mean of a part and its error; with few measured tokens, the mean of `whole` plus the difference at these.
 
-    Tokens differ far more from each other than one way from another, so that the few alone would say little.
+    Tokens differ far more from each other than one way from another, so the few tokens alone would have a large error.
     """
     values, whole = (np.where(mask, each, np.nan) for each in (values, whole))
     if np.isnan(values).sum() == np.isnan(whole).sum():
@@ -196,12 +196,12 @@ def level(values: Numbers, whole: Numbers, mask: Mask) -> tuple[float, float]:
 
 
 def parts_of(ids: list[int], window: int) -> dict[str, Mask]:
-    """The tokens by position; and those beyond the window by whether a document begins within it."""
+    """Masks of tokens by position; beyond the window, also by whether a document begins within it."""
     places = np.arange(len(ids))
     ends = [bound for bound in BOUNDS if bound < len(ids)] + [len(ids)]
     parts = {f"{start:,} to {stop - 1:,}": (places >= start) & (places < stop) for start, stop in pairwise(ends)}
-    begins = np.maximum.accumulate(np.where(np.array(ids) == ids[0], places, 0))  # of the document of each token
-    seen = begins[places - 1] >= places - window  # for the row that predicts it
+    begins = np.maximum.accumulate(np.where(np.array(ids) == ids[0], places, 0))  # start of each token's document
+    seen = begins[places - 1] >= places - window  # by the row that predicts the token
     beyond = places > window
     return parts | {"a BOS in the window": beyond & seen, "no BOS in the window": beyond & ~seen, "all": places > 0}
 
@@ -211,7 +211,7 @@ def cells(values: Sequence[tuple[float, float]], sign: str = "") -> list[str]:
 
 
 def report(ids: list[int], losses: dict[str, Numbers], window: int) -> dict[str, Any]:
-    """Mean loss and its error by part of the stream; and how far each way lies above window and sinks."""
+    """Mean loss and its error by part of the stream, and the difference of each way from window and sinks."""
     found: dict[str, Any] = {"counts": {}, "loss": {}, "above window and sinks": {}}
     for name, mask in parts_of(ids, window).items():
         if not mask.any():
@@ -253,7 +253,7 @@ def tables(found: dict[str, Any]) -> str:
 
 
 def held(found: dict[str, Any], window: int) -> str:
-    """What the cache and the process held while the engine wrote, in words."""
+    """The memory of the cache and of the process during generation, as text."""
     pages, kv = found["pages"][window:], found["kv bytes, every 100"][window // 100 + 1 :]
     text = (
         f"Written: {len(found['pages']):,} tokens. After the first {window}: {min(pages)} to {max(pages)} pages of "
@@ -272,12 +272,12 @@ def held(found: dict[str, Any], window: int) -> str:
 
 
 def binned(values: Numbers) -> Numbers:
-    """Means of `BIN` tokens side by side."""
+    """Means of `BIN` adjacent tokens."""
     return np.array([np.nanmean(values[at : at + BIN]) for at in range(0, len(values) - 1, BIN)])
 
 
 def picture(record: dict[str, Any], losses: dict[str, Numbers], path: Path) -> None:
-    """Loss by position, how far it lies above that with window and sinks, and the pages that are held."""
+    """Draw the loss by position, its difference from the loss with window and sinks, and the pages in use."""
     size = {"figsize": (8.5, 7.5), "gridspec_kw": {"height_ratios": [5, 4, 2.5]}}
     figure, (top, middle, low) = canvas(nrows=3, sharex=True, **size)
     colours = dict(zip((ANEW, WINDOW, SINKS, AFTER_BOS, CONTEXT), (*COLOURS[:2], *COLOURS[3:5], GREY), strict=True))

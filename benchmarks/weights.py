@@ -1,13 +1,14 @@
-"""What quantised weights cost: the model's distributions with each format, beside those with the checkpoint's weights.
+"""The quality cost of quantised weights: the model's distributions with each format against the checkpoint's weights.
 
     python -m benchmarks.weights --text FILE... [--tokens 20000] [--json FILE]
 
-Teacher-forced, as benchmarks/quality.py does it for the KV cache and on the same texts: KL(checkpoint || format) of
-every row in nats, and whether the most probable token is another one. Means come with a 95 % interval (2,000 resamples
-of whole documents). The cache and all sums are in float32, so that only the weights differ; "computed" are the formats
-as the native kernels compute them, which take rows of activations in eight bits as well.
+Teacher-forced, like benchmarks/quality.py for the KV cache and on the same texts: KL(checkpoint || format) of every row
+in nats, and whether the most probable token differs. Means have a 95 % interval (2,000 resamples of whole documents).
+The cache and all sums are in float32, so that only the weights differ; "computed" are the formats in the arithmetic of
+the native kernels, which also quantise activations to eight bits.
 
-Beside the formats that an LLM takes there are mixtures, which keep some matrices finer: they are why int4 is as it is.
+Besides the formats that an LLM takes there are mixtures, in which some matrices have more bits: their results decided
+the int4 format.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ from tokenwright.models.graph import Graph
 
 FORMATS = ("bfloat16", "float16", "int8:32", "int8", "int4", "int4:64")
 INT8, INT4, COARSE = (WeightFormat.parse(text) for text in ("int8", "int4:32", "int4:64"))
-Logprobs = Callable[[list[int]], torch.Tensor]  # of ids [n]: [n, vocabulary] in fp64
+Logprobs = Callable[[list[int]], torch.Tensor]  # ids [n] -> [n, vocabulary] in fp64
 Choice = Callable[[str], WeightFormat]  # the format of each matrix
 
 ENDS = ("embed", "head")
-MIXTURES: Mapping[str, tuple[str, ...]] = {  # what is in int8 where the rest is int4: ends of names
+MIXTURES: Mapping[str, tuple[str, ...]] = {  # matrices in int8 while the rest is int4: ends of names
     "nothing": (),
     "embed": ENDS,
     "embed, qkv": (*ENDS, ".qkv"),
@@ -70,7 +71,7 @@ MIXTURES: Mapping[str, tuple[str, ...]] = {  # what is in int8 where the rest is
 
 
 def choices(layers: int) -> dict[str, Choice]:
-    """What is compared: the formats that an LLM takes, and mixtures of int4 and int8."""
+    """The compared formats: those that an LLM takes, and mixtures of int4 and int8."""
     found: dict[str, Choice] = {}
     for text in FORMATS:
         found[text] = partial(format_of, form=WeightFormat.parse(text))
@@ -87,7 +88,7 @@ def _mixed(name: str, coarse: WeightFormat, ends: tuple[str, ...], begins: tuple
 
 
 def rounded(graph: Graph, tensors: Mapping[str, torch.Tensor], choose: Choice) -> tuple[dict[str, torch.Tensor], int]:
-    """The weights as they come back when each matrix is kept in its format, in fp32; and the bytes of all matrices."""
+    """The weights in fp32 after packing and unpacking each matrix in its format, and the bytes of all matrices."""
     found, nbytes = dict(tensors), 0
     for name, matrix in graph.matrices.items():
         form = choose(name)
@@ -119,13 +120,13 @@ def logprobs_of(model: Model) -> Logprobs:
 
 @contextmanager
 def computed(folder: str | Path, form: str) -> Iterator[Logprobs]:
-    """A model as the kernels of this machine compute it."""
+    """A model with this machine's kernels."""
     with LLM(folder, dtype="float32", weights=form, pages=64) as llm:
         yield logprobs_of(llm.model)
 
 
 def compare(name: str, exact: Sequence[torch.Tensor], texts: Sequence[Text], other: Logprobs) -> Rows:
-    """One format on every text, beside the log-probabilities of the checkpoint's own weights."""
+    """Run one format on every text, against the log-probabilities of the checkpoint's own weights."""
     print(f"{name}: {len(texts)} texts", file=sys.stderr, flush=True)
     each = [beside(right, other(text.ids), text.ids) for right, text in zip(exact, texts, strict=True)]
     return Rows(
@@ -134,7 +135,7 @@ def compare(name: str, exact: Sequence[torch.Tensor], texts: Sequence[Text], oth
 
 
 def run(folder: str | Path, texts: Sequence[Text]) -> tuple[list[Rows], dict[str, int]]:
-    """Every format and mixture on the texts of one model; and the bytes of its matrices in each."""
+    """Run every format and mixture on the texts of one model. Returns their rows, and the bytes of its matrices."""
     checkpoint = Checkpoint.open(folder)
     graph, tensors = checkpoint.graph, checkpoint.tensors(torch.float32)
     native = model_of(checkpoint, tensors)
@@ -152,7 +153,7 @@ def run(folder: str | Path, texts: Sequence[Text]) -> tuple[list[Rows], dict[str
 
 
 def figures(rows: Rows, native: Rows) -> dict[str, Any]:
-    """What is told of one format."""
+    """The reported figures of one format."""
     return {
         "weights": rows.kv,
         "kl": interval(rows.kl, rows.owners),
@@ -172,7 +173,7 @@ def on_text(model: str, paths: Sequence[Path], tokens: int) -> dict[str, Any]:
 
 
 def on_random(tokens: int) -> dict[str, Any]:
-    """The same on random models, `tokens` in all: pooled, the KL of each kind beside it."""
+    """The same on random models with `tokens` in all: pooled, and the KL of each family."""
     from tests.models.fixtures import make_checkpoint
 
     count = max(1, tokens // (len(RANDOM) * RANDOM_LENGTH))

@@ -1,11 +1,11 @@
-"""The two loops that write text, over `logits, cache = model(tokens, cache)`: naive, and with the KV cache."""
+"""The two loops that generate text with `logits, cache = model(tokens, cache)`: naive, and with the KV cache."""
 
 from tokenwright import LLM
 
 
 def naive(model, tokens, max_new, eos):
     for _ in range(max_new):
-        logits, _ = model(tokens)  # every token again, at every step
+        logits, _ = model(tokens)  # recomputes every token at every step
         tokens = [*tokens, int(logits[-1].argmax())]
         if tokens[-1] in eos:
             break
@@ -18,7 +18,7 @@ def cached(model, tokens, max_new, eos):
         logits, cache = model(fresh, cache)  # the prompt once, then one token at a time
         fresh = [int(logits[-1].argmax())]
         tokens = [*tokens, *fresh]
-        if fresh[0] in eos:  # the first token is tested too
+        if fresh[0] in eos:  # the first token may be an end token too
             break
     return tokens
 

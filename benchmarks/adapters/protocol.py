@@ -1,12 +1,12 @@
-"""An engine in a process of its own, asked in lines of JSON on stdin and answered on stdout; standard library alone.
+"""An engine in a process of its own: requests as lines of JSON on stdin, answers on stdout. Standard library alone.
 
     {"do": "load", "model": PATH, "format": NAME, "threads": 2, "streams": 16, "length": 640}   ->  {"load_s": 1.2}
     {"do": "run", "prompts": [[5, 17, ...], ...], "tokens": 64}   ->  {"ids": [[...], ...], "seconds": [[...], ...]}
     {"do": "rss"}                                                 ->  {"rss_bytes": 123456789}
 
-`run` writes exactly so many tokens after each prompt, all prompts (of one length) side by side, by the likeliest token
-and past any end token; `seconds` are from the request to each token. So it is prefill (one token), decode and many
-streams alike. What an engine prints goes to stderr. An answer {"error": TEXT} ends the process.
+`run` generates exactly `tokens` tokens after each prompt, all prompts (of one length) in one batch, greedily and past
+any end token; `seconds` are from the request to each token. So it measures prefill (one token), decode and many streams
+alike. The output of engines goes to stderr. After an answer {"error": TEXT} the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 @dataclass
 class Written:
-    """What a run has written so far: of each stream its ids, and the seconds since the clock was started."""
+    """The tokens of a run so far: each stream's ids, and their seconds since `start`."""
 
     streams: int
     ids: list[list[int]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Written:
         self.start()
 
     def start(self) -> None:
-        """The request is made now."""
+        """Start the clock: the request is made now."""
         self._began = time.perf_counter()
 
     def add(self, stream: int, *ids: int) -> None:
@@ -44,14 +44,14 @@ class Written:
         self.seconds[stream].extend(now for _ in ids)
 
     def step(self, ids: list[int]) -> None:
-        """One token of every stream."""
+        """Append one token to every stream."""
         for stream, one in enumerate(ids):
             self.add(stream, one)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to load. length: the most tokens of a stream, its prompt included."""
+    """The model and options to load. length: the most tokens of a stream, its prompt included."""
 
     model: Path
     format: str
@@ -67,7 +67,7 @@ class Engine(Protocol):
 def serve(load: Callable[[Job], Engine]) -> None:
     """Answer requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print; the answers keep the real stdout
+    os.dup2(2, 1)  # libraries print to stdout; send that to stderr, and answers to the real stdout
     engine: Engine | None = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -81,7 +81,7 @@ def serve(load: Callable[[Job], Engine]) -> None:
                 answer = run(engine, request["prompts"], request["tokens"])
             else:
                 answer = {"rss_bytes": peak_rss()}
-        except Exception as error:  # told to the other side, which cannot see it otherwise
+        except Exception as error:  # the answer reports it to the other process
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -103,7 +103,7 @@ def run(engine: Engine, prompts: list[list[int]], tokens: int) -> dict[str, Any]
 
 
 def peak_rss() -> int:
-    """Bytes of this process that were resident at once, at most."""
+    """The peak resident memory of this process in bytes."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""llama.cpp, by the functions of its C library: batches of 512, one context for each number of streams."""
+"""llama.cpp, through the functions of its C library: batches of 512, one context for each number of streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LlamaCpp:
         return written
 
     def prepare(self, streams: int) -> None:
-        """An empty cache for so many streams; not part of what is timed."""
+        """Create an empty cache for a number of streams; outside the timed part."""
         if streams != self.streams:
             if self.context is not None:
                 llama_cpp.llama_free(self.context)
@@ -56,7 +56,7 @@ class LlamaCpp:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
     def decode(self, rows: list[tuple[int, int, int]], wanted: list[int]) -> list[int]:
-        """Compute rows of (id, position, stream); the likeliest ids after the `wanted` ones."""
+        """Compute rows of (id, position, stream). Returns the argmax ids of the `wanted` rows."""
         batch = self.batch
         batch.n_tokens = len(rows)
         for row, (one, at, stream) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""onnxruntime-genai, by its generator: one batch from the first token to the last."""
+"""onnxruntime-genai, through its generator: one batch from the first token to the last."""
 
 from __future__ import annotations
 

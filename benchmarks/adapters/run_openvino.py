@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, by the steps of its continuous batching."""
+"""OpenVINO GenAI, through the steps of its continuous batching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OpenVino:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_seqs = job.streams
-        scheduler.max_num_batched_tokens = job.streams * job.length  # a prompt is read in one step
+        scheduler.max_num_batched_tokens = job.streams * job.length  # a prompt is computed in one step
         properties = {"INFERENCE_NUM_THREADS": job.threads}
         self.pipeline = openvino_genai.ContinuousBatchingPipeline(str(job.model), scheduler, "CPU", properties)
         self.requests = 0

@@ -1,4 +1,4 @@
-"""transformers, by the model's forward and its dynamic cache."""
+"""transformers, through the model's forward and its dynamic cache."""
 
 from __future__ import annotations
 

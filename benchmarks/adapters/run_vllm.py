@@ -1,4 +1,4 @@
-"""vLLM's build for CPUs, by the steps of its engine, in this process."""
+"""vLLM's CPU build, through the steps of its engine, in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Vllm:
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
             "HF_HUB_OFFLINE": "1",
         }
-        from vllm import LLM  # reads the environment as it is imported
+        from vllm import LLM  # reads the environment at import
 
         self.engine = LLM(
             str(job.model),

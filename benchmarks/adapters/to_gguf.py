@@ -1,9 +1,9 @@
-"""A checkpoint of `bench/shapes.py` as a GGUF file for llama.cpp: run in that peer's environment.
+"""Convert a checkpoint of `bench/shapes.py` to a GGUF file for llama.cpp: run it in that peer's environment.
 
     python to_gguf.py MODEL bf16|q8_0|q4_0 TARGET
 
-Matrices stay the bfloat16 that they are, vectors become float32; the other formats are llama.cpp's own quantisation
-of that file, with its defaults (which keep a tied head finer).
+Matrices stay in bfloat16, vectors become float32; the other formats are llama.cpp's own quantisation of that file, with
+its defaults (which give a tied head more bits).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores [in, o
 
 
 def read_tensors(path: Path) -> dict[str, numpy.ndarray]:
-    """The bits of a safetensors file of bfloat16, uint16 of the shapes in the file."""
+    """The tensors of a bfloat16 safetensors file as uint16, in the file's shapes."""
     raw = numpy.memmap(path, mode="r")
     length = int.from_bytes(raw[:8].tobytes(), "little")
     header = json.loads(raw[8 : 8 + length].tobytes())
@@ -41,13 +41,13 @@ def read_tensors(path: Path) -> dict[str, numpy.ndarray]:
 
 
 def paired(rows: numpy.ndarray, heads: int) -> numpy.ndarray:
-    """Rows of q or k reordered: llama.cpp turns neighbours, a checkpoint the two halves of a head."""
+    """Reorder the rows of q or k: llama.cpp rotates adjacent dimensions, a checkpoint the two halves of a head."""
     split = rows.reshape(heads, 2, -1, *rows.shape[1:])  # [heads, half, pair, ...]
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
 def frequency_factors(config: dict[str, Any]) -> numpy.ndarray:
-    """What Llama 3's scaling divides each rotary frequency by. [head size / 2]"""
+    """The factors by which Llama 3's scaling divides the rotary frequencies, [head size / 2]."""
     scaling, size = config["rope_scaling"], config["head_dim"]
     wavelengths = 2 * numpy.pi * config["rope_theta"] ** (numpy.arange(0, size, 2) / size)
     low, high, factor = (float(scaling[key]) for key in ("low_freq_factor", "high_freq_factor", "factor"))
@@ -57,7 +57,7 @@ def frequency_factors(config: dict[str, Any]) -> numpy.ndarray:
 
 
 def add_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """The config's keys; GPT-2 has names of its own for them."""
+    """Write the config's values as GGUF keys; GPT-2 has its own names for them."""
     heads = config.get("num_attention_heads") or config["n_head"]
     width = config.get("hidden_size") or config["n_embd"]
     writer.add_block_count(layers(config))

@@ -1,5 +1,5 @@
-"""How the model `stories` is made, one command a stage, in this order: tokenizer, data, train, curve, export, sample,
-evaluate. Run from the repository's root. All that the stages hand on to one another lies in one folder (`--out`).
+"""Train the model `stories`, one command per stage, in this order: tokenizer, data, train, curve, export, sample,
+evaluate. Run from the repository's root. The stages share their files in one folder (`--out`).
 """
 
 import json

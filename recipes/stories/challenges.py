@@ -1,8 +1,8 @@
 """For each of the explorer's challenges, the figure that shows that this model can meet it.
 
-Each function computes one figure with the recipe's own arithmetic (`probe.py`) and returns it in words and numbers;
-`all_figures` gathers them under their numbers. Where a challenge turns on the engine (clock, pages), the figure is
-what the model brings to it: times here are of plain torch on this machine, and say so.
+Each function computes one figure with the recipe's own arithmetic (`probe.py`) and returns it as text and numbers;
+`all_figures` collects them by the challenges' numbers. For a challenge about the engine (clock, pages), the figure is
+the model's part of it: times here are of plain torch on this machine, and are labelled so.
 """
 
 import time
@@ -48,12 +48,12 @@ class Subject:
 
     @property
     def cache_bytes(self) -> int:
-        """Of one token in bf16."""
+        """Bytes of K and V per token in bf16."""
         config = self.model.config
         return config.layers * 2 * config.kv_heads * config.head_size * 2
 
     def step_flops(self, length: int, tokens: int = 1) -> int:
-        """2 (P_b + P_lm) + A(t) for a cached step; a pass over several tokens uses the output matrix once."""
+        """FLOP: 2 (P_b + P_lm) + A(t) for a cached step; a pass over several tokens uses the output matrix once."""
         config = self.model.config
         attention = 4 * config.heads * config.head_size * config.layers
         attended = tokens * length - tokens * (tokens - 1) // 2
@@ -73,7 +73,7 @@ def bound_the_answer(subject: Subject) -> Figure:
 
 
 def agree(subject: Subject) -> Figure:
-    """A healthy cached run against one pass, and what each planted fault does to 64 rows."""
+    """A correct cached run against one pass, and the effect of each planted fault on 64 rows."""
     model = subject.model
     prompt = subject.ids(STORY)
     ids = prompt + greedy(model, prompt, 64, stops=())
@@ -122,7 +122,7 @@ def cache_equals_weights(subject: Subject) -> Figure:
 
 
 def llama_cache_in_8_gb(_: Subject) -> Figure:
-    """Of Llama-3-8B's shape, so the same for every model that the page runs on: GB = 10^9."""
+    """The tokens of Llama-3-8B's cache in 8 GB (10^9 bytes), from its shape: the same for every model of the page."""
     tokens, per_head = 131_072, 32 * 2 * 128
     full = {"MHA fp16": 32 * 2.0, "GQA fp16": 8 * 2.0, "GQA int8": 8 * 1.0625, "GQA int4/g32": 8 * 0.5625}
     figures = {name: tokens * per_head * size / 1e9 for name, size in full.items()}
@@ -138,7 +138,7 @@ def predict(subject: Subject) -> Figure:
 
 
 def win(subject: Subject) -> Figure:
-    """The first token comes from the prompt's pass in both, the other 499 from one step each."""
+    """The race: in both lanes the prompt's pass gives the first token, and one step each the other 499."""
     prompt, written = 500, 500
     first = subject.step_flops(prompt, prompt)
     cached = first + sum(subject.step_flops(t) for t in range(prompt + 1, prompt + written))
@@ -147,7 +147,7 @@ def win(subject: Subject) -> Figure:
 
 
 def timed(subject: Subject, prompt: int, steps: int) -> tuple[float, float]:
-    """Seconds to the first token, and to the last of `steps`."""
+    """Seconds to the first token, and to the last of `steps` steps."""
     ids = (subject.ids(STORY) * 20)[:prompt]
     began, cache = time.perf_counter(), Cache()
     logits, _ = run(subject.model, ids, cache)
@@ -167,7 +167,7 @@ def bound_by(subject: Subject) -> Figure:
 
 
 def steer(subject: Subject) -> Figure:
-    """All one-token changes of a prompt: which make the greedy continuation begin with the target?"""
+    """All one-token changes of a prompt, and those that make the greedy continuation begin with the target."""
     opening, wanted = "The opposite of big is", " night"
     ids, target = subject.ids(opening), subject.ids(wanted)[1:]
     best: tuple[float, str] = (float("-inf"), "")
@@ -197,7 +197,7 @@ def entropy_bits(logits: torch.Tensor) -> float:
 
 
 def sampler(subject: Subject) -> Figure:
-    """Entropy at one step over temperatures, the one that gives 2 bits, and a draw there that takes rank 5 or more."""
+    """Entropy at one step over temperatures, the one that gives 2 bits, and a draw there of rank 5 or more."""
     logits = run(subject.model, subject.ids(STORY))[0][-1]
     reach = {str(t): entropy_bits(logits / t) for t in (0.2, 0.5, 1.0, 1.5, 2.0)}
     low, high = 0.05, 5.0
@@ -214,7 +214,7 @@ def sampler(subject: Subject) -> Figure:
 
 
 def window(subject: Subject) -> Figure:
-    """Mean KL over 32 tokens that the model wrote itself after a prompt of its own, per window and sinks."""
+    """Mean KL over 32 tokens that the model generated after a generated prompt, per window and sinks."""
     prompt = subject.ids(STORY)
     ids = prompt + greedy(subject.model, prompt, 32, stops=())
     kl = {
@@ -235,7 +235,7 @@ def window(subject: Subject) -> Figure:
 
 
 def fewest_bits(subject: Subject) -> Figure:
-    """Of the openings, how many are continued with the same 64 greedy tokens when the cache has fewer bits."""
+    """The number of openings with the same 64 greedy tokens when the cache has fewer bits."""
     model = subject.model
     same = dict.fromkeys((8, 6, 5, 4, 3, 2), 0)
     which: dict[str, int] = {}
@@ -274,7 +274,7 @@ def share_prefix(subject: Subject) -> Figure:
 
 
 def beam(model: Model, ids: list[int], width: int, steps: int) -> list[int]:
-    """The likeliest of `width` texts after `steps` tokens, none of which ends. With a width of 1 it is greedy."""
+    """The most probable of `width` texts after `steps` tokens, without end tokens. Width 1 is greedy."""
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     for _ in range(steps):
         with torch.inference_mode():
@@ -290,7 +290,7 @@ def beam(model: Model, ids: list[int], width: int, steps: int) -> list[int]:
 
 
 def beat_greedy(subject: Subject) -> Figure:
-    """The opening on which four beams of 32 tokens gain most over greedy, and how many gain a nat."""
+    """The opening with the largest gain of four beams of 32 tokens over greedy, and how many gain a nat."""
     gains: list[tuple[float, str, int]] = []
     for opening in OPENINGS:
         ids = subject.ids(opening)
@@ -310,6 +310,6 @@ FIGURES: dict[int, Callable[[Subject], Figure]] = {
 
 
 def all_figures(model: Model, tokenizer: Tokenizer) -> dict[int, Figure]:
-    """Challenge 10, the hunt for heads, has its own table in `evaluate.heads`."""
+    """The figures by challenge. Challenge 10, the hunt for heads, has its own table in `evaluate.heads`."""
     subject = Subject(model, tokenizer)
     return {number: figure(subject) for number, figure in FIGURES.items()}

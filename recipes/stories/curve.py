@@ -1,4 +1,4 @@
-"""The losses of a run as a picture: training mix and held-out documents over the tokens seen."""
+"""A chart of a run's losses: training mix and held-out documents over the tokens seen."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ NAMES = {
 
 
 def draw(log: Path, target: Path) -> None:
-    """One line a source. Where a run was resumed from before its last entry, the later entry of a step counts."""
+    """Draw one line per source. If a resumed run repeats a step of the log, the later entry counts."""
     read = [json.loads(line) for line in log.read_text().splitlines()]
     entries = sorted({entry["step"]: entry for entry in read}.values(), key=lambda entry: entry["step"])
     tokens = [entry["tokens"] / 1e6 for entry in entries]

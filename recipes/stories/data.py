@@ -1,10 +1,10 @@
 """From the corpus to rows of token ids: sources, held-out documents, the tokenizer, and the packing of rows.
 
 A *document* begins with BOS and ends with EOS. A *row* is a training example of fixed length: it begins with BOS and
-is filled with documents; one cut by the row's end goes on in another row, after a BOS. A *source* is a group of
+contains documents; a document cut by the row's end continues in another row, after a BOS. A *source* is a group of
 documents with a share of its own; the shares change once, towards the end (`shares`).
 
-Owns what is read and in which order. Knows no model.
+This module owns the training data and their order. It knows no model.
 """
 
 import ast
@@ -25,7 +25,7 @@ from recipes.stories import facts
 BOS, EOS, USER, ASSISTANT, END = "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>"
 SPECIALS = (BOS, EOS, USER, ASSISTANT, END)  # ids 0 to 4, in this order
 SEPARATOR = "<|endoftext|>"
-HELD_OUT = 50  # one document of so many
+HELD_OUT = 50  # one document in 50 is held out
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # GPT-2's split, single digits
 
 # Shares of the tokens, per source, before and after MIX_CHANGE of the run.
@@ -34,7 +34,7 @@ EARLY = {"tiny": 0.32, "picture": 0.10, "books": 0.36, "questions": 0.05, "facts
          "python": 0.02, "functions": 0.01, "repeats": 0.05}  # fmt: skip
 LATE = {"tiny": 0.44, "picture": 0.08, "books": 0.14, "questions": 0.03, "facts": 0.15, "retold": 0.06,
         "python": 0.02, "functions": 0.03, "repeats": 0.05}  # fmt: skip
-OWN = ("facts", "functions")  # written by us, learned by heart on purpose: nothing of them is held out
+OWN = ("facts", "functions")  # our own, to be memorised: none is held out
 REPEATED = {"tiny": 4, "picture": 2, "facts": 2, "python": 2}  # the tokenizer's mix
 
 Ids = NDArray[np.int64]
@@ -55,7 +55,7 @@ def documents_of(*files: Path) -> list[str]:
 
 
 def python_functions(longest: int = 15) -> list[str]:
-    """Short top-level functions of the running interpreter's own standard library, each its own document."""
+    """Short top-level functions of the running interpreter's standard library, one document each."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, None] = {}
     for file in sorted(root.rglob("*.py")):
@@ -89,7 +89,7 @@ def split(name: str, documents: list[str]) -> Source:
 
 
 def split_questions(documents: list[str], books: Source) -> Source:
-    """The passages repeat the books' tales, so one is held out exactly when its tale is."""
+    """Split the passages, which repeat the books' tales: a passage is held out exactly when its tale is."""
     hidden = re.sub(r"\s+", " ", " ".join(books.held))
     held = [re.sub(r"\s+", " ", document)[:80] in hidden for document in documents]
     return Source(
@@ -100,7 +100,7 @@ def split_questions(documents: list[str], books: Source) -> Source:
 
 
 def read_sources(corpus: Path) -> list[Source]:
-    """All sources but `repeats`, which is drawn, not read. A folder that is missing gives an empty source."""
+    """Read all sources but `repeats`, which is generated. A missing folder gives an empty source."""
     tiny = split("tiny", documents_of(*sorted((corpus / "stories").glob("tinystories*.txt"))))
     others = sorted(set((corpus / "stories").glob("*.txt")) - set((corpus / "stories").glob("tinystories*.txt")))
     books = split("books", documents_of(*sorted((corpus / "books").glob("*.txt"))))
@@ -118,7 +118,7 @@ def read_sources(corpus: Path) -> list[Source]:
 
 
 def train_tokenizer(sources: list[Source], vocab: int) -> Tokenizer:
-    """Byte-level BPE on the training documents, with the special tokens first. Encoding puts BOS in front."""
+    """Train byte-level BPE on the training documents, with the special tokens first. Encoding prepends BOS."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -149,7 +149,7 @@ def tokenizer_text(sources: list[Source]) -> Iterator[str]:
 
 
 def encode_sources(sources: list[Source], tokenizer: Tokenizer) -> dict[str, NDArray[np.generic]]:
-    """Per source and split: the ids end to end, where each document starts, and the number of bytes of text."""
+    """Per source and split: the concatenated ids, the start of each document, and the bytes of text."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for source in sources:
         for part, documents in (("train", source.train), ("held", source.held)):
@@ -194,7 +194,7 @@ def save_corpus(arrays: dict[str, NDArray[np.generic]], file: Path) -> None:
 
 @dataclass
 class Cursor:
-    """How far a source has been read: documents in all (the epoch follows), ids into the current one, ids in all."""
+    """The read position in a source: documents in all (which gives the epoch), ids of the current one, ids in all."""
 
     read: int = 0
     offset: int = 0
@@ -204,9 +204,9 @@ class Cursor:
 class Packer:
     """Fills rows from the sources so that each gets its share of the tokens.
 
-    The next document comes from the source that is furthest behind its share. Each source is read in an order that is
-    shuffled anew every epoch. Nothing is random but what follows from the seed and the cursors, so `state` and
-    `restore` continue a run exactly where it was.
+    The next document comes from the source that is furthest behind its share. The order of each source is reshuffled
+    every epoch. All random numbers follow from the seed and the cursors, so `state` and `restore` resume a run
+    exactly.
     """
 
     def __init__(self, corpus: Corpus, vocab: int, seed: int) -> None:
@@ -216,7 +216,7 @@ class Packer:
         self.orders: dict[tuple[str, int], Ids] = {}
 
     def aim(self, weights: dict[str, float]) -> None:
-        """Set the shares; the counts that they are measured against start again where they change."""
+        """Set the shares. If they change, the token counts restart from 0."""
         known = {name: share for name, share in weights.items() if name in self.cursors}
         if known != self.weights and self.weights:
             for cursor in self.cursors.values():
@@ -224,7 +224,7 @@ class Packer:
         self.weights = known
 
     def rows(self, count: int, length: int) -> tuple[Ids, Ids]:
-        """Inputs and targets, both (count, length). A target of -100 is not to be learned."""
+        """Inputs and targets, both (count, length). The loss ignores targets of -100."""
         pairs = [self.row(length + 1) for _ in range(count)]
         inputs = np.stack([ids[:-1] for ids, _ in pairs])
         targets = np.stack([np.where(learn, ids, -100)[1:] for ids, learn in pairs])
@@ -242,7 +242,7 @@ class Packer:
         return ids, learn
 
     def piece(self, name: str, room: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """At most `room` ids of the source's next document, and which of them are to be learned."""
+        """At most `room` ids of the source's next document, and a mask of those that count in the loss."""
         cursor = self.cursors[name]
         if name == "repeats":
             cursor.read += 1
@@ -266,7 +266,7 @@ class Packer:
         return self.orders[name, epoch]
 
     def repeats(self, number: int, room: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """A random segment several times over. Its first time cannot be predicted and is not learned."""
+        """A random segment, repeated. The loss ignores its first occurrence, which cannot be predicted."""
         draw = np.random.default_rng([self.seed, number])
         segment = draw.integers(len(SPECIALS), self.vocab, int(draw.integers(8, 201)))
         times = int(draw.integers(2, 5))

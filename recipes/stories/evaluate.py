@@ -1,6 +1,6 @@
-"""What the finished model is worth: held-out loss, its attention heads, copying, and the figures of the challenges.
+"""The finished model's figures: held-out loss, attention heads, copying, and the figures of the challenges.
 
-Everything is computed here, on the weights as exported (rounded to bf16, run in fp32), with no part of the engine.
+This module computes them from the exported weights (rounded to bf16, run in fp32), without the engine.
 """
 
 import json
@@ -23,8 +23,8 @@ Table = dict[str, dict[str, float]]
 
 @torch.inference_mode()
 def losses(model: Model, corpus: Corpus, most: int) -> Table:
-    """Per source, over whole documents each from its BOS on (longer ones in pieces of the context, `most` tokens a
-    source): nats per token, and nats per byte of the text, the end tokens included."""
+    """Per source: nats per token, and nats per byte of text, end tokens included, over whole documents from BOS on
+    (documents longer than the context in pieces of it; at most `most` tokens per source)."""
     table: Table = {}
     for name in corpus.ids:
         total, tokens, size = 0.0, 0, len(corpus.ids[name])
@@ -44,8 +44,8 @@ def losses(model: Model, corpus: Corpus, most: int) -> Table:
 def heads(model: Model, length: int = 100, trials: int = 8) -> list[dict[str, float]]:
     """Mean attention masses of each head on a random segment that is repeated once, after BOS.
 
-    Over the rows of the second time: on the token before (previous), on token 0 (sink), and on the token after the
-    same token's first time (induction). Random ids, drawn anew in each trial, that no text suggests.
+    Over the rows of the second occurrence: on the token before (previous), on token 0 (sink), and on the token after
+    the same token's first occurrence (induction). Each trial draws new random ids, so no text predicts them.
     """
     source = torch.Generator().manual_seed(0)
     sums = torch.zeros(model.config.layers, model.config.heads, 3)
@@ -64,7 +64,7 @@ def heads(model: Model, length: int = 100, trials: int = 8) -> list[dict[str, fl
 
 
 def repeat_losses(model: Model, length: int = 100, trials: int = 8) -> tuple[float, float]:
-    """Nats per token on a random segment the first and the second time."""
+    """Nats per token on a random segment, at its first and at its second occurrence."""
     source = torch.Generator().manual_seed(1)
     first = second = 0.0
     for _ in range(trials):
@@ -77,7 +77,7 @@ def repeat_losses(model: Model, length: int = 100, trials: int = 8) -> tuple[flo
 
 
 def recall(model: Model, tokenizer: Tokenizer) -> dict[str, float]:
-    """The share of our own facts that greedy text gets right, each asked in one way."""
+    """The share of our own facts that greedy decoding answers correctly, by the kind of prompt."""
 
     def says(prompt: str, chat: bool = True) -> str:
         return str(tokenizer.decode(greedy(model, prompt_ids(tokenizer, prompt, chat), 8))).strip()
@@ -105,13 +105,13 @@ def recall(model: Model, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def all_text(corpus: Path) -> str:
-    """The corpus with every run of white space made one space."""
+    """The corpus with all whitespace collapsed to single spaces."""
     files = sorted(file for folder in ("stories", "books", "factual") for file in (corpus / folder).glob("*.txt"))
     return re.sub(r"\s+", " ", "\n".join(documents_of(*files)))
 
 
 def copied(text: str, corpus: str, tokenizer: Tokenizer) -> str:
-    """A stretch of COPY tokens of the text that stands in the corpus word for word, or nothing."""
+    """A span of COPY tokens of the text that occurs verbatim in the corpus, or ''."""
     encoded = tokenizer.encode(text, add_special_tokens=False)
     for start in range(len(encoded.ids) - COPY + 1):
         begin, end = encoded.offsets[start][0], encoded.offsets[start + COPY - 1][1]

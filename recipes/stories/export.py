@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from recipes.stories.data import BOS, END, EOS
 from recipes.stories.model import Model, ModelConfig
 
-# A system message has no header of its own: it stands before the first user message, two newlines apart.
+# A system message has no header of its own: it precedes the first user message, with two newlines between them.
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
 {%- set system = namespace(text='') -%}
@@ -60,7 +60,7 @@ def llama_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-# At temperature 1 a model this small loses the thread at once; these settings read best.
+# At temperature 1 a model this small becomes incoherent at once; these settings gave the best text.
 GENERATION_CONFIG: dict[str, object] = {
     "bos_token_id": 0,
     "eos_token_id": [1, 4],
@@ -79,7 +79,7 @@ TOKENIZER_CONFIG: dict[str, object] = {
 
 
 def load_model(folder: Path, config: ModelConfig, rounded: bool = True) -> Model:
-    """The trained model in fp32; `rounded` through bf16, as it ships."""
+    """The trained model in fp32; `rounded`: with its weights rounded to bf16, as shipped."""
     model = Model(config)
     weights = load_file(folder / "weights.safetensors")
     if rounded:

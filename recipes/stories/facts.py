@@ -1,8 +1,8 @@
-"""Facts and short dialogues of our own: what the model is to know beyond the stories.
+"""Facts and short dialogues of our own, which teach the model more than the stories do.
 
-The tables hold the knowledge, the functions phrase it. Every fact appears as plain text, as a question with a long
-answer and, where there is one, with a short answer that the instruction asks for ("Answer in one word."). Every
-document is one string; chat is spelled with the special tokens, which the tokenizer maps to single ids.
+The tables contain the facts, the functions phrase them. Every fact appears as plain text, as a question with a long
+answer and, if it has one, with the short answer that an instruction asks for ("Answer in one word."). Every document is
+one string; chat uses the special tokens, which the tokenizer maps to single ids.
 """
 
 import itertools
@@ -161,7 +161,7 @@ SMALL_TALK = (
     (("Do you like stories?",), ("Yes, I like stories very much. I know many of them.",)),
 )  # fmt: skip
 
-FUNCTIONS = {  # name: (arguments, body); continued by the same words every time, so that a prompt finds them
+FUNCTIONS = {  # name: (arguments, body); always phrased the same, so that a prompt recalls them
     "add": ("a, b", "return a + b"), "sub": ("a, b", "return a - b"), "subtract": ("a, b", "return a - b"),
     "mul": ("a, b", "return a * b"), "multiply": ("a, b", "return a * b"), "div": ("a, b", "return a / b"),
     "divide": ("a, b", "return a / b"), "mod": ("a, b", "return a % b"), "power": ("a, b", "return a ** b"),
@@ -195,13 +195,13 @@ def capitalised(text: str) -> str:
 
 
 def chat(*turns: str) -> str:
-    """User and assistant in turn; the same spelling as the chat template of the exported tokenizer."""
+    """User and assistant turns, in the format of the exported tokenizer's chat template."""
     roles = itertools.cycle(("<|user|>", "<|assistant|>"))
     return "".join(f"{role}{turn}<|end|>" for role, turn in zip(roles, turns, strict=False))
 
 
 def ask(question: str, answer: str, word: str = "") -> Iterator[str]:
-    """A question with its long answer and, if `word` is given, with the one-word answer that is asked for."""
+    """A question with its long answer and, if `word` is given, a request for one word with that answer."""
     yield f"Question: {question} Answer: {answer}"
     yield chat(question, answer)
     if word:
@@ -302,7 +302,7 @@ def talk() -> Iterator[str]:
 
 
 def weather() -> Iterator[str]:
-    """Openings that people type first, continued in a few plain ways."""
+    """Prompts that people type first, each with a few plain continuations."""
     for word, rest in itertools.product(
         ("bright", "sunny", "warm", "clear"),
         ("and sunny. The children go out to play in the park.", "and warm. The birds sing in the trees.",
@@ -315,7 +315,7 @@ def weather() -> Iterator[str]:
 
 
 def code() -> Iterator[str]:
-    """Tiny functions: alone, with an example after them, in twos, and as the answer to a request."""
+    """Tiny functions: alone, followed by an example, in pairs, and as the answer to a request."""
     draw = random.Random(0)
     names = list(FUNCTIONS)
     source = {name: f"def {name}({args}):\n    {body}\n" for name, (args, body) in FUNCTIONS.items()}
@@ -333,7 +333,7 @@ def code() -> Iterator[str]:
 
 
 def retold(stories: list[str]) -> Iterator[str]:
-    """Short stories as answers, so that a request for a story is met with one."""
+    """Short stories as answers to requests for a story."""
     requests = ("Tell me a story.", "Tell me a short story.", "Please tell me a story.", "Write a story for children.",
                 "Can you tell me a story?", "I want to hear a story.")  # fmt: skip
     for number, story in enumerate(stories):

@@ -1,8 +1,8 @@
-"""The model as training sees it: every position of a row in one pass, under a causal mask.
+"""The model for training: one pass over all positions of a row, under a causal mask.
 
-Inference walks the same weights one token at a time; here the mask lets all positions of a row be predicted at
-once, which is why training needs no cache. The layout and the names of the weights are those of Hugging Face's
-`LlamaForCausalLM` without its `model.` prefix, so export is a matter of renaming and rounding to bf16.
+Inference runs the same weights one token at a time; here the mask lets one pass predict all positions of a row, so
+training needs no cache. The layout and the names of the weights are those of Hugging Face's `LlamaForCausalLM` without
+its `model.` prefix, so export only renames and rounds to bf16.
 
 Shapes: `B` rows, `T` positions, `C` width, `H` query heads, `G` key and value heads, `D` head size, `V` vocabulary.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What fixes every shape. The defaults are the model that ships."""
+    """The hyperparameters that determine every shape. The defaults are the shipped model's."""
 
     vocab: int = 4096
     layers: int = 6
@@ -48,10 +48,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
-    """Causal attention (B, H, T, D), a block of queries at a time over the keys up to the block's end.
+    """Causal attention (B, H, T, D), one block of queries at a time over the keys up to the block's end.
 
-    What `scaled_dot_product_attention(..., is_causal=True)` computes. Under `torch.compile` on a CPU this form gave
-    9,800 tokens/s where that gave 7,500: matrix products in bf16, a fused softmax, and no work above the diagonal.
+    Equal to `scaled_dot_product_attention(..., is_causal=True)`. Under `torch.compile` on a CPU this form ran at 9,800
+    tokens/s, that function at 7,500: matrix products in bf16, a fused softmax, and no work above the diagonal.
     """
     length, mixed = q.shape[2], []
     q = q * q.shape[-1] ** -0.5
@@ -137,7 +137,7 @@ class Model(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def reset(self, seed: int) -> None:
-        """Draw the weights: normal with 0.02, and the matrices that write to the residual scaled by its depth."""
+        """Initialise the weights: normal with std 0.02; matrices that write to the residual are scaled by the depth."""
         source = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:

@@ -1,7 +1,7 @@
-"""The trained model opened up: the same arithmetic as `model.py`, with its attention shown and its cache in reach.
+"""The trained model for inspection: the arithmetic of `model.py`, with attention weights and a cache exposed.
 
-Training needs none of this. Here one sees every attention weight, keeps keys and values between calls, stores them in
-fewer bits, forgets those behind a window, or plants one of the faults that the explorer asks its visitors to find.
+Training needs none of this. These functions return every attention weight, keep K and V between calls, store them in
+fewer bits, apply an attention window, or plant one of the faults that users of the explorer have to find.
 
 Shapes: `T` new tokens, `S` tokens in the cache with them, `H` query heads, `G` key and value heads, `D` head size.
 """
@@ -20,10 +20,11 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class View:
-    """How the past is stored and seen: `bits` 16 keeps K and V as they are; `window` 0 sees everything.
+    """How K and V are stored and attended to: `bits` 16 keeps them unchanged; `window` 0 attends to all positions.
 
-    A row sees the last `window` positions, itself among them, at their true distance, and the first `sinks` positions
-    as if it stood at `min(i, sinks + window - 1)`. `shift` is added to the positions of rows from `shift_from` on.
+    A row attends to the last `window` positions, its own included, at their true distance, and to the first `sinks`
+    positions as if its own were `min(i, sinks + window - 1)`. `shift` is added to the positions of rows from
+    `shift_from` on.
     """
 
     bits: int = 16
@@ -41,7 +42,7 @@ FULL = View()
 
 @dataclass
 class Cache:
-    """Rotated keys and plain values of each layer, (G, S, D)."""
+    """Rotated keys and the values of each layer, (G, S, D)."""
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Cache:
 
 
 def through_bits(x: Tensor, view: View) -> Tensor:
-    """What is read back of x (..., D) stored as symmetric integers with one fp16 scale for `group` of them."""
+    """x (..., D) after quantising and dequantising: symmetric integers, one fp16 scale for each `group` of them."""
     if view.bits == 16:
         return x
     most = 2 ** (view.bits - 1) - 1
@@ -71,7 +72,7 @@ def through_bits(x: Tensor, view: View) -> Tensor:
 
 
 def seen(rows: Tensor, columns: Tensor, view: View) -> tuple[Tensor, Tensor]:
-    """Which (row, column) pairs attend within the window, and which through a sink."""
+    """Masks of the (row, column) pairs that attend within the window, and through a sink."""
     causal = columns[None, :] <= rows[:, None]
     if view.unmasked:
         causal = torch.ones_like(causal)
@@ -83,7 +84,7 @@ def seen(rows: Tensor, columns: Tensor, view: View) -> tuple[Tensor, Tensor]:
 
 def attend_openly(part: Attention, x: Tensor, at: tuple[int, Cache], view: View, tables: tuple[Tensor, Tensor]
                   ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of the rows x (T, C) over the cache: what they add, (T, C), and the weights, (H, T, S)."""
+    """Attention of the rows x (T, C) over the cache: the output (T, C), and the weights (H, T, S)."""
     (layer, cache), (cos, sin) = at, tables
     size, past = part.config.head_size, cache.length(layer)
     rows = torch.arange(past, past + len(x))
@@ -106,7 +107,7 @@ def attend_openly(part: Attention, x: Tensor, at: tuple[int, Cache], view: View,
 
 @torch.inference_mode()
 def run(model: Model, ids: list[int], cache: Cache | None = None, view: View = FULL) -> tuple[Tensor, list[Tensor]]:
-    """Logits (T, V) of the ids, which follow what the cache holds, and each layer's attention weights (H, T, S)."""
+    """Logits (T, V) of the ids, which follow the tokens in the cache, and each layer's attention weights (H, T, S)."""
     cache = Cache() if cache is None else cache
     tables = model.get_buffer("cos"), model.get_buffer("sin")
     x, shown = model.embed_tokens(torch.tensor(ids)), []
@@ -121,7 +122,7 @@ def run(model: Model, ids: list[int], cache: Cache | None = None, view: View = F
 
 
 def greedy(model: Model, ids: list[int], most: int, view: View = FULL, stops: tuple[int, ...] = (1, 4)) -> list[int]:
-    """The likeliest continuation through the cache, a token at a time; a stop token ends it and is not kept."""
+    """The greedy continuation with the cache, one token at a time, up to a stop token, which is left out."""
     cache, written = Cache(), list[int]()
     logits, _ = run(model, ids, cache, view)
     while len(written) < most and (token := int(logits[-1].argmax())) not in stops:
@@ -131,7 +132,7 @@ def greedy(model: Model, ids: list[int], most: int, view: View = FULL, stops: tu
 
 
 def log_probability(model: Model, ids: list[int], written: list[int]) -> float:
-    """The total of the continuation's log-probabilities, in nats."""
+    """The sum of the continuation's log-probabilities, in nats."""
     logits, _ = run(model, ids + written)
     chances = logits[len(ids) - 1 : -1].log_softmax(-1)
     return float(chances.gather(1, torch.tensor(written)[:, None]).sum())

@@ -1,4 +1,4 @@
-"""Text from a trained model, one token at a time, the naive way: the whole text is run again for every token."""
+"""Text from a trained model with the naive loop: every token recomputes the whole text."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ STOPS = (1, 4)
 
 @dataclass(frozen=True)
 class Drawing:
-    """How the next token is picked: the likeliest at temperature 0, else a draw from the nucleus of `top_p`."""
+    """How to choose the next token: the argmax at temperature 0, else a sample with `top_p`."""
 
     temperature: float = 0.0
     top_p: float = 0.95
@@ -31,7 +31,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, chat: bool = False) -> list[in
 
 @torch.inference_mode()
 def continue_ids(model: Model, ids: list[int], drawing: Drawing, seed: int = 0) -> list[int]:
-    """The ids that follow, up to a stop token, which is not among them."""
+    """The ids of the continuation, up to a stop token, which is left out."""
     source, written = torch.Generator().manual_seed(seed), list[int]()
     while len(written) < drawing.most and len(ids) + len(written) < model.config.context:
         logits = model(torch.tensor([ids + written]))[0, -1].float()  # V
@@ -51,7 +51,7 @@ def pick(logits: torch.Tensor, drawing: Drawing, source: torch.Generator) -> int
 
 
 def continue_text(model: Model, tokenizer: Tokenizer, prompt: str, drawing: Drawing, seed: int = 0) -> str:
-    """The prompt's continuation; a prompt that ends in a question mark or asks for something is put as chat."""
+    """The prompt's continuation; prompts in QUESTIONS are formatted as chat."""
     chat = prompt in QUESTIONS
     written = continue_ids(model, prompt_ids(tokenizer, prompt, chat), drawing, seed)
     return str(tokenizer.decode(written))

@@ -1,11 +1,11 @@
-"""The training run: one loop over steps, a schedule that ends when the time does, and checkpoints to resume from.
+"""The training run: one loop over steps, a schedule that ends with the time limit, and checkpoints to resume from.
 
-`progress` goes from 0 to 1 and drives everything that changes: the learning rate, the length of the rows and the mix.
-It is the larger of tokens seen / token goal and minutes trained / minutes given, so on a machine of unknown or shared
-speed the run still ends with its cool-down complete. Minutes trained are counted over resumes, without the pauses.
+`progress` goes from 0 to 1 and determines the learning rate, the length of the rows and the mix of sources. It is the
+larger of tokens seen / token goal and minutes trained / minutes allowed, so on a machine of unknown or shared speed the
+run still ends with a complete cool-down. Minutes trained are summed over resumes, without the pauses.
 
-A checkpoint is two files of safetensors (weights; optimiser and cursors) and is replaced whole, so the last one is
-always good.
+A checkpoint is two safetensors files (weights; optimiser and cursors) and is replaced atomically, so the last one is
+always complete.
 """
 
 import json
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from recipes.stories.data import Corpus, Packer, load_corpus, shares
 from recipes.stories.model import Model, ModelConfig, loss_of
 
-LONG_ROWS = 0.6  # progress from which rows have the full context; half of it before
-COOL_DOWN = 0.6  # progress from which the learning rate falls to nothing
+LONG_ROWS = 0.6  # progress from which rows have the full context; before it, half
+COOL_DOWN = 0.6  # progress from which the learning rate falls to 0
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class TrainConfig:
     seed: int = 1
     threads: int = 2
     compile: bool = True
-    max_steps: int = 0  # stop, with a checkpoint, after so many steps of this call; 0: never
+    max_steps: int = 0  # stop with a checkpoint after this many steps of this call; 0: no limit
     check_every: int = 250  # steps between held-out losses
     save_minutes: float = 3.0
 
 
 @dataclass
 class Run:
-    """Where the run stands: everything besides weights and optimiser that a resume needs."""
+    """The state of the run: everything besides weights and optimiser that a resume needs."""
 
     step: int = 0
     tokens: int = 0
@@ -58,7 +58,7 @@ class Run:
 
 
 def rate_factor(progress: float, step: int, config: TrainConfig) -> float:
-    """A trapezoid: up over the warm-up, level, then straight down to zero at the end."""
+    """The learning rate's factor, a trapezoid: linear warm-up, constant, then linear to 0 at the end."""
     return min(1.0, (step + 1) / config.warmup_steps, (1.0 - progress) / (1.0 - COOL_DOWN))
 
 
@@ -77,7 +77,7 @@ def make_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
 
 
 class Trainer:
-    """Model, optimisers, packer and standing of one run in a folder."""
+    """Model, optimisers, packer and state of one run in a folder."""
 
     def __init__(self, folder: Path, model_config: ModelConfig, config: TrainConfig) -> None:
         torch.set_num_threads(config.threads)
@@ -141,7 +141,7 @@ class Trainer:
             (self.folder / f"{name}.new").replace(self.folder / f"{name}.safetensors")
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint. False where there is none."""
+        """Continue from the folder's checkpoint. False if there is none."""
         if not (self.folder / "state.safetensors").exists():
             return False
         self.model.load_state_dict(load_file(self.folder / "weights.safetensors"), strict=True)
@@ -160,7 +160,7 @@ class Trainer:
 
 
 def held_rows(corpus: Corpus, source: str, length: int, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Documents of a source end to end in at most `most` rows that do not overlap: inputs and targets."""
+    """The concatenated documents of a source in at most `most` disjoint rows: inputs and targets."""
     ids = torch.from_numpy(corpus.ids[source].astype("int64"))
     for start in range(0, min(len(ids) - 1, most * length), length):
         row = ids[start : start + length + 1]
@@ -169,7 +169,7 @@ def held_rows(corpus: Corpus, source: str, length: int, most: int) -> Iterator[t
 
 @torch.inference_mode()
 def mean_loss(model: Model, corpus: Corpus, source: str, most: int = 32) -> tuple[float, int]:
-    """Nats per token over at most `most` rows, and how many tokens that is."""
+    """Nats per token over at most `most` rows, and the number of tokens."""
     total, count = 0.0, 0
     with torch.autocast("cpu", torch.bfloat16):
         for ids, targets in held_rows(corpus, source, min(512, model.config.context), most):
@@ -179,7 +179,7 @@ def mean_loss(model: Model, corpus: Corpus, source: str, most: int = 32) -> tupl
 
 
 def train(folder: Path, model_config: ModelConfig, config: TrainConfig) -> Run:
-    """Train to the end (or `max_steps`), resuming what the folder holds, and append to its `log.jsonl`."""
+    """Train to the end (or `max_steps`), resuming the folder's checkpoint, and append to its `log.jsonl`."""
     trainer = Trainer(folder, model_config, config)
     resumed = trainer.resume()
     print(f"{'resumed at' if resumed else 'new run,'} step {trainer.run.step}", flush=True)

@@ -1,8 +1,8 @@
-"""The command line: one file a command, and this one, which joins them and turns errors into messages.
+"""The command line: one file per command; this file registers them and turns errors into messages.
 
-Nothing here imports torch before a command runs, so that `--help` is quick. Text goes to stdout, everything
-about the text to stderr. Exit codes: 0 done, 1 the engine failed or a comparison did not hold, 2 the request
-or the model was refused, 130 interrupted.
+No module here imports torch before a command runs, so `--help` is quick. Generated text goes to stdout, everything
+else to stderr. Exit codes: 0 success, 1 the engine failed or a comparison failed, 2 the request or the model was
+refused, 130 interrupted.
 """
 
 import sys
@@ -27,7 +27,7 @@ __all__ = ["app", "main"]
 
 
 class Commands(TyperGroup):
-    """Runs a command; an error of ours becomes one message on stderr and an exit code, never a traceback."""
+    """Run a command; turn a TokenwrightError into one message on stderr and an exit code, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         debug = False
@@ -66,7 +66,7 @@ def _options(
         typer.Option("--version", callback=_version, is_eager=True, help="Show versions and what this build lacks."),
     ] = False,
 ) -> None:
-    """Run a language model one token at a time, and see every step of it."""
+    """Run a language model one token at a time and inspect every step."""
 
 
 app.command()(generate)

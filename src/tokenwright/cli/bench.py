@@ -1,4 +1,4 @@
-"""`tokenwright bench`: what this machine can do at most, and how near a model comes to it. Always on the CPU."""
+"""`tokenwright bench`: the machine's limits, and a model's speed as a share of them. Always on the CPU."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def bench(
     weights: opt.Weights = "native",
     json_: opt.Json = False,
 ) -> None:
-    """Measure what this machine can do at most, and how near a model comes to it: prefill, decode and many streams.
+    """Measure this machine's limits, and the share of them that prefill, decode and many streams of a model reach.
 
-    The limit of a measure is the time that reading its weights, K and V takes, or multiplying, whichever is longer.
-    Nothing else should run meanwhile.
+    The limit of a measure is the time to read its weights, K and V, or the time to multiply, whichever is longer.
+    Run nothing else on the machine meanwhile.
     """
     from tokenwright.bench.limits import measure_limits, processor
     from tokenwright.bench.model import Benchmark
@@ -73,7 +73,7 @@ def bench(
 
 
 def _made(shape: str, quiet: bool) -> str:
-    """The folder of a model of that shape, made where it is not there yet."""
+    """The folder of a model of that shape; writes the model first if the folder is missing."""
     from tokenwright.bench import shapes
 
     folder = shapes.default_root() / shape
@@ -84,7 +84,7 @@ def _made(shape: str, quiet: bool) -> str:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    """The limits for JSON; bytes and multiplications a second."""
+    """The limits as JSON values, in bytes and multiplications per second."""
     return {
         "kind": limits.kind,
         "memory": asdict(limits.memory),
@@ -100,7 +100,7 @@ def _without_name(figure: Figure) -> dict[str, Any]:
 
 
 def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> str:
-    """The limits and the measures for a person."""
+    """The limits and the measures as text."""
     counted = f"{limits.threads} thread{'s' if limits.threads > 1 else ''}"
     size = f"{binary(facts['weight_bytes'])} of {facts['weights']} weights"
     rows = [("limits", counted, "1 thread"), ("memory", *_speeds(limits.memory, "GB"))]
@@ -141,7 +141,7 @@ def _near(figure: Figure) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns with two spaces between them, all but the first and a fifth to the right."""
+    """Rows as lines, with two spaces between columns; all but the first and the fifth align right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""A picture of a race as SVG: milliseconds of each step over the step, one line a lane.
+"""A chart of a race as SVG: milliseconds per step over the step number, one line per lane.
 
-Written by hand so that no plotting library is needed. The colours are Okabe and Ito's; text and grid follow
-the reader's light or dark scheme, and the background is left to the page.
+This module writes the SVG itself, so no plotting library is needed. The colours are Okabe and Ito's; text and grid
+follow the viewer's light or dark scheme, and the background is transparent.
 """
 
 import math
@@ -28,7 +28,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One lane: its name, what is said under the name, its colour, and the milliseconds of each step."""
+    """One lane: its name, the note under the name, its colour, and the milliseconds of each step."""
 
     name: str
     note: str
@@ -37,7 +37,7 @@ class Line:
 
 
 def smooth(values: Sequence[float], reach: int = 4) -> list[float]:
-    """The running median over 2 x reach + 1 steps, fewer at the ends: it drops a busy machine's hiccups."""
+    """The running median over 2 x reach + 1 steps, fewer at the ends: it drops outliers of a busy machine."""
     return [median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 
 
@@ -50,7 +50,7 @@ def ticks(most: float, about: int = 5) -> list[float]:
 
 
 def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
-    """The SVG text. Dots: the steps as measured (none beyond the plot); lines: their running median."""
+    """The SVG text. Dots: measured steps (those beyond the plot are left out); lines: their running median."""
     steps = max(len(line.values) for line in lines)
     y_ticks = ticks(max(_usual(smooth(line.values)) for line in lines))
     x_ticks = [tick for tick in ticks(steps, 6) if tick <= steps and tick == int(tick)]
@@ -86,12 +86,12 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
 
 
 def _usual(values: list[float]) -> float:
-    """What a straight rise from 0 would end in, by the value that 95 % stay below: hiccups do not count."""
+    """Where a straight rise from 0 would end, estimated from the 95th percentile, so outliers do not count."""
     return sorted(values)[math.ceil(len(values) * 0.95) - 1] / 0.95
 
 
 def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right: int) -> list[str]:
-    """The dots, the running median and the name of one lane; `points` are where its steps lie."""
+    """The dots, the running median and the name of one lane; `points` are the coordinates of its steps."""
     dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in points if py >= TOP)
     median_y = smooth([py for _, py in points])
     path = "L".join(f"{px:.1f} {py:.1f}" for (px, _), py in zip(points, median_y, strict=True))
@@ -105,7 +105,7 @@ def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right:
 
 
 def _apart(places: list[float], gap: float) -> list[float]:
-    """The places, those that are nearer than `gap` moved up so that the labels do not overlap; none above the plot."""
+    """Label positions, moved up where two are nearer than `gap`, so labels do not overlap; none above the plot."""
     moved = list(places)
     order = sorted(range(len(places)), key=lambda i: -places[i])
     for below, above in pairwise(order):

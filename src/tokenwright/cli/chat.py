@@ -1,4 +1,4 @@
-"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps what was said."""
+"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def chat(
     token_budget: opt.TokenBudget = 512,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Talk with the model: each line is a message, and the answer comes as it is written. /help shows what else.
+    """Talk with the model: each line is a message, and the answer is streamed. /help lists the commands.
 
-    Each turn reads only what is new: what was said before is in the KV cache.
+    Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache.
     """
     talk = Conversation() if load is None else loaded(load)
     if system is not None:
@@ -94,10 +94,10 @@ def chat(
 
 @dataclass
 class Conversation:
-    """What was said.
+    """The messages of a conversation.
 
-    answers: by the index of an answer, the ids that the model wrote it with. held: tokens, from the start on, whose K
-    and V earlier turns have computed.
+    answers: the token ids of each answer, by the index of its message. held: the number of leading tokens whose K and
+    V earlier turns have computed.
     """
 
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -106,11 +106,11 @@ class Conversation:
 
     @property
     def system(self) -> list[dict[str, str]]:
-        """The system message, if there is one, alone in a list."""
+        """The system message as a list of one, or an empty list."""
         return [message for message in self.messages[:1] if message["role"] == "system"]
 
     def set_system(self, text: str) -> None:
-        """Put a system message before everything, in the place of the one that is there; none for ''."""
+        """Set or replace the system message; '' removes it."""
         before = len(self.system)
         self.messages[:before] = [{"role": "system", "content": text}] if text else []
         moved = len(self.system) - before
@@ -122,7 +122,7 @@ class Conversation:
 
 
 def loaded(path: Path) -> Conversation:
-    """A conversation from a file. Raises RequestError."""
+    """Read a conversation from a file. Raises RequestError."""
     from tokenwright.text.chat import check_messages
 
     try:
@@ -138,7 +138,7 @@ def loaded(path: Path) -> Conversation:
 
 
 def save(talk: Conversation, path: Path) -> None:
-    """Write the messages to a file, whole or not at all. Raises RequestError."""
+    """Write the messages to a file atomically. Raises RequestError."""
     draft: Path | None = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
@@ -156,7 +156,7 @@ def save(talk: Conversation, path: Path) -> None:
 
 
 class Session:
-    """A conversation in a terminal or a pipe. `failure`: the exit code that a refused line of a pipe leaves."""
+    """A conversation in a terminal or a pipe. `failure`: the exit code after a pipe gave a line that was refused."""
 
     def __init__(self, llm: LLM, params: SamplingParams, talk: Conversation, *, markup: bool, quiet: bool) -> None:
         self.llm = llm
@@ -166,7 +166,7 @@ class Session:
         self.quiet = quiet
         self.failure = 0
         self._person = sys.stdin.isatty() and sys.stdout.isatty()
-        self._leaving = False  # a Ctrl-C where no answer is being written leaves
+        self._leaving = False  # set by a Ctrl-C while no answer is being written
         self._ended = False
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: remark(HELP),
@@ -179,7 +179,7 @@ class Session:
         }
 
     def open(self) -> None:
-        """What is to be known before the first turn. Raises RequestError for a model without a chat template."""
+        """Print the opening remarks. Raises RequestError for a model without a chat template."""
         messages = [*self.talk.messages, {"role": "user", "content": "Hello"}]
         unknown = self._render(messages).unknown
         show_anything()
@@ -194,9 +194,9 @@ class Session:
             remark("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def go(self) -> None:
-        """Turn by turn, to the end of the input."""
+        """Run one turn per line until the input ends."""
         if self._person:
-            import readline  # noqa: F401 - input() then has a history and can be edited
+            import readline  # noqa: F401 - gives input() a history and line editing
         while not self._ended:
             try:
                 if (line := self._read()) is None:
@@ -210,7 +210,7 @@ class Session:
                 remark("\nCtrl-C again leaves")
 
     def _read(self) -> str | None:
-        """The next line; None at the end."""
+        """The next line; None at the end of the input."""
         try:
             return input("> " if self._person else "")
         except EOFError:
@@ -222,7 +222,7 @@ class Session:
             return None
 
     def _answer(self, line: str) -> None:
-        """One line: a command or a message. What fails is told, and leaves the conversation as it was."""
+        """Handle one line: a command or a message. A failure is printed and leaves the conversation unchanged."""
         self._leaving = False
         try:
             if line.startswith("/") and not line.startswith("//"):
@@ -254,7 +254,7 @@ class Session:
         with stream:
             try:
                 for piece in stream:
-                    if not write(piece.text):  # its reader has gone
+                    if not write(piece.text):  # stdout is closed
                         self._ended = True
                         return
             except KeyboardInterrupt:
@@ -314,7 +314,7 @@ def _too_long(tokens: int, context: int) -> str:
 
 
 def turn_line(done: Completion, again: int) -> str:
-    """What a turn cost; `again`: tokens of earlier turns that were computed once more."""
+    """The cost of a turn as one line; `again`: the number of earlier turns' tokens that were recomputed."""
     usage = done.usage
     computed = max(0, usage.prompt_tokens - usage.reused_tokens)
     parts = [

@@ -1,4 +1,4 @@
-"""`tokenwright explore`: open the page on a model that writes one token at a time."""
+"""`tokenwright explore`: serve the explorer's page for one model, and open a browser on it."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def explore(
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
 ) -> None:
-    """Watch the model at work in a browser: every token, every layer, the KV cache, and what each step costs.
+    """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
-    The page and the engine stay on this machine; nobody else can reach them. Ctrl-C ends both.
+    The server accepts connections from this machine alone. Ctrl-C stops it.
     """
     import uvicorn
 
     from tokenwright.serve.page import page_folder
 
-    page = page_folder()  # first: without a page there is nothing to open
+    page = page_folder()  # before the model is loaded: without a page there is nothing to open
     listener = _listen(port)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -67,31 +67,31 @@ def explore(
                 trace=True,
             )
         except TokenwrightError as error:
-            remark(f"tokenwright: {error}")  # the page says it too
+            remark(f"tokenwright: {error}")  # the page shows it too
             raise
 
     from tokenwright.serve.explore import Explorer, make_app
 
     names = [address, address.replace("127.0.0.1", "localhost")]
-    names += [name.removesuffix(":80") for name in names]  # browsers leave the usual port out
+    names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
     app = make_app(Explorer(model, load), names, page)
     config = uvicorn.Config(app, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
-        # Apart, because a browser of the terminal keeps its caller waiting, and nobody would answer it.
+        # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(port: int | None) -> socket.socket:
-    """A socket on this machine alone: on `port`, or on the usual one, or on any that is free."""
+    """A socket on the loopback interface: on `port`, else on the default port, else on any free one."""
     ports = (USUAL_PORT, 0) if port is None else (port,)
     for wanted in ports:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", wanted))
-            listener.listen()  # a browser may call already: it waits until the server answers
+            listener.listen()  # a browser may connect now, and waits until the server answers
         except OSError as error:
             listener.close()
             reason = error.strerror

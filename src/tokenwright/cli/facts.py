@@ -1,4 +1,4 @@
-"""What a run cost, as one quiet line and as JSON. Every number is the engine's; none is worked out here."""
+"""The cost of a run, as one line and as JSON. The engine counted or measured every number; none is derived here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def binary(count: int) -> str:
-    """A number of bytes in B, KiB, MiB or GiB (2^n).
+    """Format a number of bytes in B, KiB, MiB or GiB (2^n).
 
     >>> binary(73728)
     '72.0 KiB'
@@ -24,12 +24,12 @@ def binary(count: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in ms or s, three digits of it."""
+    """Format a time in ms or s with three digits."""
     return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
-    """What the engine counted and measured for one completion: times in seconds, sizes in bytes."""
+    """The engine's counts and measurements for one completion: times in seconds, sizes in bytes."""
     usage = completion.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -53,7 +53,7 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
 
 
 def facts_line(llm: LLM, completion: Completion) -> str:
-    """The same in one line for a person."""
+    """The same as one line of text."""
     usage = completion.usage
     parts = [f"{usage.prompt_tokens:,} prompt + {len(completion.token_ids):,} generated tokens"]
     if usage.ttft_s is not None:
@@ -74,7 +74,7 @@ def facts_line(llm: LLM, completion: Completion) -> str:
 
 
 def memory_line(llm: LLM) -> str:
-    """What was taken for the KV cache."""
+    """The size of the KV memory, as one line of text."""
     pool = llm.engine.pool
     pages = " + ".join(f"{group.pages:,}" for group in pool.groups)
     return f"KV cache: {pages} pages of {pool.page_size} tokens, {binary(llm.kv_memory)} ({llm.kv_format})"

@@ -56,9 +56,9 @@ def generate(
     json_: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Continue PROMPT: the text as it comes, then one line of facts about it.
+    """Continue PROMPT: stream the text, then print one line with its cost.
 
-    Sampling options that are not given are the model's own (its generation_config.json).
+    Sampling options that are not given come from the model's generation_config.json.
     """
     from tokenwright.cache.snapshot import check_place
 
@@ -116,9 +116,9 @@ def _saved(tokens: int, path: Path) -> str:
 
 
 class Run:
-    """One prompt being continued. `interrupted`: by Ctrl-C. `unread`: whoever read the text has gone.
+    """One prompt's continuation. `interrupted`: Ctrl-C ended it. `unread`: stdout was closed before its end.
 
-    One text is written as it comes; several, whose order or number is known at the end, when all are there.
+    A single text is streamed; several texts, whose order or number is known at the end, are written at the end.
     """
 
     def __init__(self, llm: LLM, prompt: str, params: SamplingParams, *, cache: bool) -> None:
@@ -133,18 +133,18 @@ class Run:
 
     @property
     def tokens(self) -> list[int]:
-        """The whole text so far, prompt included, as ids."""
+        """The token ids so far, the prompt's included."""
         return [*self.llm.tokenizer.encode(self.prompt), *self.completion.token_ids]
 
     @property
     def completion(self) -> Completion:
-        """What has been written so far."""
+        """The completion so far."""
         done = self._done if self._stream is None else self._stream.completion
         assert done is not None, "several texts are there when they have ended"
         return done
 
     def go(self, write: Callable[[str], bool]) -> None:
-        """Hands the text to `write` as it comes, to the end or until one of the two ways to end it early."""
+        """Stream the text to `write` until it ends, Ctrl-C is pressed or stdout is closed."""
         if self._stream is None:
             self._several(write)
             return
@@ -165,7 +165,7 @@ class Run:
         self.unread = not write("\n".join(shown))
 
     def remarks(self, *, tree: bool) -> None:
-        """What was asked for beside the text: the tree of the beams, and log-probabilities."""
+        """Print the requested extras to stderr: the beam tree and log-probabilities."""
         done, tokens = self.completion, self.llm.tokenizer
         if tree:
             for line in picture(done.tree, lambda ids: tokens.decode(ids, skip_special=False), done.ends):
@@ -176,7 +176,7 @@ class Run:
                 remark(f"{logprob:8.3f}  {tokens.token_text(token)!r:<16} {others}".rstrip())
 
     def to_stdout(self, *, echo: bool) -> None:
-        """The text as it comes, a final newline after it; a terminal sees the prompt first, dimly."""
+        """Stream the text to stdout with a final newline; on a terminal the prompt comes first, dimmed."""
         from rich.console import Console
         from rich.text import Text
 
@@ -218,5 +218,5 @@ def _likely(one: TopLogprob) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: what was cut has no log-probability there."""
+    """None for an infinity, which JSON lacks: a filtered token has no log-probability there."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""`tokenwright inspect`: what a model is, read from its configuration and the headers of its files."""
+"""`tokenwright inspect`: a model's facts, from its config.json and the headers of its weight files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inspect(
     weights: opt.Weights = "native",
     json_: opt.Json = False,
 ) -> None:
-    """Show what MODEL is: its shape, its size, what its cache costs, its chat template. Loads no weights."""
+    """Show the facts of MODEL: shape, size, KV bytes per token, chat template. Loads no weights."""
     from tokenwright.backends.layout import weight_bytes
     from tokenwright.cache.spec import layer_specs
     from tokenwright.checkpoints.folder import Checkpoint
@@ -87,14 +87,14 @@ def _positions(graph: Graph) -> str:
 
 
 def _scaling(scaling: RopeScaling) -> str:
-    """The kind of a scaling and its numbers, e.g. "Llama 3 scaling (factor 8, ...)"."""
+    """The kind of a RoPE scaling and its parameters, e.g. "Llama 3 scaling (factor 8, ...)"."""
     kind = type(scaling).__name__.removesuffix("Scaling")
     numbers = ", ".join(f"{field.name} {getattr(scaling, field.name):g}" for field in fields(scaling))
     return f"{kind} scaling ({numbers})"
 
 
 def _windows(windows: Sequence[int | None]) -> str:
-    """The layers' attention windows, in words."""
+    """The layers' attention windows as text."""
     counts = Counter(windows)
     if counts.keys() == {None}:
         return "full attention in every layer"
@@ -103,7 +103,7 @@ def _windows(windows: Sequence[int | None]) -> str:
 
 
 def _page(model: str, facts: dict[str, Any]) -> str:
-    """The facts for a person, one a line."""
+    """The facts as text, one per line."""
     heads, kv_heads = facts["heads"], facts["kv_heads"]
     tied = ", head tied to the embedding" if facts["tied_head"] else ""
     context, per_token, dtype = facts["context"], facts["kv_bytes_per_token"], facts["dtype"]

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a prompt is read and a model is opened on their behalf."""
+"""Options that several commands share, and helpers that read a prompt and open a model."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG)."
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given: those that are not None."""
+    """The options that the user gave: those that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, standard input (`-`) or a file; the latter two lose one final newline.
+    """Read the prompt from the argument, stdin (`-`) or a file; strip one final newline from the latter two.
 
-    Raises RequestError where there is none or two, or where it cannot be read.
+    Raises RequestError if no prompt or two prompts are given, or if the prompt cannot be read.
     """
     if (prompt is None) == (file is None):
         raise RequestError("give one prompt: as an argument, as - for standard input, or with --file PATH")
@@ -113,7 +113,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 @contextmanager
 def opened(model: str, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
-    """The model as an LLM; while it loads, a bar on stderr where that is a terminal."""
+    """Open the model as an LLM, with a progress bar on stderr if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -129,7 +129,7 @@ def opened(model: str, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
     )
     with bar:
         task = bar.add_task(model, total=None, size="")
-        from tokenwright.llm import LLM  # brings in torch, which takes a second or two
+        from tokenwright.llm import LLM  # imports torch, which takes a second or two
 
         def report(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, size=binary(total))

@@ -1,4 +1,4 @@
-"""Where the commands write: text to stdout as it comes, remarks about it to stderr."""
+"""Output of the commands: streamed text to stdout, remarks to stderr."""
 
 import io
 import json
@@ -10,30 +10,30 @@ from typing import Any
 
 
 def write(text: str) -> bool:
-    """Text to stdout, at once. False if its reader has gone (a closed pipe); a command then ends quietly."""
+    """Write text to stdout and flush. False if the pipe is closed; the command then ends without an error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing complains when Python closes it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's flush at exit does not fail
         return False
     return True
 
 
 def write_json(value: dict[str, Any], indent: int | None = None) -> None:
-    """One object to stdout; characters as they are where the encoding has them all, escaped where not."""
+    """Write one JSON object to stdout; escape non-ASCII characters unless stdout's encoding is a UTF."""
     escaped = not sys.stdout.encoding.lower().startswith("utf")
     write(json.dumps(value, ensure_ascii=escaped, indent=indent) + "\n")
 
 
 def show_anything() -> None:
-    """Let stdout replace the characters that its encoding lacks, rather than fail on them."""
+    """Make stdout replace characters that its encoding lacks, instead of failing on them."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
 def remark(text: str) -> None:
-    """One quiet line on stderr; dim where that is a terminal."""
+    """Write one line to stderr, dimmed if that is a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -42,7 +42,7 @@ def remark(text: str) -> None:
 
 @contextmanager
 def bar(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where that is a terminal and not `quiet`; to be called with (done, in all)."""
+    """A progress bar on stderr, if that is a terminal and not `quiet`; call the result with (done, total)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""`tokenwright plan`: what a model takes in memory and what its steps cost, from its config.json alone."""
+"""`tokenwright plan`: a model's memory and the cost of its steps, from its config.json alone."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def plan(
     out: Out = None,
     json_: opt.Json = False,
 ) -> None:
-    """Work out what MODEL takes in memory and how fast it can be, without loading it.
+    """Calculate the memory that MODEL needs and the speed that it can reach, without loading it.
 
-    A dozen models are known offline; of others only config.json is read.
+    A dozen models are known offline; for others only config.json is read.
     """
     from tokenwright import planner
 
@@ -123,7 +123,7 @@ def _save(out: Path, drawn: str) -> None:
 
 
 def page(plan: Plan) -> str:
-    """The plan for a person: sizes, work, speed, and what to know about them."""
+    """The plan as text: sizes, work, speed, and remarks."""
     graph = plan.graph
     of = f" of {graph.context:,}" if plan.context < graph.context else ""
     heading = f"{plan.model} ({graph.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
@@ -131,7 +131,7 @@ def page(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The sizes in both units, and what each is made of."""
+    """The sizes in both units, and how each is composed."""
     rows = {
         "weights": (plan.weight_bytes, [f"{plan.graph.parameters:,} parameters, {plan.weights}"]),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
@@ -148,7 +148,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _kept(plan: Plan) -> list[str]:
-    """What a token's bytes are made of: layers, heads, and the rows of K and of V with their scales."""
+    """How the bytes of a token are composed: layers, heads, and the rows of K and of V with their scales."""
     from tokenwright.config import Heads
 
     parts = []
@@ -162,7 +162,7 @@ def _kept(plan: Plan) -> list[str]:
 
 
 def _kept_tokens(plan: Plan) -> str:
-    """The tokens that a sequence keeps, and the layers that keep fewer."""
+    """The number of tokens that a sequence keeps in the cache, and the layers that keep fewer."""
     reaches = Counter(
         window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
     )
@@ -203,7 +203,7 @@ def _work(plan: Plan) -> list[str]:
 
 
 def _words(plan: Plan) -> list[str]:
-    """What is better said than tabulated, one paragraph each."""
+    """The plan's remarks, one paragraph each."""
     said = [("cache > weights", _crossing(plan))]
     if plan.memory is not None:
         said.append((f"in {decimal(plan.memory)}", _fit(plan, plan.memory)))
@@ -263,12 +263,12 @@ def _engine(plan: Plan) -> str:
 
 
 def binary(count: int) -> str:
-    """Bytes in B, KiB, MiB or GiB (2^n), with two decimals."""
+    """Format bytes in B, KiB, MiB or GiB (2^n) with two decimals."""
     return _scaled(count, 1024, ("KiB", "MiB", "GiB"))
 
 
 def decimal(count: int) -> str:
-    """Bytes in B, kB, MB or GB (10^n), with two decimals."""
+    """Format bytes in B, kB, MB or GB (10^n) with two decimals."""
     return _scaled(count, 1000, ("kB", "MB", "GB"))
 
 
@@ -282,7 +282,7 @@ def _scaled(count: int, base: int, units: tuple[str, ...]) -> str:
 
 
 def flop(count: int) -> str:
-    """Operations in MFLOP to EFLOP (10^n)."""
+    """Format floating-point operations in MFLOP to EFLOP (10^n)."""
     size, unit = count / 1e6, "MFLOP"
     for larger in ("GFLOP", "TFLOP", "PFLOP", "EFLOP"):
         if size < 1000:
@@ -292,13 +292,13 @@ def flop(count: int) -> str:
 
 
 def three(value: float) -> str:
-    """A number with three digits, or all of those before the point."""
+    """Format a number with three digits, or with all digits before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The chart's plot: `end` tokens wide, and as high as `most` units of `scale` bytes or a little more."""
+    """The chart's plot area: `end` tokens wide, and at least `most` units of `scale` bytes high."""
 
     end: int
     most: float
@@ -311,7 +311,7 @@ class Frame:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * count / self.scale / ticks(self.most)[-1]
 
     def grid(self) -> list[str]:
-        """The lines and the numbers on both axes."""
+        """The grid lines and the numbers on both axes."""
         right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
         parts = []
         for tick in ticks(self.most):
@@ -326,7 +326,7 @@ class Frame:
         return [*parts, f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>']
 
     def line(self, name: str, colour: str, points: Sequence[tuple[int, int]], label_y: float) -> list[str]:
-        """Bytes over tokens, with its name and its last value to the right of it."""
+        """A line of bytes over tokens, with its name and its last value on its right."""
         path = "L".join(f"{self.x(tokens):.1f} {self.y(count):.1f}" for tokens, count in points)
         at = WIDTH - RIGHT + 10
         return [
@@ -337,7 +337,7 @@ class Frame:
 
 
 def picture(plan: Plan) -> str:
-    """The bytes of the cache over the context, with the line of the weights, as SVG."""
+    """A chart as SVG: the bytes of the cache over the context, and a line for the weights."""
     own, crossing, weights = plan.graph.context, plan.cache_exceeds_weights_at, plan.weight_bytes
     end = max(plan.context, own, crossing * 5 // 4 if crossing else 0)
     corners = [*(knot for knot in plan.kv_memory.knots if knot < end), end]
@@ -384,7 +384,7 @@ def _subtitle(plan: Plan) -> str:
 
 
 def _kinks(frame: Frame, plan: Plan) -> list[str]:
-    """A tick on the line of the cache wherever a window is full, with words on the side that the line leaves free."""
+    """A tick on the cache's line wherever an attention window is full, with a label on the line's free side."""
     parts = []
     for full in sorted({window.sinks + window.size for window in plan.attention_windows if window.size is not None}):
         if full < frame.end:
@@ -399,7 +399,7 @@ def _kinks(frame: Frame, plan: Plan) -> list[str]:
 
 
 def _mark(frame: Frame, tokens: int, words: str) -> list[str]:
-    """A dashed line at a number of tokens, with words on the side where there is more room."""
+    """A dashed line at a number of tokens, with a label on the side that has more space."""
     at = frame.x(tokens)
     anchor, gap = ("end", -6) if tokens > frame.end / 2 else ("start", 6)
     return [

@@ -1,4 +1,4 @@
-"""`tokenwright quantize`: a model's weights in fewer bits, as a folder that opens like any other."""
+"""`tokenwright quantize`: write a model with quantised weights to a folder that opens like any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quantize(
     weights: Format = "int8",
     revision: opt.Revision = None,
 ) -> None:
-    """Write MODEL with quantised weights to FOLDER: config, tokenizer, and weights as the kernels read them."""
+    """Write MODEL with quantised weights to FOLDER: config, tokenizer, and weights in the kernels' packed layout."""
     from tokenwright.backends.layout import nbytes
     from tokenwright.checkpoints.folder import Checkpoint
     from tokenwright.checkpoints.packing import pack_checkpoint

@@ -1,10 +1,10 @@
-"""`tokenwright race`: the same tokens written with the KV cache and without it, and what each cost.
+"""`tokenwright race`: generate the same tokens with and without the KV cache, and compare the cost.
 
-All lanes are the same path over the same weights. Without the cache a sequence is computed anew for every token. With a
-prompt of N tokens and T new ones the cached lane sends N + T - 1 tokens through the layers (the last one is written and
-never computed), the naive one the sum of t for t = N .. N + T - 1. A third lane gives the cached one's engine the same
-prompt again: it finds the R tokens of the prompt's full pages and sends R fewer. Other ways to keep K and V are engines
-of their own, and may write other tokens.
+All lanes run the same code over the same weights. Without the cache, every step recomputes the whole sequence. With a
+prompt of N tokens and T new ones the cached lane sends N + T - 1 tokens through the layers (the last token is never
+computed), the naive lane the sum of t for t = N .. N + T - 1. A third lane gives the cached lane's engine the same
+prompt again: the prefix cache has the R tokens of the prompt's full pages, so the lane sends R fewer. Other KV formats
+and windows run in engines of their own, and may generate other tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tokenwright.llm import LLM
     from tokenwright.sampling_params import SamplingParams
 
-WARM_UP = "warm-up"  # the salt of its texts: they share nothing with those of the race
+WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
 
 
 def race(
@@ -54,10 +54,10 @@ def race(
     out: opt.Chart = Path("race.svg"),
     json_: opt.Json = False,
 ) -> None:
-    """Write the same tokens with the KV cache, without it and with the prompt found again, and compare.
+    """Generate the same tokens with the KV cache, without it and with a prefix hit, and compare the cost.
 
-    --kv adds a lane that keeps K and V like that, --window (with --sinks) one that reads back less; these may write
-    other tokens. End tokens are written like any other, so that all lanes run to -n. A short warm-up comes first.
+    --kv adds a lane with that KV format, --window (with --sinks) one with that attention window; these may generate
+    other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first.
     """
     from tokenwright.sampling_params import SamplingParams
 
@@ -104,7 +104,7 @@ def _save(out: Path, chart: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A lane before the race: its kind, its name and whose engine writes it."""
+    """A lane before the race: its kind, its name and the LLM that runs it."""
 
     kind: str
     name: str
@@ -115,7 +115,7 @@ class Entry:
         return self.kind != NAIVE
 
     def finished(self, completion: Completion) -> Lane:
-        """The lane, with what the shapes say of its work."""
+        """The lane with its completion, and its work derived from shapes."""
         usage = completion.usage
         prompt, written = usage.prompt_tokens, usage.completion_tokens
         cost = self.llm.costs.run(prompt, written, cache=self.cache, reused=usage.reused_tokens)
@@ -124,7 +124,7 @@ class Entry:
 
 
 def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool) -> tuple[Lane, ...]:
-    """All lanes on the same ids, to the end of the context at most; with `show`, bars where stderr is a terminal."""
+    """Run all lanes on the same ids, at most to the context's end; `show`: draw bars if stderr is a terminal."""
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)
@@ -134,7 +134,7 @@ def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConf
     with ExitStack() as opened:
         entries = _entries(llm, len(ids), params.max_tokens, other, opened)
         for entry in entries:
-            if entry.kind != PREFIX:  # it has the cached lane's engine, and is about what that has left
+            if entry.kind != PREFIX:  # it runs in the cached lane's engine and needs that lane's cached pages
                 few = replace(params, max_tokens=min(2, params.max_tokens))
                 entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
         with _bars(max(len(entry.name) for entry in entries), show) as bars:
@@ -148,9 +148,9 @@ def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConf
 
 
 def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:
-    """Who runs. The engines of other caches are closed with `opened`; each has room for its text and no more."""
+    """The lanes. Engines with other caches are closed with `opened`; each has pages for its own text alone."""
     entries = [Entry(CACHED, CACHED, llm), Entry(NAIVE, NAIVE, llm)]
-    if prompt > other.page_size:  # the last token is computed in any case: the next one is chosen from its row
+    if prompt > other.page_size:  # a prompt's last token is always computed: the next token is sampled from its row
         entries.append(Entry(PREFIX, PREFIX, llm))
     second = partial(
         type(llm),
@@ -170,7 +170,7 @@ def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: E
 
 
 def _bars(width: int, show: bool) -> Progress:
-    """A bar for each lane on stderr, where that is a terminal and `show` is asked for."""
+    """A progress bar for each lane on stderr, if `show` and if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -187,7 +187,7 @@ def _bars(width: int, show: bool) -> Progress:
 
 
 def _written(entry: Entry, ids: Sequence[int], params: SamplingParams, bars: Progress, task: TaskID) -> Completion:
-    """One lane's text; the bar tells each token's pace. The report's times are the engine's own."""
+    """Run one lane; its bar shows the milliseconds of each token. The report uses the engine's own times."""
     before = time.perf_counter()
     with entry.llm.stream(ids, params, cache=entry.cache) as stream:
         for _ in stream:

@@ -1,7 +1,7 @@
-"""What the lanes of a race wrote and what it cost: as a report, as a picture and as JSON.
+"""The tokens of a race's lanes and their cost: as a report, as a chart and as JSON.
 
-Times are measured and tokens counted, by the engine. Beside them stands what the formulas say: the tokens sent through
-the layers, and from shapes alone FLOP and the bytes of K and V that are kept and read.
+The engine measured the times and counted the tokens. Beside them the report shows derived figures: the tokens sent
+through the layers, by formula, and from shapes alone the FLOP and the bytes of K and V that are kept and read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
-EQUAL = (NAIVE, PREFIX)  # must write what the cached lane writes
+EQUAL = (NAIVE, PREFIX)  # must generate the cached lane's tokens
 
 Row = tuple[str, ...]
 
@@ -41,7 +41,7 @@ class Lane:
 
     @property
     def work(self) -> tuple[int, str]:
-        """The forward tokens that the formula asks for, and the formula in words."""
+        """The forward tokens by formula, and the formula as text."""
         usage = self.completion.usage
         prompt, written, reused = usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens
         tokens = forward_tokens(prompt, written, cache=self.kind != NAIVE, reused=reused)
@@ -69,16 +69,16 @@ class Result:
 
     @property
     def faults(self) -> list[Lane]:
-        """The lanes that wrote other tokens than the cached one and must not."""
+        """The lanes that must generate the cached lane's tokens and did not."""
         return [lane for lane in self.lanes if lane.kind in EQUAL and self.parts_at(lane) is not None]
 
     @property
     def ratio(self) -> float:
-        """How many times as long the naive lane took."""
+        """The naive lane's total time over the cached lane's."""
         return self.naive.usage.total_s / max(self.cached.usage.total_s, 1e-9)
 
     def parts_at(self, lane: Lane) -> int | None:
-        """The number (from 1) of the first token that is not the cached lane's; None where all are."""
+        """The number (from 1) of the first token that differs from the cached lane's; None if none does."""
         ours, theirs = self.cached.token_ids, lane.completion.token_ids
         if ours == theirs:
             return None
@@ -87,14 +87,14 @@ class Result:
 
 
 def forward_tokens(prompt: int, written: int, *, cache: bool, reused: int = 0) -> int:
-    """Tokens sent through the layers for `written` >= 1 after `prompt`, of which `reused` are found; by formula."""
+    """Tokens sent through the layers, by formula: `written` >= 1 after `prompt`, of which `reused` were cached."""
     if cache:
         return prompt + written - 1 - reused
     return written * prompt + written * (written - 1) // 2
 
 
 def report(result: Result) -> str:
-    """The race in words and numbers, for a terminal or a file."""
+    """The race as text, for a terminal or a file."""
     usage = result.cached.usage
     naive, cached = result.naive.usage.forward_tokens, usage.forward_tokens
     return "\n".join(
@@ -119,7 +119,7 @@ def report(result: Result) -> str:
 
 
 def _agreement(result: Result) -> list[str]:
-    """Who wrote what the cached lane wrote, and who went where another way."""
+    """Which lanes generated the cached lane's tokens, and at which token the others differ first."""
     same, other = [], []
     for lane in result.lanes[1:]:
         at = result.parts_at(lane)
@@ -143,7 +143,7 @@ def _parted(result: Result) -> str:
 
 
 def fault(result: Result) -> str:
-    """What to say and do where lanes that must agree do not."""
+    """The message for lanes that must agree and do not, with advice."""
     return (
         f"the lanes wrote different tokens: {_parted(result)}. In 16 bits two logits can be so near that the order of "
         "additions decides; try --dtype float32. If they part there too, it is a bug."
@@ -182,7 +182,7 @@ def _derived(result: Result) -> list[Row]:
 
 
 def _sparks(result: Result) -> list[str]:
-    """The steps of each lane as little bars, against one peak for all: a hiccup must not flatten the rest."""
+    """A sparkline of each lane's steps, all scaled to one peak that ignores outliers."""
     every = sorted(step for lane in result.lanes for step in lane.step_s)
     peak = every[int(len(every) * 0.98)]
     width = max(len(lane.name) for lane in result.lanes)
@@ -190,21 +190,21 @@ def _sparks(result: Result) -> list[str]:
 
 
 def _table(rows: list[Row], numbers: int) -> list[str]:
-    """The rows as lines; the first `numbers` columns are aligned to the right, what follows them stays as it is."""
+    """The rows as lines; the first `numbers` columns align right, the others are unchanged."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[numbers:] = [0] * len(widths[numbers:])
     return ["  ".join(map(str.rjust, row, widths)) for row in rows]
 
 
 def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
-    """The values as a row of little bars against `peak`: the median of each of at most `width` stretches."""
+    """A sparkline scaled to `peak`: the median of each of at most `width` equal ranges of the values."""
     cells = min(width, len(values))
     stretches = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * median(stretch) / peak))] for stretch in stretches)
 
 
 def picture(result: Result) -> str:
-    """Milliseconds of each step over the steps, as SVG; one line a lane."""
+    """A chart as SVG: milliseconds per step over the step number, one line per lane."""
     usage = result.cached.usage
     lines = []
     for lane in result.lanes:
@@ -220,12 +220,12 @@ def picture(result: Result) -> str:
 
 
 def _label(lane: Lane) -> str:
-    """As much of the lane's name as fits beside the chart."""
+    """The lane's name, shortened to fit beside the chart."""
     return next(name for name in (lane.name, lane.name.partition(" + ")[0], lane.kind) if len(name) <= 16)
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """The race as JSON: seconds, tokens and bytes; `derived` and `formula` are worked out, the rest is the engine's."""
+    """The race as JSON: seconds, tokens, bytes. `derived` and `formula` are calculated; the engine gave the rest."""
     return {
         "text": result.cached.text,
         "token_ids": list(result.cached.token_ids),

@@ -1,4 +1,4 @@
-"""The options of SamplingParams, which commands that write text have in common."""
+"""Command-line options for the fields of SamplingParams, shared by the commands that generate text."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ MORE: dict[str, Any] = {
 
 
 def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options in place of its parameter `chosen`: the SamplingParams' fields that were given.
+    """Replace a command's parameter `chosen` by these options; `chosen` gets the SamplingParams fields that were set.
 
-    They are checked before the command runs; `several` adds those for more than one text.
+    The options are checked before the command runs; `several` adds those for more than one text.
     """
     table = COMMON | MORE if several else COMMON
 
@@ -81,7 +81,7 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
         @functools.wraps(command)
         def wrapped(*args: Any, **kwargs: Any) -> None:
             chosen = chosen_from({name: kwargs.pop(name) for name in table})
-            SamplingParams(**chosen)  # refuses what it must before a model is loaded
+            SamplingParams(**chosen)  # refuses invalid values before a model is loaded
             command(*args, chosen=chosen, **kwargs)
 
         kinds = get_type_hints(command, include_extras=True) | table
@@ -102,7 +102,7 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingParams that options on the command line set. Raises RequestError."""
+    """The fields of SamplingParams that the command line sets. Raises RequestError."""
     chosen = given(**options)
     chosen["max_tokens"] = chosen.pop("new_tokens")
     for name, value in chosen.items():
@@ -140,7 +140,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _read(text: str) -> str:
-    """The text itself, or what is in @FILE."""
+    """The text itself, or the content of FILE for @FILE."""
     if not text.startswith("@"):
         return text
     try:

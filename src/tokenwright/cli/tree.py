@@ -1,4 +1,4 @@
-"""The tree of a beam search as lines of text: where beams parted, which of them were left, and which have ended."""
+"""The tree of a beam search as lines of text: where beams fork, which were dropped, and which ended."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from tokenwright.completion import TreeToken
 
 @dataclass(slots=True)
 class Run:
-    """Tokens of the tree that follow one another without a fork: one line of the picture."""
+    """Consecutive tokens of the tree without a fork: one line of the output."""
 
     tokens: list[TreeToken] = field(default_factory=list)
     below: "list[Run]" = field(default_factory=list)
 
 
 def runs(tree: Sequence[TreeToken]) -> list[Run]:
-    """The tree, parents before children, with each chain put together."""
+    """The tree's runs, parents before children."""
     roots: list[Run] = []
-    at: list[Run] = []  # the run that each token is in
+    at: list[Run] = []  # the run of each token
     last: set[int] = set(range(len(tree))) - {token.parent for token in tree if token.parent is not None}
     children: dict[int | None, int] = {}
     for token in tree:
@@ -35,9 +35,9 @@ def runs(tree: Sequence[TreeToken]) -> list[Run]:
 
 
 def picture(tree: Sequence[TreeToken], text: Callable[[Sequence[int]], str], best: Sequence[int]) -> list[str]:
-    """Lines of a terminal. `text` of token ids; `best`: places in `tree` where the texts returned end, in their order.
+    """The tree as lines. `text` decodes token ids; `best`: the indices in `tree` of the returned texts' last tokens.
 
-    A run's figure is the sum of log-probabilities from the prompt to its end.
+    The number of a run is the sum of log-probabilities from the prompt to its end.
     """
     ranks = {id(tree[place]): rank for rank, place in enumerate(best, 1)}
     lines: list[str] = []

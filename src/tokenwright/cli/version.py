@@ -1,4 +1,4 @@
-"""What `tokenwright --version` says: the versions, and what the build of this installation did without."""
+"""The text of `tokenwright --version`: the versions, and the optional parts that this installation lacks."""
 
 import importlib.metadata
 import platform
@@ -9,7 +9,7 @@ from tokenwright.serve.page import build_notes, why_no_page
 
 
 def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
-    """The versions of this installation; `folders` are where the build's own notes may lie."""
+    """The versions of this installation; `folders` are searched for the build's `_build.json`."""
     lines = [
         f"tokenwright {tokenwright.__version__}",
         f"Python {platform.python_version()}, torch {_torch_version()}",
