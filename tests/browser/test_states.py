@@ -19,9 +19,18 @@ def snapshot(explored):
     return re.sub(r"K/V kept for [^<]*|\d+ frames", "", html)
 
 
+def slow_down(explored):
+    """To 22 tokens a second: on a busy machine the engine must not be done before the next key."""
+    explored.pace(None)
+    slider = explored.tab.get_by_role("slider", name="speed")
+    for _ in range(8):
+        slider.press("ArrowLeft")
+    slider.blur()
+
+
 def test_a_pause_is_a_pause(explored):
     explored.run(PROMPT, 300, stop=0)
-    explored.pace(None)
+    slow_down(explored)
     explored.press("Space")
     explored.until("window.__explorer.state.steps > 5")
     explored.press("Space")
@@ -52,11 +61,7 @@ def test_to_a_step_and_back_shows_the_same(explored):
 
 def test_the_switch_works_while_it_plays(explored):
     explored.run(PROMPT, 200, stop=0)
-    explored.pace(None)
-    slider = explored.tab.get_by_role("slider", name="speed")
-    for _ in range(8):
-        slider.press("ArrowLeft")  # to 22 tokens a second: on a busy machine the engine must not be done before the key
-    slider.blur()
+    slow_down(explored)
     explored.press("Space")
     explored.until("window.__explorer.state.steps > 4")
     explored.press("n")

@@ -12,7 +12,7 @@ from tokenwright.cli.sampling import COMMON, MORE, chosen_from
 from tokenwright.cli.tree import picture
 from tokenwright.completion import TreeToken
 from tokenwright.engine import FinishReason, Grammar, SamplingParams
-from tokenwright.llm import LLM
+from tokenwright.requests import RequestBuilder
 
 GIVEN: dict[str, tuple[tuple[object, ...], object]] = {
     "temperature": (("--temperature", 0.5), 0.5),
@@ -66,13 +66,13 @@ def generate(run: Run, model: Path) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", sorted((COMMON.keys() | MORE.keys()) - {"new_tokens"}))
 def test_each_option_reaches_its_field(name, generate, monkeypatch):
     seen: list[SamplingParams] = []
-    submit = LLM._submit
+    build = RequestBuilder.build
 
-    def watched(self, prompt, params, *rest, **options):
+    def watched(self, prompt, params, **options):
         seen.append(params)
-        return submit(self, prompt, params, *rest, **options)
+        return build(self, prompt, params, **options)
 
-    monkeypatch.setattr(LLM, "_submit", watched)
+    monkeypatch.setattr(RequestBuilder, "build", watched)
     arguments, expected = GIVEN[name]
     result = generate(*arguments)
     assert result.exit_code == 0, result.output

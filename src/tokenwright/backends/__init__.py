@@ -1,4 +1,4 @@
-"""The arithmetic of a step behind one protocol. The reference in torch is always there and is every test's oracle."""
+"""The arithmetic of a step behind one protocol. The torch reference is always available and is every test's oracle."""
 
 from tokenwright.backends.protocol import Backend, Dense, Kernels, Linear, Logits
 from tokenwright.backends.torch.kernels import ReferenceKernels

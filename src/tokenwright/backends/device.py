@@ -1,4 +1,4 @@
-"""Where and in which precision a model runs, and how much memory there is for it."""
+"""Resolve a model's device and dtype, and measure the free memory of a device."""
 
 from pathlib import Path
 from typing import cast, get_args
@@ -10,7 +10,7 @@ from tokenwright.errors import RequestError
 
 
 def resolve_device(name: str) -> torch.device:
-    """A torch device for auto, cpu, cuda, cuda:1, mps. Raises RequestError for one that is not there."""
+    """A torch device for auto, cpu, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -28,10 +28,11 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool = False) -> DType:
-    """The dtype of weights and cache. `auto` is the checkpoint's; with the reference kernels on the CPU float32.
+    """The dtype of weights and cache. `auto`: the checkpoint's dtype, but float32 for the reference kernels on the CPU.
 
-    Those round 16-bit products differently for one row and for many, so cached and naive text could part; widened to
-    float32, which is exact, they agree. The native ones compute in float32 whatever is stored.
+    The reference kernels round 16-bit products differently for one row and for many, so cached and naive output could
+    diverge; widened to float32, which is exact, they agree. The native kernels compute in float32 for every stored
+    dtype. Raises RequestError for an unknown name.
     """
     if name == "auto":
         return "float32" if device.type == "cpu" and not native else stored
@@ -42,7 +43,7 @@ def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool =
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be taken on the device now; None where the system does not tell."""
+    """Free bytes on the device now; None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -55,8 +56,8 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def leave_a_core() -> None:
-    """Compute with one thread fewer, here and in threads that begin later: for when something else must run beside it.
+    """Compute with one thread fewer, in this thread and in threads that start later, to leave a core to a browser.
 
-    Threads that share a product wait for each other; where one waits for a core that a browser draws on, all do.
+    Threads that share a product wait for each other: if one waits for the core that the browser uses, all wait.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))

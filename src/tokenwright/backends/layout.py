@@ -1,6 +1,6 @@
-"""How a graph's weights lie in memory: each matrix in a format, all else (norms, a table of positions) in fp32.
+"""The memory layout of a graph's weights: each matrix in its format, all else (norms, a table of positions) in fp32.
 
-No bytes of a checkpoint here.
+This module reads no checkpoint.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from tokenwright.models.graph import Graph, Shape
 
 Weights = dict[str, torch.Tensor | Packed]
 
-FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # what the embedding and the head are kept in under int4
+FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
 
 
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
-    """How the matrix of that name is kept where weights are in `form`: what is sensitive stays finer."""
+    """The format of a matrix if weights are in `form`: the embedding and the head stay int8 when weights are int4."""
     return FINER if form.name == "int4" and name in ("embed", "head") else form
 
 
 def empty_weights(graph: Graph, form: WeightFormat) -> Weights:
-    """Memory for all of a model's weights in a format that is not native: its matrices, and what is dense."""
+    """Allocate a model's weights in a resolved format (not native): Packed matrices and dense fp32 tensors."""
     weights: Weights = {}
     for name, matrix in graph.matrices.items():
         bias = torch.zeros(matrix.out) if matrix.bias else None
@@ -34,7 +34,7 @@ def empty_weights(graph: Graph, form: WeightFormat) -> Weights:
 
 
 def weight_bytes(graph: Graph, form: WeightFormat) -> int:
-    """Bytes that `empty_weights` takes."""
+    """Bytes that `empty_weights` allocates."""
     total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
     for name, matrix in graph.matrices.items():
         codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
@@ -43,9 +43,9 @@ def weight_bytes(graph: Graph, form: WeightFormat) -> int:
 
 
 def tensor_bytes(name: str, shape: Shape, form: WeightFormat) -> int:
-    """Bytes of one tensor of a graph, kept for itself: matrices [out, in], or so many alike [n, out, in].
+    """Bytes of one unfused tensor of a graph: a matrix [out, in], a stack of them [n, out, in] or a dense tensor.
 
-    Where matrices are quantised, all else is in fp32, a table of positions too.
+    If matrices are quantised, all else is fp32, including a learned table of positions.
     """
     if not form.quantised:
         return prod(shape) * DTYPE_BYTES[form.name]
@@ -57,22 +57,22 @@ def tensor_bytes(name: str, shape: Shape, form: WeightFormat) -> int:
 
 
 def stored_bytes(graph: Graph, form: WeightFormat) -> int:
-    """Bytes of all tensors of a graph, in a format that is not native."""
+    """Bytes of all tensors of a graph, in a resolved format (not native)."""
     return sum(tensor_bytes(name, shape, form) for name, shape in graph.shapes.items())
 
 
 def read_bytes(graph: Graph, form: WeightFormat, rows: int) -> int:
-    """Bytes of the weights that a step of `rows` tokens reads: all but tables in which a row is looked up."""
+    """Bytes of the weights that a step of `rows` tokens reads: all but embedding tables."""
     return sum(tensor_bytes(name, shape, form) for name, shape in graph.read(rows).items())
 
 
 def nbytes(weights: Mapping[str, torch.Tensor | Packed]) -> int:
-    """Bytes in memory; what has two names is counted once."""
+    """Bytes in memory; a tensor with two names counts once."""
     return sum(one.nbytes for one in {id(one): one for one in weights.values()}.values())
 
 
 def unpacked(graph: Graph, weights: Weights) -> dict[str, torch.Tensor]:
-    """The weights decoded, under the names of `graph.shapes`, in fp32."""
+    """The weights decoded to fp32, under the names of `graph.shapes`."""
     found: dict[str, torch.Tensor] = {}
     for name, matrix in graph.matrices.items():
         packed = weights[name]

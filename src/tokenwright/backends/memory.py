@@ -1,4 +1,4 @@
-"""What memory there is for: the weights, and the KV cache, sized by what was asked for or by what is free."""
+"""Size the KV memory by the engine options or by the free memory, and check that the weights fit the device."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from tokenwright.config import DType, EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
 
-MOST_KV_MEMORY = 4 * 2**30  # bytes, where nobody asks for more
+MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages
 
 
 def make_store(
     specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: torch.device
 ) -> tuple[KVStore, tuple[Group, ...]]:
-    """The KV memory for the engine that `options` describe, and its groups of pages.
+    """Allocate the KV memory for the engine that `options` describe; return it with its groups of pages.
 
-    `context` is the most tokens of one sequence. Raises CapacityError where the device has less than is needed, or
-    where what is granted holds no page.
+    `context`: maximum tokens of one sequence. Raises CapacityError if the device has too little free memory, or if the
+    granted memory holds no page.
     """
     size, chunk, sequences = options.page_size, options.token_budget, options.max_sequences
     free = free_memory(device)
@@ -33,8 +33,8 @@ def make_store(
                 f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
             )
     groups = groups_for(specs, size, pages, chunk, sequences)
-    needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # one page of its own for each group
-    if free is not None and needed > free:  # the system would grant it, and kill us when it is written to
+    needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # each group has one extra page
+    if free is not None and needed > free:  # the system would overcommit, and kill the process when it writes
         raise CapacityError(
             f"the KV cache of {pages} pages needs {needed} bytes, which {device} does not have ({free} are free); "
             "grant it less (pages or kv_memory)"
@@ -43,7 +43,7 @@ def make_store(
 
 
 def refuse_weights(needed: int, device: torch.device, dtype: DType) -> None:
-    """Raises CapacityError where weights of `needed` bytes do not fit the device."""
+    """Raises CapacityError if weights of `needed` bytes do not fit the device's free memory."""
     free = free_memory(device)
     if free is not None and needed > free:
         hint = "" if dtype != "float32" else "; --dtype bfloat16 halves it"

@@ -1,15 +1,15 @@
-"""Packed weights: a matrix in the order in which kernels read it, and in fewer bits where that is asked for.
+"""Packed weights: a matrix in the kernels' memory order, quantised if its format says so.
 
-A matrix [out, in] lies in blocks of 16 outputs, a block in slabs of inputs (`native/cpp/api.h` draws them). Missing
-outputs and inputs are zeros, so that every block and slab is whole.
+A matrix [out, in] is a sequence of blocks of 16 outputs, a block a sequence of slabs of inputs (`native/cpp/api.h`
+draws them). Zeros pad the outputs and inputs, so that every block and slab is whole.
 
-    float32, bfloat16, float16    the numbers, to the nearest
-    int8    round(x / scale) from -127 to 127, scale = max |x| / 127; kept with 128 added
-    int4    round(x / scale) from -8 to 7, with the scale that has the least squared error among `DIVISORS`; kept with 8
-            added, two to a byte
+    float32, bfloat16, float16    the numbers, rounded to nearest
+    int8    round(x / scale) from -127 to 127, scale = max |x| / 127; stored with 128 added
+    int4    round(x / scale) from -8 to 7, with the scale of least squared error among `DIVISORS`; stored with 8 added,
+            two to a byte
 
-Each output has a scale for every `group` inputs, 32 or 64, a float16; a shorter last group has its own. What is written
-here in torch is the meaning; `NativeKernels.pack` gives the same bytes.
+Each output has a float16 scale for every `group` inputs, 32 or 64; a shorter last group has its own. This torch code is
+the definition; `NativeKernels.pack` writes the same bytes.
 """
 
 import mmap
@@ -24,12 +24,12 @@ from tokenwright.config import WeightFormat
 LANES = 16  # outputs of a block
 HUGE_PAGE = 1 << 21  # bytes
 DIVISORS = tuple(-7 - k / 4 for k in range(16))  # an int4 scale is the extreme of its group over one of these
-_CUT = ~0xFFF  # of an fp32's bits: leaves 12 of its 24, whose square fp32 holds whole
+_CUT = ~0xFFF  # mask over an fp32's bits: keeps 12 of 24 significand bits, whose square is exact in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """The weights of 16 outputs at `inputs` inputs: `lines` of 16 units, a unit of `dtype` times `per_unit`."""
+    """The weights of 16 outputs at `inputs` inputs: `lines` lines of 16 units, each `per_unit` numbers of `dtype`."""
 
     inputs: int
     lines: int
@@ -48,11 +48,11 @@ SLABS: Mapping[str, Slab] = {
     "int8": Slab(64, 16, 4, torch.uint8),
     "int4": Slab(64, 8, 4, torch.uint8),
 }
-_ZERO = {"int8": 128, "int4": 0x88}  # the byte of codes that are zero
+_ZERO = {"int8": 128, "int4": 0x88}  # the byte that encodes zero weights
 
 
 def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
-    """Bytes of codes and number of scales of a matrix [out, inner] in a format that is not native."""
+    """Bytes of codes and number of scales of a matrix [out, inner] in a resolved format (not native)."""
     slab = SLABS[form.name]
     blocks, slabs = -(-out // LANES), -(-inner // slab.inputs)
     groups = slabs * slab.inputs // form.group if form.group else 0
@@ -61,9 +61,9 @@ def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A weight [out, inner] in a format, and perhaps a bias.
+    """A packed weight [out, inner] with an optional bias.
 
-    `codes`: uint8, flat, 64-byte aligned. `scales`: float16, flat, [block][depth / group][16]; empty where there are
+    `codes`: uint8, flat, 64-byte aligned. `scales`: float16, flat, [block][depth / group][16]; empty if the format has
     none. `bias`: fp32 [out], or None.
     """
 
@@ -77,7 +77,7 @@ class Packed:
 
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: torch.Tensor | None = None) -> "Packed":
-        """Memory for a matrix, whose rows are yet to be packed; what stands for missing outputs is there."""
+        """Allocate a matrix for `pack_rows` to fill; the padding of missing outputs is already written."""
         code_bytes, scale_count = packed_sizes(out, inner, form)
         codes = aligned_bytes(code_bytes)
         scales = torch.empty(scale_count, dtype=torch.float16)
@@ -89,7 +89,7 @@ class Packed:
 
     @property
     def depth(self) -> int:
-        """Inputs with those that fill the last slab."""
+        """The number of inputs, padded to whole slabs."""
         return -(-self.inner // self.slab.inputs) * self.slab.inputs
 
     @property
@@ -98,7 +98,7 @@ class Packed:
 
     @property
     def numel(self) -> int:
-        """Weights, without those that fill blocks and slabs."""
+        """The number of weights, without padding."""
         return self.out * self.inner
 
     @property
@@ -107,10 +107,10 @@ class Packed:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def pack_rows(self, first: int, rows: torch.Tensor) -> int:
-        """Write rows [n, inner] (float32, bfloat16 or float16) at `first` and behind; nothing else is touched.
+        """Pack rows [n, inner] (float32, bfloat16 or float16) as the outputs from `first` on; write nothing else.
 
-        Returns how many numbers have no finite form here, in quantised formats those that share a group with one; where
-        it is not 0, what was written means nothing.
+        Returns the number of values that are not finite in this format; in quantised formats a bad value counts its
+        whole group. If it is not 0, the written rows are invalid.
         """
         assert rows.shape[1] == self.inner and first + len(rows) <= self.out, "the rows belong to this matrix"
         slab = self.slab
@@ -132,12 +132,12 @@ class Packed:
         return int((~sound[:, : self.inner]).sum())
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Some outputs' weights, decoded: [n, inner] fp32 of ids [n]."""
+        """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
         blocks, lanes = ids // LANES, ids % LANES
         return self._decoded(self._units()[blocks, :, :, lanes], self._scales()[blocks, :, lanes])
 
     def blocks(self, first: int, last: int) -> torch.Tensor:
-        """The outputs of blocks [first, last), decoded: [16 (last - first), inner] fp32, fewer at the matrix's end."""
+        """Blocks [first, last), decoded: [16 (last - first), inner] fp32, fewer rows at the matrix's end."""
         units = self._units()[first:last].permute(0, 3, 1, 2, 4).flatten(0, 1)
         scales = self._scales()[first:last].transpose(1, 2).flatten(0, 1)
         return self._decoded(units, scales)[: self.out - first * LANES]
@@ -147,7 +147,7 @@ class Packed:
         return self.blocks(0, -(-self.out // LANES))
 
     def _decoded(self, units: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Numbers [n, inner] in fp32 of units [n, slabs, lines, per_unit] and scales [n, groups]."""
+        """Weights [n, inner] in fp32 from units [n, slabs, lines, per_unit] and scales [n, groups]."""
         if self.format == "int4":
             units = torch.stack((units & 15, units >> 4), 2)  # the first 32 inputs of a slab, then the others
         numbers = units.reshape(len(units), self.depth)[:, : self.inner]
@@ -163,22 +163,22 @@ class Packed:
         return units.view(-1, self.depth // slab.inputs, slab.lines, LANES, slab.per_unit)
 
     def _scales(self) -> torch.Tensor:
-        """The scales as [blocks, groups, 16]; no groups where there are none."""
+        """The scales as [blocks, groups, 16]; groups is 0 for formats without scales."""
         groups = self.depth // self.group if self.group else 0
         return self.scales.view(-(-self.out // LANES), groups, LANES)
 
 
 def aligned_bytes(nbytes: int) -> torch.Tensor:
-    """Bytes [nbytes], 64-byte aligned; in pages of 2 MiB as far as they fill some, where the system has such.
+    """Allocate bytes [nbytes], 64-byte aligned; from 4 MiB on in huge pages of 2 MiB, if the system has them.
 
-    A sum over a gigabyte took 15 % less time than in pages of 4 KiB: the processor looks up fewer addresses.
+    A sum over a gigabyte took 15 % less time than in pages of 4 KiB, because of fewer TLB misses.
     """
     if nbytes < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(nbytes, dtype=torch.uint8)
     room = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(room, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE
-    with suppress(OSError):  # a system that was built without them
+    with suppress(OSError):  # a kernel built without huge pages
         room.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + nbytes]
 
@@ -190,7 +190,7 @@ def _int8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes 0..15 of groups [n, G, group] in fp32, and their scales [n, G]: the first that has the least error."""
+    """Codes 0..15 of groups [n, G, group] in fp32, and their scales [n, G]: the first of least squared error."""
     high, low = groups.amax(-1), groups.amin(-1)
     extreme = torch.where(high > -low, high, low) + 0.0  # no -0
     best = scales = torch.zeros_like(extreme)
@@ -203,15 +203,15 @@ def _int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """round(x / scale) in fp32, and 0 where the scale is 0."""
+    """round(x / scale) in fp32; 0 if the scale is 0."""
     steps = scales.float()[..., None]
     return torch.where(steps == 0, 0.0, groups / torch.where(steps == 0, 1.0, steps)).round()
 
 
 def _error(groups: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Sum of squared differences [n, G], one input after the other.
+    """Sum of squared differences [n, G], in the order of inputs.
 
-    A difference is cut to 12 bits, so that its square is exact: then it is no matter whether a compiler fuses the sum.
+    Each difference is truncated to 12 bits, so that its square is exact: then a fused multiply-add gives the same sum.
     """
     differences = ((groups - kept).view(torch.int32) & _CUT).view(torch.float32)
     total = torch.zeros_like(groups[..., 0])

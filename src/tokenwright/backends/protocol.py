@@ -1,6 +1,6 @@
-"""Backend: what computes batches of one model. Kernels: the few operations that a decoder is made of.
+"""Two protocols. A Backend computes batches of one model; Kernels are the few operations that a decoder calls.
 
-Kernels are optimisations, never meaning.
+All kernels compute the same function as the reference; an implementation may only be faster.
 
 Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout;
 sums, norms and the softmax are at least fp32 inside.
@@ -21,18 +21,18 @@ from tokenwright.models.taps import Tap, ignore
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A weight [out, in] and perhaps a bias [out], as torch keeps them."""
+    """A weight [out, in] and an optional bias [out], as torch tensors."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Some outputs' weights [n, in], of ids [n]."""
+        """The weights [n, in] of the outputs `ids` [n]."""
         return self.weight[ids]
 
     @property
     def numel(self) -> int:
-        """Weights, without the bias."""
+        """The number of weights, without the bias."""
         return self.weight.numel()
 
     @property
@@ -44,12 +44,11 @@ class Dense:
 Linear = Packed | Dense
 
 
-@dataclass(slots=True)  # not frozen: that would take longer to make, in each step
+@dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer
 class Logits:
-    """Rows of logits [W, vocabulary] in fp32 and, of each row, its argmax and logsumexp, if the kernels computed them.
+    """Rows of logits [W, vocabulary] in fp32, and each row's argmax and logsumexp, if the kernels computed them.
 
-    best: the index of the largest logit, the lowest of equals. log_totals: log(sum(exp)), NaN where a logit is not
-    finite.
+    best: the argmax, the lowest index among equals. log_totals: the logsumexp, NaN if a logit of the row is not finite.
     """
 
     rows: torch.Tensor
@@ -58,16 +57,16 @@ class Logits:
 
 
 class Backend(Protocol):
-    """A model over one KV store: batches go in, logits come out, and the K and V of all tokens land in the store."""
+    """A model over one KV store: a call takes a batch, stores the K and V of its tokens and returns logits."""
 
     store: KVStore
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        """The logits of the batch's `logits_rows`, in their order; `tap` is called at every site on the way."""
+        """Compute a batch: the logits of its `logits_rows`, in their order. Calls `tap` at every site."""
 
 
 class Kernels(Protocol):
-    """What a device must be able to do."""
+    """The operations that a device must implement."""
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """[T, in] -> [T, out]."""
@@ -82,13 +81,13 @@ class Kernels(Protocol):
         """act(x) for one of silu, gelu, gelu_tanh, relu."""
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """[T, 2 m], the gates before the values -> act(gates) * values [T, m]."""
+        """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """[T, heads, D] turned by its rows' angles, in the rotate-half order."""
+        """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write K and V [T, G, D] into the slots [T] of each group that the layer is in."""
+        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups."""
 
     def attention(
         self,
@@ -98,8 +97,8 @@ class Kernels(Protocol):
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, H, D] -> [T, H, D]: each row over the positions up to its own that the layer's reach allows.
+        """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.
 
-        K and V are read back from the view, the step's own included. Where there is a `sink_q` [T, H, D], keys of
-        sinks meet it instead of `q`.
+        The kernel reads all K and V from the view, including those of this step. With `sink_q` [T, H, D], it scores the
+        keys of sinks with `sink_q` instead of `q`.
         """

@@ -1,4 +1,4 @@
-"""Ways to run a decoder: as the engine's Runner over pages, and as a plain function over a cache of its own."""
+"""Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ from tokenwright.models.taps import Tap, ignore
 
 
 def backend_over(decoder: Decoder, store: KVStore) -> Backend:
-    """The backend of a decoder: native where its weights are packed for native kernels."""
+    """The backend of a decoder: native for a NativeDecoder, else torch."""
     if isinstance(decoder, NativeDecoder):
         return NativeBackend(decoder, store)
     return TorchBackend(decoder, store)
 
 
 class ModelRunner:
-    """Computes the engine's steps with one decoder over one KV store."""
+    """Implements the engine's Runner: computes steps with one decoder over one KV store."""
 
     def __init__(self, decoder: Decoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -38,7 +38,7 @@ class ModelRunner:
 
 
 class Cache:
-    """The K and V of one text for `Model`: it grows as needed and knows its `length` in tokens."""
+    """The K and V of one sequence for `Model`. `length`: its tokens; `Model` grows the store as needed."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -50,15 +50,15 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V of the tokens it holds, which are all that it was given."""
+        """Bytes of K and V of all tokens in the cache."""
         return sum(spec.stored_bytes(range(self.length)) for spec in self.store.specs)
 
 
 class Model:
     """The decoder as a function: `logits, cache = model(tokens, cache)`.
 
-    It computes the K and V of `tokens` (ids), which follow what `cache` holds (None: nothing), appends them to the
-    cache in place, and returns the logits [len(tokens), vocabulary] in fp32 on the CPU, with the cache.
+    It computes the K and V of `tokens` (ids), which follow the tokens of `cache` (None: an empty one), appends them to
+    the cache in place, and returns the logits [len(tokens), vocabulary] in fp32 on the CPU, with the cache.
     Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
     """
 
@@ -71,7 +71,7 @@ class Model:
         self.device = device
         self.context = config.context
         if isinstance(config.positions, Rope) and isinstance(config.positions.scaling, DynamicScaling):
-            # Its angles depend on a length fixed in advance, which a plain function is not told.
+            # The angles depend on the sequence's maximum length, which a plain function does not know.
             self.context = config.positions.scaling.original_context
 
     @torch.inference_mode()
@@ -94,6 +94,6 @@ class Model:
         return logits.cpu(), cache
 
     def _over(self, tokens: int) -> Backend:
-        """The decoder over a fresh store for so many tokens, within the context."""
+        """The decoder over a new store for `tokens` tokens, at most the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
         return backend_over(self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))

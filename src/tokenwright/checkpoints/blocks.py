@@ -1,11 +1,11 @@
-"""Graphs that families share: how the facts of a config become ops over weights under our names. No tensors here."""
+"""Graph builders that families share: from a ModelConfig to ops over weights under our names. No tensors here."""
 
 from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm
 
 
 def pre_norm(config: ModelConfig) -> Graph:
-    """In each layer attention, then an MLP, each behind a norm of its own."""
+    """A pre-norm decoder: in each layer attention, then an MLP, each with its own norm on its input."""
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
     blocks = [op for i in range(config.layers) for op in (_attention(config, i), _mlp(config, i))]

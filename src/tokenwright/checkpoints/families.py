@@ -1,9 +1,9 @@
-"""The model families: what a config.json means, as a graph of ops, and where a checkpoint keeps each of our tensors.
+"""The model families: they parse config.json into a graph of ops and map our tensor names to the checkpoint's.
 
 A family is a table of names and a small function that reads the config and builds the graph; the architectures of one
-family differ in a few facts, kept as a row each. Defaults of absent keys are transformers' (configuration_*.py),
-because older files leave out what was added later. A key that nobody reads and that is not known to be inert is refused
-by name. No tensors here.
+family differ in a few facts, one table row each. Absent keys take transformers' defaults (configuration_*.py), because
+older files lack the keys that were added later. Reading is strict: the parser refuses, by name, any key that it neither
+reads nor knows to be inert. No tensors here.
 """
 
 import re
@@ -23,14 +23,14 @@ _MOST_LAYERS, _MOST_VOCAB = 4096, 1 << 24  # far above any known model: a config
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a tensor of ours lies in a checkpoint; `name` is without the family's prefix."""
+    """Where a checkpoint stores one of our tensors; `name` is without the family's prefix."""
 
     name: str
     transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
-    part: int | None = None  # 0, 1 or 2: q, k or v of one fused tensor, side by side along `out`
+    part: int | None = None  # 0, 1 or 2: q, k or v of one fused tensor, concatenated along `out`
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in the file of the tensor that gives ours of `shape`."""
+        """The shape of the tensor in the file, where our tensor has `shape`."""
         if self.part is not None:
             shape = (3 * shape[0], *shape[1:])
         return shape[::-1] if self.transpose else shape
@@ -40,19 +40,19 @@ class Source:
 class Family:
     """Architectures that share one config reader and one table of names.
 
-    `parse` gives the plain facts and the graph of an architecture. `names` maps ours to theirs, both without `.weight`
-    and `.bias`; {i} is the layer. `prefix` may stand before the names in a file or not. `inert` matches tensors that
-    are not weights.
+    `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
+    without `.weight` and `.bias`; {i} is the layer. `prefix` is optional before the names in a file. `inert` matches
+    tensors that are not weights.
     """
 
-    architectures: Mapping[str, str]  # to the model_type that config.json shows
+    architectures: Mapping[str, str]  # architecture -> model_type of config.json
     parse: Callable[[Keys, str], tuple[ModelConfig, Graph]]
     prefix: str
     names: Mapping[str, Source]
     inert: re.Pattern[str]
 
     def sources(self, graph: Graph) -> dict[str, Source]:
-        """Every tensor of `graph.shapes` with its place in the checkpoint."""
+        """The checkpoint's source for every tensor of `graph.shapes`."""
         found = {}
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
@@ -64,7 +64,7 @@ class Family:
 
 
 class Parsed(NamedTuple):
-    """What a config.json says: its family, the model's plain facts, and what it computes."""
+    """A parsed config.json: the family, the model's hyperparameters and its graph."""
 
     family: Family
     config: ModelConfig
@@ -73,16 +73,16 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LlamaLike:
-    """In what the architectures of the llama family differ."""
+    """The differences between the architectures of the llama family."""
 
     biases: Literal["none", "qkv", "config"] = "none"  # config: attention_bias covers q, k, v and o
-    mlp_bias: bool = False  # whether the config may ask for biases in the MLP
+    mlp_bias: bool = False  # whether the config may enable biases in the MLP
     qk_norm: bool = False
     slides: Slides = "none"
-    nope: bool = False  # whether some layers go without positions
-    tied: bool = False  # a silent config ties the head
+    nope: bool = False  # whether some layers have no rotary positions (NoPE)
+    tied: bool = False  # default of tie_word_embeddings
     theta: float = 10000.0
-    head_size: int | None = None  # of a silent config; None: width / heads
+    head_size: int | None = None  # default of head_dim; None: width / heads
 
 
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
@@ -108,7 +108,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 
-# Keys that may stand in a config only at a value that changes nothing: what another value would ask for.
+# Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "add_cross_attention": ((False,), "cross-attention"),
     "compression_config": ((), "quantised weights"),
@@ -121,8 +121,8 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "use_mrope": ((False,), "multimodal rotary positions"),
 }
 
-# Keys that leave the logits alone: training, generation defaults, classification heads, exporters.
-# pretraining_tp and chunk_size_feed_forward cut products into pieces; reorder_and_upcast_attn changes
+# Keys that do not affect the logits: training, generation defaults, classification heads, exporters.
+# pretraining_tp and chunk_size_feed_forward split matrix products; reorder_and_upcast_attn changes
 # rounding only.
 _INERT = frozenset(
     (
@@ -154,7 +154,7 @@ _ADVICE = (
 
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
-    """The family, the facts and the graph of a config.json. Raises CheckpointError."""
+    """Parse a config.json. Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
     named = {key: value for key, value in config.items() if not key.startswith("_")}  # _name_or_path and the like
     keys = Keys(named, where)
     family, architecture = _find(keys)
@@ -166,7 +166,7 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
 
 
 def _find(keys: Keys) -> tuple[Family, str]:
-    """The family and the architecture; a config without `architectures` goes by its model_type."""
+    """The family and the architecture; without `architectures`, model_type selects them."""
     known = {name: family for family in FAMILIES for name in family.architectures}
     kinds = {kind: name for family in FAMILIES for name, kind in family.architectures.items()}
     listed = keys.raw("architectures") or []
@@ -190,7 +190,7 @@ def _activation(keys: Keys, key: str, default: str) -> Activation:
 
 
 def _dtype(keys: Keys) -> DType:
-    """What the config says about its weights; the files themselves have the last word."""
+    """The dtype that the config declares; the dtypes in the weight files override it."""
     name = str(keys.raw("dtype") or keys.raw("torch_dtype") or "").removeprefix("torch.")
     return next((known for known in ("float32", "bfloat16", "float16") if known == name), "float32")
 

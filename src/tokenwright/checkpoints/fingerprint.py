@@ -1,4 +1,4 @@
-"""What the K and V of a text depend on beside its tokens, in words: engines that agree in all of it agree in them."""
+"""A fingerprint of everything but the tokens that K and V depend on: engines with equal ones compute equal K and V."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -14,9 +14,9 @@ _BLOCK = 1 << 22  # bytes read at a time
 def about(
     checkpoint: Checkpoint, form: Mapping[str, str], specs: tuple[LayerSpec, ...], page_size: int
 ) -> Mapping[str, str]:
-    """Named parts, each as text; those that are long are told by their sha256. `form`: what more there is to name.
+    """The fingerprint as named strings, long ones as their sha256. `form`: the caller's own entries.
 
-    Raises CheckpointError if the model's files are gone.
+    Raises CheckpointError if the weights' files have changed since they were loaded, or cannot be read.
     """
     return {
         "model": _digest(repr(checkpoint.graph)),
@@ -29,7 +29,7 @@ def about(
 
 
 def _short(specs: tuple[LayerSpec, ...]) -> str:
-    """The specs' formats in a few words, and all they say as a hash."""
+    """The specs' KV formats and attention windows in a few words, then a hash of the whole specs."""
     kinds = dict.fromkeys("/".join(dict.fromkeys((spec.k.name, spec.v.name))) for spec in specs)
     reaches = dict.fromkeys(
         "" if spec.window.size is None else f" window {spec.window.size} sinks {spec.window.sinks}" for spec in specs
@@ -38,7 +38,7 @@ def _short(specs: tuple[LayerSpec, ...]) -> str:
 
 
 def _weights(checkpoint: Checkpoint) -> str:
-    """Every byte of every tensor that the model has."""
+    """The sha256 of the names, dtypes, shapes and bytes of all of the model's tensors."""
     digest = sha256()
     try:
         if any(stamp(file) != before for file, before in checkpoint.stamps.items()):

@@ -1,11 +1,9 @@
-"""A checkpoint: a folder, or a name on the hub, whose files have been checked; and its weights under our
-names.
+"""A checkpoint: a checked model folder, local or from the hub, and its weights under our names.
 
-`Checkpoint.open` reads config.json and the headers of the weights, and refuses whatever is missing, damaged,
-of another shape or not understood before any memory is taken for weights. `tensors` then reads them one by
-one, so the peak is the model and one tensor; `packing.py` packs them for the kernels instead. A folder that
-`tokenwright quantize` wrote has packed weights already: `packed` says in which format. Nothing of a checkpoint
-is ever run or unpickled.
+`Checkpoint.open` reads config.json and the headers of the weights, and refuses missing or damaged files, unknown keys
+and wrong shapes before it allocates memory for weights. `tensors` then reads the weights one by one, so peak memory is
+the model and one tensor; `packing.py` packs them for the kernels instead. A folder that `tokenwright quantize` wrote
+holds packed weights already; `packed` is their format. Tokenwright never runs or unpickles anything in a checkpoint.
 """
 
 import math
@@ -28,9 +26,9 @@ from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFor
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 
-STORIES = Path(__file__).parent.parent / "stories"  # the model that ships inside
+STORIES = Path(__file__).parent.parent / "stories"  # the model inside the package
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-Report = Callable[[int, int], None]  # bytes read so far, bytes in all
+Report = Callable[[int, int], None]  # bytes read so far, total bytes
 
 HEAD = "lm_head.weight"  # in both families
 _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embeddings
@@ -38,22 +36,22 @@ _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embe
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checked model folder. `config.dtype` is that of most of the stored bytes."""
+    """A checked model folder. `config.dtype` is the dtype of most of the stored bytes."""
 
     path: Path
     config: ModelConfig
-    graph: Graph  # what it computes, and so every tensor that it has
+    graph: Graph  # the model's ops, and so the names and shapes of its tensors
     generation: GenerationDefaults
-    sources: Mapping[str, Source]  # our names to the checkpoint's
-    stored: Mapping[str, Stored]  # the checkpoint's names, without prefix and buffers, to the bytes
-    stamps: Mapping[Path, tuple[int, int]]  # of the weights' files: length in bytes, and when they were changed
-    packed: WeightFormat | None = None  # of a folder that `tokenwright quantize` wrote
+    sources: Mapping[str, Source]  # our name -> the checkpoint's
+    stored: Mapping[str, Stored]  # the checkpoint's name, without prefix and buffers -> its bytes
+    stamps: Mapping[Path, tuple[int, int]]  # of the weight files: length in bytes, mtime in ns
+    packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
-        """Check a folder, "stories" (the model inside the package) or owner/name on the hub, at `revision`.
+        """Open and check a folder, "stories" (the model inside the package) or owner/name on the hub, at `revision`.
 
-        `progress` shows the download's bars on stderr. Raises CheckpointError, which says what is wrong.
+        `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
         folder = _locate(name_or_path, revision, progress)
         settings = read_json(folder / "config.json")
@@ -94,7 +92,7 @@ class Checkpoint:
     ) -> dict[str, torch.Tensor]:
         """The weights under our names, linear ones as [out, in], converted to `dtype` (None: `config.dtype`).
 
-        Raises CheckpointError for values that are not finite, or not after the conversion, and for packed weights.
+        Raises CheckpointError for values that are not finite before or after the conversion, and for packed weights.
         """
         if self.packed is not None:
             raise CheckpointError(
@@ -121,7 +119,7 @@ class Checkpoint:
         return {name: found[name] for name in self.graph.shapes}
 
     def check_tied_head(self) -> None:
-        """A tied head that lies in the file all the same must equal the embeddings. Raises CheckpointError."""
+        """Raises CheckpointError if the head is tied, but the file has an lm_head that differs from the embedding."""
         if self.graph.tied_head and HEAD in self.stored:
             head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
             if not _same_bytes(head, embed):
@@ -132,13 +130,13 @@ class Checkpoint:
 
 
 def stamp(file: Path) -> tuple[int, int]:
-    """What changes with a file's contents: its length in bytes and its time in nanoseconds."""
+    """A file's length in bytes and its mtime in nanoseconds, to detect that its contents changed."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 
 
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
-    """The folder that is meant. Only a text of the form owner/name that is no folder here goes to the hub."""
+    """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
     text = str(name_or_path)
     try:
         folder = STORIES if text == "stories" else Path(text).expanduser()
@@ -160,7 +158,7 @@ def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> P
 
 
 def _check_config(folder: Path) -> None:
-    """Refuse a model that we cannot run before its weights are fetched."""
+    """Refuse a model that Tokenwright cannot run before its weights are downloaded."""
     where = str(folder / "config.json")
     settings = read_json(folder / "config.json")
     own_quantisation(settings, where)
@@ -168,7 +166,7 @@ def _check_config(folder: Path) -> None:
 
 
 def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:
-    """Every tensor in the folder's weights, without the family's prefix and its buffers."""
+    """Every tensor in the folder's weight files, without the family's prefix and without inert buffers."""
     found: dict[str, Stored] = {}
     for file in _weight_files(folder):
         for name, one in read_header(file).items():
@@ -185,7 +183,7 @@ def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The single file, or the shards that the index names."""
+    """The single weight file, or the shards that the index names."""
     if (folder / hub.WEIGHTS).exists() or (folder / hub.WEIGHTS).is_symlink():
         return [folder / hub.WEIGHTS]
     if (folder / hub.INDEX).exists():
@@ -202,7 +200,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_fit(folder: Path, graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> None:
-    """The tensors are those that config.json describes: all there, none left over, of the right shapes."""
+    """Raises CheckpointError unless the tensors are exactly those of the graph, with its shapes and a known dtype."""
     expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]
     if graph.tied_head:
@@ -242,9 +240,9 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
 
 
 def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
-    """Rows [first, last) of a tensor as stored, in memory of their own: a file that shrinks meanwhile is no bus error.
+    """Rows [first, last) of a tensor as stored, copied and not mapped: a file that shrinks causes no bus error.
 
-    Raises CheckpointError where the file has become shorter or cannot be read.
+    Raises CheckpointError if the file has become shorter or cannot be read.
     """
     raw = torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[_DTYPES[one.dtype]])
     with _opened(one.file) as stream:
@@ -262,7 +260,7 @@ def _opened(file: Path) -> BufferedReader:
 
 
 def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
-    """Our tensor as a view of the stored one: `raw` itself when they are the same."""
+    """Our tensor as a view of the stored one; `raw` itself if they are identical."""
     piece = raw.t() if source.transpose else raw  # [out, in]
     if source.part is not None:
         piece = piece.chunk(3)[source.part]
@@ -270,14 +268,14 @@ def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
 
 
 def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:
-    """Say why numbers of a stored tensor have no finite value in `form`."""
+    """Raise the CheckpointError for a stored tensor with values that are not finite in `form`."""
     if _finite(raw):
         raise CheckpointError(f"{name} in {file} does not fit {form}; use bfloat16 or float32")
     raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """One pass and no copy: the extremes show every NaN and infinity."""
+    """Whether all values are finite, in one pass without a copy: any NaN or infinity reaches the minimum or maximum."""
     low, high = torch.aminmax(tensor)
     return math.isfinite(low.item()) and math.isfinite(high.item())
 

@@ -1,8 +1,7 @@
-"""What a checkpoint suggests for generation: its end tokens and sampler, from generation_config.json and
-config.json.
+"""A checkpoint's generation defaults: end tokens and sampling parameters, from generation_config.json and config.json.
 
-End tokens are the union of both files: chat models often name the end of a turn in one of them only. Sampler
-keys that we do not have are reported by name, unless their value changes nothing.
+End tokens are the union of both files: chat models often name the end of a turn in one of them only. The parser reports
+sampling keys that Tokenwright lacks by name, unless their value is neutral.
 """
 
 from collections.abc import Mapping
@@ -11,9 +10,9 @@ from typing import Any
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import GenerationDefaults
 
-_BELOW_ZERO = -5e-324  # the nearest number: a range that has 0 in it
+_BELOW_ZERO = -5e-324  # the largest float below 0: `above=_BELOW_ZERO` admits 0
 
-# Sampler keys that we lack, each with the value at which it does nothing.
+# Sampling keys that Tokenwright lacks, each with its neutral value.
 _NEUTRAL: Mapping[str, object] = {
     "begin_suppress_tokens": [], "bad_words_ids": [], "diversity_penalty": 0.0, "early_stopping": False,
     "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
@@ -22,7 +21,7 @@ _NEUTRAL: Mapping[str, object] = {
     "renormalize_logits": False, "sequence_bias": {}, "token_healing": False,
 }  # fmt: skip
 
-# Sampler keys that we have.
+# Keys that `parse_generation` reads.
 _READ = frozenset(
     (
         "eos_token_id", "bos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
@@ -30,7 +29,7 @@ _READ = frozenset(
     )
 )  # fmt: skip
 
-# Keys that say nothing about which token comes next.
+# Keys that do not affect which token is sampled.
 _INERT = frozenset(
     (
         "transformers_version", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens",
@@ -43,7 +42,7 @@ _INERT = frozenset(
 def parse_generation(
     suggested: Mapping[str, Any], config: Mapping[str, Any], where: str = "generation_config.json"
 ) -> GenerationDefaults:
-    """Defaults from both files; `suggested` may be empty. Raises CheckpointError for values out of range."""
+    """The defaults of both files; `suggested` may be empty. Raises CheckpointError for values out of range."""
     keys = Keys({key: value for key, value in suggested.items() if not key.startswith("_")}, where)
     model = Keys(config, "config.json")
     eos = dict.fromkeys([*_ids(keys, "eos_token_id"), *_ids(model, "eos_token_id")])
@@ -64,7 +63,7 @@ def parse_generation(
 
 
 def _ids(keys: Keys, key: str) -> list[int]:
-    """Token ids under `key`: one or a list. -1 is an old way to say none."""
+    """Token ids under `key`: one or a list. -1 is an old spelling of none."""
     value = keys.raw(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(one) is int and one >= -1 for one in ids):
@@ -73,7 +72,7 @@ def _ids(keys: Keys, key: str) -> list[int]:
 
 
 def _temperature(keys: Keys) -> float | None:
-    """do_sample: false is greedy, whatever stands beside it."""
+    """The temperature; 0 (greedy) if do_sample is false, even if the file gives a temperature."""
     if not keys.flag("do_sample", True):
         return 0.0
     return _number(keys, "temperature", above=_BELOW_ZERO, most=1e6)
@@ -84,7 +83,7 @@ def _whole(keys: Keys, key: str) -> int | None:
 
 
 def _number(keys: Keys, key: str, *, above: float, most: float) -> float | None:
-    """The range is that of the field of SamplingParams."""
+    """A number in the range of its field in SamplingParams; None if absent."""
     if keys.raw(key) is None:
         return None
     value = keys.number(key, above=above)
@@ -94,7 +93,7 @@ def _number(keys: Keys, key: str, *, above: float, most: float) -> float | None:
 
 
 def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:
-    """The keys with an effect that we do not have, and those we do not know."""
+    """Unknown keys, and known sampling keys that Tokenwright lacks and whose value is not neutral."""
     return tuple(
         key
         for key, value in sorted(suggested.items())

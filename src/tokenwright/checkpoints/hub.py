@@ -1,9 +1,8 @@
-"""Fetching a model from the Hugging Face hub, through huggingface_hub: the files we read and no others.
+"""Download a model from the Hugging Face hub through huggingface_hub: only the files that Tokenwright reads.
 
-The small files come first; a check on them can refuse the model before its weights are fetched. Everything is
-pinned to the commit that the revision named at the start. Offline (HF_HUB_OFFLINE=1, or no network), a
-complete snapshot in the library's cache serves. Pickles are never fetched, and no code of a checkpoint is
-run.
+The small files come first; a check on them can refuse the model before its weights are downloaded. All files come from
+the commit that the revision named at the start. Offline (HF_HUB_OFFLINE=1, or no network), a complete snapshot in the
+library's cache is enough. The module never downloads pickles and runs no code of a checkpoint.
 """
 
 import re
@@ -26,14 +25,14 @@ _REVISION = re.compile(r"\w[\w.+/-]*", re.ASCII)
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether this could be owner/name on the hub."""
+    """Whether `text` has the form owner/name of a hub repository."""
     return _NAME.fullmatch(text) is not None
 
 
 def download(name: str, revision: str | None, progress: bool, check: Callable[[Path], object]) -> Path:
-    """The folder of a model's snapshot. `check` sees the folder before the weights are there and may raise.
+    """Download a model and return its snapshot folder. `check` runs on the folder before the weights and may raise.
 
-    Progress bars go to stderr. Raises CheckpointError when the model cannot be had, with what to do.
+    Progress bars go to stderr. Raises CheckpointError with a remedy if the download fails.
     """
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
@@ -49,7 +48,7 @@ def download(name: str, revision: str | None, progress: bool, check: Callable[[P
 
 
 def fetch_config(name: str) -> Path:
-    """The config.json of a model's newest commit, and nothing else of it. Raises CheckpointError."""
+    """Download only the config.json of a model's newest commit. Raises CheckpointError if that fails."""
     return _config_in(_snapshot(name, None, ("config.json",), progress=False), name)
 
 
@@ -60,7 +59,7 @@ def _config_in(folder: Path, name: str) -> Path:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that an index of shards names, each of which must lie beside it."""
+    """The shards that an index names. Raises CheckpointError for names outside the index's folder."""
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError(f"{index} has no weight_map; download it again")
@@ -89,16 +88,16 @@ def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: b
                 library_name="tokenwright",
             )
         )
-    except Exception as error:  # network libraries of every version raise types of their own
+    except Exception as error:  # each version of the network libraries raises its own types
         raise CheckpointError(_explained(error, name, revision)) from error
 
 
 def _explained(error: Exception, name: str, revision: str | None) -> str:
-    """What went wrong with the hub, and what to do about it."""
+    """The message for a failed download: the cause and a remedy."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, errors.HfHubHTTPError):
-        error = error.__cause__  # the hub was reached, and this is what it said
+        error = error.__cause__  # the hub's own answer
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
@@ -120,12 +119,12 @@ def _explained(error: Exception, name: str, revision: str | None) -> str:
 
 
 def _no_weights(name: str, commit: str) -> str:
-    """Why a snapshot came without weights, as far as the list of its files tells."""
+    """The message for a snapshot without weights, from the repository's list of files."""
     from huggingface_hub import HfApi
 
     try:
         files = HfApi(library_name="tokenwright").list_repo_files(name, revision=commit)
-    except Exception:  # only the wording of the message depends on it
+    except Exception:  # only the message depends on it
         files = []
     if any(file.endswith(PICKLES) for file in files):
         return only_pickles(f"{name} on the hub")

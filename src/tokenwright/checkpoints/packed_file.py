@@ -1,8 +1,8 @@
-"""Files of packed weights: safetensors whose matrices lie as kernels read them.
+"""Files of packed weights: safetensors files whose matrices have the kernels' layout.
 
-A matrix is `name.codes` (U8), `name.scales` (F16) where it has scales and `name.bias` (F32) where it has one; what else
-a model has is F32 under its own name. The metadata say the version, the format, and a CRC-32 of every tensor: whoever
-reads a file checks what it holds, so that a damaged one is never computed with.
+A matrix is `name.codes` (U8), `name.scales` (F16) if it has scales and `name.bias` (F32) if it has one; all other
+tensors are F32 under their own names. The metadata hold the version, the format and a CRC-32 of every tensor. The
+reader verifies every checksum, so that no step computes with damaged weights.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Report
 
 METHOD = "tokenwright"  # quantization_config.quant_method in config.json, and `format` in the metadata
-VERSION = "1"  # of the layout, and of which matrices are kept in which format
-THREADS = 2  # that read and check
+VERSION = "1"  # of the layout, and of the choice of a format for each matrix
+THREADS = 2  # for reading and checking
 _PIECE = 1 << 24  # bytes read or written at a time
 _NAMES = {torch.uint8: "U8", torch.float16: "F16", torch.float32: "F32"}
 
 
 def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
-    """Takes our own quantization_config out of a config.json: the weights' format, and the dtype they had before.
+    """Remove our own quantization_config from a config.json; return the weights' format and their original dtype.
 
-    None where there is none, or another's. Raises CheckpointError for one that is not understood.
+    None if there is none, or another tool's. Raises CheckpointError for another version or bad values.
     """
     said = settings.get("quantization_config")
     if not isinstance(said, dict) or said.get("quant_method") != METHOD:
@@ -67,14 +67,14 @@ def quantisation(form: WeightFormat, dtype: DType) -> dict[str, str]:
 
 
 def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str, Stored]:
-    """The tensors of a file of packed weights. Raises CheckpointError unless they are exactly the model's in `form`."""
+    """The tensors of a file of packed weights. Raises CheckpointError unless they are exactly the graph's in `form`."""
     return _read_header(file, graph, form)[0]
 
 
 def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
-    """The weights in a file, checked. `report`: called with (bytes read, bytes in all).
+    """Read and verify the weights in a file. `report`: called with (bytes read, total bytes).
 
-    Raises CheckpointError where the file is not the model's, damaged or unreadable.
+    Raises CheckpointError if the file does not fit the graph, is damaged or cannot be read.
     """
     stored, sums = _read_header(file, graph, form)
     weights = empty_weights(graph, form)
@@ -93,9 +93,9 @@ def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | 
 
 
 def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
-    """Write a new file and put it in its place at once: whoever opens it meanwhile finds the old one or the new one.
+    """Write a temporary file and rename it atomically: concurrent readers see the old file or the new one.
 
-    Raises OSError where that cannot be done; then nothing is left behind.
+    Raises OSError if that fails; then no temporary file remains.
     """
     beside = file.with_name(f".{file.name}.{os.getpid()}-{get_ident()}")
     try:
@@ -109,7 +109,7 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
 
 
 def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a file with its name there."""
+    """Every tensor of the weights with its name in the file."""
     for name, one in weights.items():
         if isinstance(one, torch.Tensor):
             yield name, one
@@ -122,7 +122,7 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype and the shape of every tensor of a file."""
+    """The safetensors dtype and the shape of every tensor that the file must have."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, matrix in graph.matrices.items():
         codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
@@ -135,7 +135,7 @@ def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[in
 
 
 def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
-    """The tensors of a file and their sums, checked against what the model needs."""
+    """The tensors of a file and their CRC-32 sums, checked against the graph's tensors."""
     stored, about = read_header_and_metadata(file)
     said = (about.get("format"), about.get("version"), about.get("weights"))
     if said != (METHOD, VERSION, str(form)):
@@ -163,7 +163,7 @@ def _sums(text: str) -> Mapping[str, int]:
 
 
 def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
-    """Read a tensor into its place and check it; returns its bytes."""
+    """Read a stored tensor into `tensor` and verify its checksum; returns the number of bytes."""
     memory, total = _bytes_of(tensor), 0
     try:
         with one.file.open("rb", buffering=0) as stream:
@@ -194,7 +194,7 @@ def _write(stream: BinaryIO, tensors: Mapping[str, torch.Tensor], form: WeightFo
 
 
 def _header(tensors: Mapping[str, torch.Tensor], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
-    """A safetensors header: its length, then JSON, filled up with blanks so that the data begin at a multiple of 64."""
+    """A safetensors header: its length, then JSON, padded with blanks so that the data begin at a multiple of 64."""
     about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
     header: dict[str, Any] = {"__metadata__": about}
     start = 0
@@ -208,5 +208,5 @@ def _header(tensors: Mapping[str, torch.Tensor], form: WeightFormat, sums: Mappi
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A tensor's own memory as bytes."""
+    """A tensor's memory as bytes, without a copy."""
     return tensor.view(-1).view(torch.uint8).numpy().data

@@ -1,8 +1,8 @@
-"""Loading a model's weights in the form that kernels read: packed as they come, slab by slab, without a second copy.
+"""Load a model's weights in the kernels' layout: threads pack rows as they read them, without a second copy in memory.
 
-Memory for all packed weights is taken first. Then two threads each read some rows of a tensor, pack them into their
-place and read the next, so that beside the weights there are only two buffers of a few MiB (or two whole tensors, where
-a checkpoint stores them transposed).
+The loader first allocates all packed weights. Then two threads each read some rows of a tensor, pack them into the
+matrix and read the next, so that memory holds only two buffers of a few MiB beside the weights (or two whole tensors,
+if the checkpoint stores them transposed).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ from tokenwright.errors import RequestError
 
 Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
 
-THREADS = 2  # that read and pack
-SLAB_BYTES = 1 << 20  # read at a time, in whole blocks; small enough for a core's own cache
+THREADS = 2  # for reading and packing
+SLAB_BYTES = 1 << 20  # read at a time, in whole blocks; fits a core's L2 cache
 
 
 def load_packed(
@@ -41,11 +41,11 @@ def load_packed(
     Keys: the graph's matrices as Packed with their biases, such as "embed", "head" (unless it is tied) or
     "layers.0.attention.qkv" (q, k and v joined); all other tensors in fp32.
 
-    A folder that `tokenwright quantize` wrote has its own form, and is asked for as it or as native. `cache` keeps
-    weights that were quantised here. `report` is called with (bytes read, bytes in all).
+    For a folder that `tokenwright quantize` wrote, `form` must be the folder's own format or native. `cache` stores
+    weights that this process quantised. `report` is called with (bytes read, total bytes).
 
-    Raises CheckpointError for values that are not finite, here or in `form`; RequestError for another form than the
-    folder's own.
+    Raises CheckpointError for values that are not finite, as stored or in `form`; RequestError for a form other than
+    the folder's own.
     """
     if checkpoint.packed is not None:
         return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
@@ -60,9 +60,9 @@ def load_packed(
 
 
 def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
-    """The format that weights asked for in `form` are kept in: a packed folder's own, and no other.
+    """The format of the loaded weights: `form`, or a packed folder's own.
 
-    Raises RequestError where another is asked for.
+    Raises RequestError if `form` is neither a packed folder's own format nor native.
     """
     own = checkpoint.packed
     if own is None:
@@ -76,7 +76,7 @@ def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
 
 
 def pack_checkpoint(checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights:
-    """The weights of a checkpoint's own tensors, in a format that is not native."""
+    """Pack the tensors of a checkpoint in a resolved format (not native). Raises CheckpointError for bad values."""
     checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.graph, form)
     kernels = find_kernels()
@@ -95,13 +95,13 @@ def pack_checkpoint(checkpoint: Checkpoint, form: WeightFormat, report: Report |
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of ours goes: rows from `first` on of a matrix, or all of a tensor."""
+    """The destination of one of our tensors: rows from `first` on of a matrix or of a dense tensor."""
 
     target: Packed | torch.Tensor
     first: int
 
     def put(self, row: int, rows: torch.Tensor, pack: Pack) -> bool:
-        """Write rows [row, ...) of our tensor. False where a number has no finite form there."""
+        """Write rows [row, ...) of our tensor. False if a value is not finite in the target's format."""
         first = self.first + row
         if isinstance(self.target, Packed):
             return pack(self.target, first, rows) == 0
@@ -111,7 +111,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows [first, last) of a stored tensor, and what of them goes where."""
+    """Rows [first, last) of a stored tensor, with the destinations of the tensors made from them."""
 
     name: str
     stored: Stored
@@ -120,7 +120,7 @@ class Job:
     users: tuple[tuple[Source, Place], ...]
 
     def run(self, pack: Pack) -> int:
-        """Read and pack; returns the bytes read."""
+        """Read and pack; returns the number of bytes read."""
         raw = read_rows(self.stored, self.first, self.last)
         for source, place in self.users:
             ours = piece_of(raw, source)
@@ -136,7 +136,7 @@ def _form_name(place: Place) -> str:
 
 
 def _jobs(checkpoint: Checkpoint, weights: Weights) -> Iterator[Job]:
-    """All that is to be read, in the order of the files."""
+    """The reads of all stored tensors, in file order."""
     places = _places(checkpoint, weights)
     users: dict[str, list[tuple[Source, Place]]] = {}
     for ours, source in checkpoint.sources.items():
@@ -151,7 +151,7 @@ def _jobs(checkpoint: Checkpoint, weights: Weights) -> Iterator[Job]:
 
 
 def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
-    """Where each tensor of `graph.shapes` goes."""
+    """The destination of each tensor of `graph.shapes`."""
     places: dict[str, Place] = {}
     for name, matrix in checkpoint.graph.matrices.items():
         packed, first = weights[name], 0
@@ -165,5 +165,5 @@ def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
 
 
 def _rows_of_slab(row_bytes: int) -> int:
-    """Rows that are read and packed together."""
+    """The number of rows that a thread reads and packs together."""
     return max(1, SLAB_BYTES // (row_bytes * LANES)) * LANES

@@ -1,10 +1,9 @@
-"""Reading how a llama-like checkpoint treats positions: rotation, its scaling, NoPE layers and windows.
+"""Parse the positions of a llama-like checkpoint: rotary scaling, NoPE layers and attention windows.
 
-Two spellings exist: `rope_theta` beside `rope_scaling`, and all of it in `rope_parameters`. The meaning of
-every key is transformers' (modeling_rope_utils). Contexts: Llama-3's rule leaves max_position_embeddings as
-it is; YaRN gives its original context times the factor; linear and dynamic multiply max_position_embeddings,
-which by transformers' documentation stays at the trained length (so does vLLM; a few checkpoints hold the
-product there).
+Two spellings exist: `rope_theta` beside `rope_scaling`, and both in `rope_parameters`. Every key means what it means in
+transformers (modeling_rope_utils). Contexts: Llama-3's rule keeps max_position_embeddings; YaRN gives its original
+context times the factor; linear and dynamic multiply max_position_embeddings, which by transformers' documentation is
+the trained length (vLLM agrees; a few checkpoints store the product there).
 """
 
 import math
@@ -25,11 +24,11 @@ from tokenwright.config import (
 
 ORIGINAL = "original_max_position_embeddings"
 
-Slides = Literal["none", "all", "upper", "nope"]  # the layers that a window applies to
+Slides = Literal["none", "all", "upper", "nope"]  # which layers have an attention window
 
 
 def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[Rope, int]:
-    """The positions and the context in tokens. `theta` is the base of a config that names none."""
+    """The rotary positions and the context in tokens. `theta` is the default base. Raises CheckpointError."""
     part, kind = _spelled(keys)
     if head_size % 2 or (kind == "dynamic" and head_size < 4):
         raise keys.error(f"rotary positions turn pairs of dimensions, but a head has {head_size}")
@@ -47,7 +46,7 @@ def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[R
 
 
 def _spelled(keys: Keys) -> tuple[Keys, str]:
-    """The object that holds the scaling, and its type. The old spelling wins, as in transformers."""
+    """The JSON object with the scaling, and its rope type. The old spelling takes precedence, as in transformers."""
     new, old = keys.raw("rope_parameters"), keys.raw("rope_scaling")
     name, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
     if not isinstance(values, dict):
@@ -63,7 +62,7 @@ def _spelled(keys: Keys) -> tuple[Keys, str]:
 
 
 def _with_original(keys: Keys, values: Mapping[str, Any], where: str, kind: str) -> Keys:
-    """An original context beside the scaling overrules the one inside, for the types that heed it."""
+    """For llama3 and yarn, an original context in the config overrides the one in the scaling object."""
     beside = keys.raw(ORIGINAL)
     if beside is not None and kind in ("llama3", "yarn"):
         values = {**values, ORIGINAL: beside}
@@ -81,7 +80,7 @@ def _factor(part: Keys, default: float | None = None) -> float:
 
 
 def _whole_reach(part: Keys, context: int) -> tuple[float, float]:
-    """Factor and context of linear and dynamic scaling, which count from max_position_embeddings alone."""
+    """Factor and context of linear and dynamic scaling, which scale max_position_embeddings."""
     original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     if original != context:
         raise part.error(
@@ -122,9 +121,9 @@ def _yarn(part: Keys, context: int) -> tuple[RopeScaling, float]:
 
 
 def _attention_factor(part: Keys, factor: float) -> float:
-    """What YaRN multiplies cos and sin by: 0.1 ln(s) + 1 (arXiv 2309.00071, section 3.4).
+    """YaRN's factor on cos and sin: 0.1 ln(s) + 1 (arXiv 2309.00071, section 3.4).
 
-    mscale and mscale_all_dim (DeepSeek's) count only together, as a quotient.
+    mscale and mscale_all_dim (DeepSeek's) apply only together, as a quotient.
     """
 
     def magnitude(scale: float) -> float:
@@ -145,7 +144,7 @@ _READERS: Mapping[str, Callable[[Keys, int], tuple[RopeScaling, float]]] = {
 
 
 def read_rotary(keys: Keys, layers: int) -> tuple[bool, ...]:
-    """Which layers turn q and k: those with a 1 in no_rope_layers, or all but every fourth."""
+    """Which layers rotate q and k: those with a 1 in no_rope_layers, else all but every fourth by default."""
     interval = keys.whole("no_rope_layer_interval", 4)
     listed = keys.raw("no_rope_layers")
     if listed is None:
@@ -156,7 +155,11 @@ def read_rotary(keys: Keys, layers: int) -> tuple[bool, ...]:
 
 
 def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """The reach of each layer; `layer_types` decides where the architecture heeds it, else must agree."""
+    """The attention window of each layer in tokens; None for full attention.
+
+    `layer_types` decides in the architectures that use it; in the others it must agree with sliding_window. Raises
+    CheckpointError.
+    """
     layers = len(rotary)
     window = _window(keys, slides)
     first = {"none": layers, "all": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[slides]
@@ -173,7 +176,7 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
 
 
 def _listed(keys: Keys, types: object, layers: int) -> list[bool]:
-    """Which layers `layer_types` names as sliding."""
+    """For each layer, whether `layer_types` gives it a sliding window."""
     if not isinstance(types, list) or len(types) != layers:
         raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
     known = ("full_attention", "sliding_attention")
@@ -184,7 +187,7 @@ def _listed(keys: Keys, types: object, layers: int) -> list[bool]:
 
 
 def _window(keys: Keys, slides: Slides) -> int | None:
-    """The window in tokens, the token itself included; None where none is in use."""
+    """The attention window in tokens, the token itself included; None for full attention."""
     given = keys.raw("sliding_window")
     if slides == "none":
         keys.only("sliding_window", why="a sliding window in this architecture")

@@ -1,4 +1,4 @@
-"""Writing a folder of packed weights, which opens like any other model."""
+"""Write a folder of packed weights, which opens like any other model folder."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tokenwright.errors import CheckpointError, RequestError
 
 
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
-    """Raises RequestError where `write_folder` could not do what is asked, before there is any work."""
+    """Raises RequestError, before any work, if `write_folder` would refuse these arguments."""
     if not form.quantised:
         raise RequestError(f"{form} is no quantised format; choose int8 or int4, and perhaps a group, such as int4:64")
     if checkpoint.packed is not None:
@@ -29,10 +29,10 @@ def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -
 def write_folder(
     checkpoint: Checkpoint, folder: Path, form: WeightFormat, weights: Weights, report: Report | None = None
 ) -> None:
-    """A new folder with packed weights, config.json, and what else of the model's small files is there.
+    """Write a new folder with packed weights, config.json and the model's other small files.
 
-    It appears whole or not at all. Raises RequestError as `check_quantising` does, CheckpointError where it cannot be
-    written. `report` is called with (bytes written, bytes in all).
+    The folder appears complete or not at all. Raises RequestError as `check_quantising` does, CheckpointError if it
+    cannot be written. `report` is called with (bytes written, total bytes).
     """
     check_quantising(checkpoint, folder, form)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -1,9 +1,8 @@
-"""Reading the headers of safetensors files, and nothing but the headers, as if an enemy had written them.
+"""Read the headers of safetensors files, and only the headers, as untrusted input.
 
-A file is 8 bytes (the header's length, little endian), the header (a JSON object: name -> dtype, shape,
-data_offsets) and the data. Every size is checked against the file's length before anything is taken for it: a
-file that passes has each tensor's bytes inside it, none overlaps, none is left over, and nothing is missing
-at the end.
+A file is 8 bytes (the header's length, little endian), the header (a JSON object: name -> dtype, shape, data_offsets)
+and the data. The reader checks every size against the file's length before it allocates memory. In a file that passes,
+the tensors' bytes cover the data exactly: no overlap, no gap, nothing missing or left over at the end.
 """
 
 import json
@@ -26,7 +25,7 @@ _BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a file, and where its bytes lie."""
+    """One tensor of a file: its dtype, its shape and the location of its bytes."""
 
     file: Path
     dtype: str  # safetensors' name, such as BF16
@@ -36,12 +35,12 @@ class Stored:
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file. Raises CheckpointError for whatever is wrong with it."""
+    """The tensors of a safetensors file by name. Raises CheckpointError if it is missing, unreadable or damaged."""
     return read_header_and_metadata(file)[0]
 
 
 def read_header_and_metadata(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of a safetensors file, and the texts that it has about itself. Raises CheckpointError."""
+    """The tensors of a safetensors file, and the strings of its `__metadata__`. Raises CheckpointError."""
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
@@ -69,7 +68,7 @@ def _header_text(stream: BinaryIO, size: int, file: Path) -> bytes:
 
 
 def _not_safetensors(first: bytes, size: int, length: int, file: Path) -> str:
-    """Name the files that often lie where weights are expected. A header of 1,152 bytes begins like one!"""
+    """The message for a file of another kind. Only for bad headers: one of 1,152 bytes has a pickle's first bytes."""
     if first.startswith(LFS_POINTER.encode()):
         return f"{file} is a git-lfs pointer, not the weights; run `git lfs pull` in its folder"
     if first.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
@@ -102,7 +101,7 @@ def _parse(text: bytes, file: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, entry: object, file: Path, start: int) -> Stored:
-    """One entry of the header, checked in itself."""
+    """One entry of the header, validated by itself: dtype, shape, offsets and size."""
     if not isinstance(entry, dict):
         raise CheckpointError(f"{shown(name)} in {file} has no description; download the file again")
     dtype, shape, offsets = entry.get("dtype"), _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
@@ -123,14 +122,14 @@ def _entry(name: str, entry: object, file: Path, start: int) -> Stored:
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
-    """A list of whole numbers that could be sizes; None for anything else."""
+    """A list of non-negative integers as a tuple; None for anything else."""
     if isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 62 for one in value):
         return tuple(value)
     return None
 
 
 def _check_cover(stored: Mapping[str, Stored], start: int, size: int, file: Path) -> None:
-    """The tensors' bytes follow one another without gap or overlap, up to the end of the file."""
+    """Raises CheckpointError unless the tensors' bytes cover the data without gap or overlap, to the file's end."""
     at = start
     for name, one in sorted(stored.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if one.start != at:

@@ -1,7 +1,7 @@
-"""Models that can be planned and not yet run: Gemma 3 and DeepSeek-V3, as graphs of which only the sizes are known.
+"""Models that Tokenwright can plan but not run yet: Gemma 3 and DeepSeek-V3, as graphs that only describe sizes.
 
-Only what fixes shapes and windows is read. Absent keys take transformers' defaults (configuration_gemma3.py); a key
-that is neither read nor known to leave the sizes alone is refused by name.
+The parser reads only the keys that determine shapes and attention windows. Absent keys take transformers' defaults
+(configuration_gemma3.py). It refuses, by name, any key that it neither reads nor knows to leave the sizes unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,10 +32,11 @@ _ADVICE = "the planner cannot tell whether that changes the sizes. If it does no
 
 @dataclass(frozen=True)
 class Sized(Op):
-    """A block's op of which the tensors are known and the arithmetic is not described: no backend has it.
+    """A block's op that describes its tensors but not its arithmetic: no backend implements it.
 
-    tensors: vectors [n], matrices [out, in], and the experts of a layer in one [E, out, in]; each row meets `chosen`
-    of them. layer: what it keeps, where it is attention, and `pair`, the FLOP for a row and a token that it attends to.
+    tensors: vectors [n], matrices [out, in], and the experts of a layer in one [E, out, in]; the router sends each row
+    to `chosen` experts. For attention, `layer` is its KV layout and window, and `pair` the FLOP for one row and one
+    token that it attends to.
     """
 
     tensors: Mapping[str, Shape]
@@ -71,17 +72,17 @@ class Sized(Op):
 
     @property
     def experts(self) -> int:
-        """E; 0 where there are none."""
+        """E, the number of experts; 0 for a dense op."""
         return max((shape[0] for shape in self.tensors.values() if len(shape) == 3), default=0)
 
     def experts_met(self, rows: int) -> int:
-        """Experts that `rows` tokens meet between them, if each meets any with the same chance."""
+        """Expected number of distinct experts that `rows` tokens activate, if the router chooses uniformly."""
         missed = (1 - self.chosen / self.experts) ** rows if self.experts else 1.0
         return round(self.experts * (1 - missed))
 
 
 class Planned(NamedTuple):
-    """A graph that can be planned, the dtype of its weights, and what a reader of the plan should know of it."""
+    """A graph for the planner, the dtype of its weights, and remarks to print with the plan."""
 
     graph: Graph
     dtype: DType
@@ -89,7 +90,7 @@ class Planned(NamedTuple):
 
 
 def planned_only(config: Mapping[str, Any], where: str) -> Planned | None:
-    """What a config.json of one of these models says; None for any other. Raises CheckpointError."""
+    """Parse a config.json of one of these models; None for any other. Raises CheckpointError."""
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
     reader = _READERS.get(name) if isinstance(name, str) else None
@@ -110,7 +111,7 @@ def _linears(at: str, **shapes: Shape) -> dict[str, Shape]:
 
 
 def _gated(at: str, width: int, inner: int, *experts: int) -> dict[str, Shape]:
-    """A gated MLP, or so many of them."""
+    """The tensors of a gated MLP; with `experts`, of that many in one tensor each."""
     wide, narrow = (*experts, inner, width), (*experts, width, inner)
     return _linears(at, gate=wide, up=wide, down=narrow)
 
@@ -122,7 +123,7 @@ def _ends(keys: Keys, vocab: int, width: int, tied: bool) -> tuple[Embed, Head]:
 
 
 def _gemma3(keys: Keys, architecture: str) -> Planned:
-    """Gemma 3: two norms more in each block than Llama has, and a window in five of six layers."""
+    """Gemma 3: two more norms per block than Llama, and an attention window in five of six layers."""
     dtype = _dtype(keys)
     text, remarks = keys, tuple[str, ...]()
     if architecture == "Gemma3ForConditionalGeneration":
@@ -153,7 +154,7 @@ def _gemma3(keys: Keys, architecture: str) -> Planned:
 
 
 def _gemma3_windows(keys: Keys, layers: int) -> list[int | None]:
-    """The window of each layer: every sixth is full, where the file does not say otherwise."""
+    """The attention window of each layer; by default every sixth layer has full attention."""
     window, pattern = keys.whole("sliding_window", 4096), keys.whole("sliding_window_pattern", 6)
     types = keys.raw("layer_types") or [
         "sliding_attention" if i % pattern else "full_attention" for i in range(1, layers + 1)
@@ -166,7 +167,7 @@ def _gemma3_windows(keys: Keys, layers: int) -> list[int | None]:
 def _deepseek3(keys: Keys, architecture: str) -> Planned:
     """DeepSeek-V3 (arXiv 2412.19437): a latent in place of K and V (MLA), and experts in all but the first layers.
 
-    Attention is counted absorbed: the latent itself is scored and summed, and the matrix that would unfold it is
+    The FLOP count assumes absorbed attention: scores and sums use the latent itself, and the up-projection is
     multiplied with the query and with the result instead.
     """
     layers = keys.whole("num_hidden_layers", most=4096)
@@ -199,14 +200,14 @@ def _deepseek3(keys: Keys, architecture: str) -> Planned:
 
 
 def _low_rank(name: str, width: int, rank: int, rope: int, out: int) -> dict[str, Shape]:
-    """A projection through a vector of `rank`, which a norm follows, and `rope` more that go past it; rank 0: plain."""
+    """A low-rank projection: matrix a, norm, matrix b; `rope` more outputs of a bypass b. rank 0: one matrix."""
     if not rank:
         return {name: (out, width)}
     return {f"{name}_a": (rank + rope, width), f"{name}_a_norm": (rank,), f"{name}_b": (out, rank)}
 
 
 def _experts(keys: Keys, width: int) -> dict[str, Shape]:
-    """The router, with its correction of the choice, the routed experts, and the shared ones as one wide MLP."""
+    """The router with its score-correction bias, the routed experts, and the shared experts as one wide MLP."""
     count, inner = keys.whole("n_routed_experts", most=_MOST), keys.whole("moe_intermediate_size", most=_MOST)
     router: dict[str, Shape] = {".router.weight": (count, width), ".router.bias": (count,)}
     keys.whole("num_experts_per_tok", most=count)

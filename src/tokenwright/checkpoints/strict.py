@@ -1,8 +1,7 @@
 """Strict reading of the JSON files in a model folder.
 
-`Keys` wraps one object of such a file. Every value is asked for by name, type and range, and `finish` refuses
-what nobody asked for: so a key that would change the arithmetic cannot pass unseen. null is as good as
-absent.
+`Keys` wraps one object of such a file. A parser reads every value by name, type and range, and `finish` refuses keys
+that the parser did not read, so that it never ignores a key that changes the arithmetic. null counts as absent.
 """
 
 import json
@@ -15,12 +14,12 @@ from typing import Any
 from tokenwright.checks import MAX_TOKENS, is_whole
 from tokenwright.errors import CheckpointError
 
-LFS_POINTER = "version https://git-lfs"  # how the stand-in for a large file begins
+LFS_POINTER = "version https://git-lfs"  # the first bytes of a pointer file
 _LARGEST_JSON = 64 << 20  # bytes; an index over thousands of shards has a few MiB
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError, naming the file, when it holds none."""
+    """The object in a JSON file. Raises CheckpointError, with the file's name, if it holds none."""
     try:
         size = file.stat().st_size
         if size > _LARGEST_JSON:
@@ -41,7 +40,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 class Keys:
-    """One JSON object, read key by key; `where` names it in messages."""
+    """One JSON object, read key by key; `where` names it in messages. The readers raise CheckpointError."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.where = where
@@ -53,16 +52,16 @@ class Keys:
         return CheckpointError(f"{self.where}: {message}")
 
     def raw(self, key: str) -> Any:
-        """The value as it stands, or None; the caller checks it."""
+        """The value without any check, or None."""
         self._read.add(key)
         return self._values.get(key)
 
     def is_null(self, key: str) -> bool:
-        """Whether the file says null, where an absent key has another meaning."""
+        """Whether the key is present with the value null, for keys where absence has another meaning."""
         return key in self._null
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_TOKENS) -> int:
-        """A whole number from `least` to `most`; required when no default is given."""
+        """An integer from `least` to `most`; required if there is no default."""
         value = self._required(key, default)
         if not is_whole(value):
             raise self.error(f"{key} must be a whole number, not {shown(value)}")
@@ -71,7 +70,7 @@ class Keys:
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number greater than `above`; required when no default is given."""
+        """A finite number greater than `above`; required if there is no default."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{key} must be a number, not {shown(value)}")
@@ -96,13 +95,13 @@ class Keys:
         return value
 
     def only(self, key: str, *allowed: object, why: str) -> None:
-        """Refuse any value of `key` but these (and null): `why` names the arithmetic that we lack."""
+        """Refuse any value of `key` but these (and null); `why` names the missing feature."""
         value = self.raw(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
             raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have")
 
     def finish(self, inert: Collection[str], advice: str) -> None:
-        """Refuse the keys that were neither read nor are known to leave the arithmetic alone."""
+        """Refuse keys that the parser did not read and that are not `inert` (without effect on the arithmetic)."""
         unknown = [key for key in self._values if key not in self._read and key not in inert]
         if unknown:
             named = ", ".join(f"{key} = {shown(self._values[key])}" for key in sorted(unknown)[:5])
@@ -119,13 +118,13 @@ class Keys:
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, on one line, and safe to print."""
+    """A value for an error message: short, on one line, printable ASCII only."""
     text = re.sub(r"[^\x20-\x7e]", "?", json.dumps(value) if _plain(value) else type(value).__name__)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _plain(value: object) -> bool:
-    """Whether `value` is cheap to print: an integer of a million digits is not."""
+    """Whether `value` is cheap to print; an integer of a million digits is not."""
     if isinstance(value, int):
         return value.bit_length() <= 256
     return not isinstance(value, dict | list) or len(value) <= 8

@@ -1,9 +1,9 @@
-"""A folder that keeps weights which were quantised here, so that the next load only reads them.
+"""An on-disk cache of quantised weights, so that the next load only reads them.
 
-A file is named after what is in it: the contents of the checkpoint's files, the model's arithmetic, the format. Reading
-gigabytes to find a name would take longer than quantising, so the digest of a file is remembered with its path, length,
-time and inode; where one of these differs, the file is read again. Files appear whole or not at all, and each tensor is
-checked as it is read: so processes can share a folder, and a damaged file is made again.
+A file's name is a digest of the checkpoint's files, the model's config and the format. Digesting gigabytes on each load
+would take longer than quantising, so the cache stores a file's digest with its path, length, mtime and inode, and
+digests the file again only if one of these differs. Files appear complete or not at all, and the reader verifies each
+tensor: processes can share a folder, and a damaged file is written again.
 """
 
 import json
@@ -26,26 +26,29 @@ from tokenwright.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-SMALLEST = 1 << 26  # bytes: less than this is quantised sooner than it is found
+SMALLEST = 1 << 26  # bytes: quantising less than this is faster than the lookup
 _PIECE = 1 << 24  # bytes digested at a time
-_THREADS = 2  # that digest
-_STALE = 86_400  # seconds after which nobody is still writing
+_THREADS = 2  # for digesting
+_STALE = 86_400  # seconds after which a temporary file has no writer any more
 
 
 @dataclass(frozen=True, slots=True)
 class WeightCache:
-    """Weights in the files of `folder`, which is made when needed. `smallest`: bytes of weights worth keeping."""
+    """A cache in `folder`, which `save` creates. `smallest`: the fewest bytes of weights worth caching."""
 
     folder: Path
     smallest: int = SMALLEST
 
     @classmethod
     def default(cls) -> "WeightCache":
-        """In $TOKENWRIGHT_CACHE/weights, else in tokenwright/weights of the user's folder for caches."""
+        """The cache in $TOKENWRIGHT_CACHE/weights, else in tokenwright/weights of the user's cache folder."""
         return cls(Environment.read().cache_folder("weights"))
 
     def load(self, checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights | None:
-        """The checkpoint's weights in `form`; None where they are not there (a damaged file is told and removed)."""
+        """The checkpoint's weights in `form`; None if they are not cached. Logs and removes a damaged file.
+
+        Raises CheckpointError if the checkpoint's files cannot be read.
+        """
         if not self.folder.is_dir() or weight_bytes(checkpoint.graph, form) < self.smallest:
             return None
         file = self._file(checkpoint, form)
@@ -59,7 +62,10 @@ class WeightCache:
             return None
 
     def save(self, checkpoint: Checkpoint, form: WeightFormat, weights: Weights) -> None:
-        """Keep weights, if they are large enough. A folder that cannot be written is told, and nothing is kept."""
+        """Cache weights, if they are large enough. If the folder cannot be written, log a warning and cache nothing.
+
+        Raises CheckpointError if the checkpoint's files cannot be read.
+        """
         if weight_bytes(checkpoint.graph, form) < self.smallest:
             return
         try:
@@ -73,14 +79,14 @@ class WeightCache:
             )
 
     def _sweep(self) -> None:
-        """Remove what processes that were killed while they wrote have left."""
+        """Remove stale temporary files, left by processes that were killed while writing."""
         for file in self.folder.glob(".*"):
             if time.time() - file.stat().st_mtime > _STALE:
                 _remove(file)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files that are kept."""
+        """Bytes of all cached weight files."""
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
 
     def _file(self, checkpoint: Checkpoint, form: WeightFormat) -> Path:
@@ -89,7 +95,7 @@ class WeightCache:
         return self.folder / f"{blake2b(about.encode(), digest_size=20).hexdigest()}.safetensors"
 
     def _digest(self, file: Path) -> str:
-        """The digest of a file's bytes, from memory where the file is as it was then."""
+        """The digest of a file's bytes, from the stored record if the file's stamp is unchanged."""
         place = blake2b(str(file.resolve()).encode(), digest_size=20).hexdigest()
         memory, seen = self.folder / f"{place}.json", _stamp(file)
         known = _remembered(memory)
@@ -102,7 +108,7 @@ class WeightCache:
 
 
 def digest_of(file: Path) -> str:
-    """blake2b over the digests of a file's pieces, which several threads can take. Raises CheckpointError."""
+    """blake2b over the digests of a file's blocks, computed by several threads. Raises CheckpointError."""
 
     def piece(at: int) -> bytes:
         with file.open("rb") as stream:
@@ -118,7 +124,7 @@ def digest_of(file: Path) -> str:
 
 
 def _stamp(file: Path) -> list[Any]:
-    """What changes with a file's contents. Raises CheckpointError where the file has gone."""
+    """A file's path, length, mtime and inode, to detect changes. Raises CheckpointError if it cannot be read."""
     try:
         status = file.stat()
     except OSError as error:
@@ -135,7 +141,7 @@ def _remembered(memory: Path) -> Mapping[str, Any]:
 
 
 def _remember(memory: Path, known: Mapping[str, Any]) -> None:
-    """Written beside and put in place at once. What cannot be remembered is found out again."""
+    """Write a digest record atomically. If that fails, the next load digests the file again."""
     beside = memory.with_name(f".{memory.name}.{os.getpid()}-{get_ident()}")
     try:
         beside.write_text(json.dumps(known), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Models: a checkpoint becomes a config and weights, and these become one decoder."""
+"""A model's graph of ops, and what follows from it: costs, rotary angles and the sites of taps."""

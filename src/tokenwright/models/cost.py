@@ -1,15 +1,15 @@
-"""What a step costs, derived from a model's graph alone: floating-point operations and bytes of K and V.
+"""The cost of a step, derived from a model's graph alone: floating-point operations and bytes of K and V.
 
-Symbols: P_b weights of all blocks that a row is multiplied with, P_lm = width x vocabulary (the head, also where it is
-tied; looking up an embedding is no arithmetic), t the context of a row, itself included, a_l the FLOP for a row and a
-token that it attends to in layer l (4 H D with heads), W_l the window of that layer and s_l its sinks. One multiply-add
-is 2 FLOP. Norms, softmax, rotations and activations are left out: they are far below one percent of the work.
+Symbols: P_b the weights of all blocks that each row is multiplied with, P_lm = width x vocabulary (the head, tied or
+not; an embedding lookup costs no FLOP), t the context of a row, itself included, a_l the FLOP for one row and one token
+that it attends to in layer l (4 H D with heads), W_l the attention window of that layer and s_l its sinks. One
+multiply-add is 2 FLOP. The formulas omit norms, softmax, rotations and activations: far below one percent of the work.
 
     A(t)             = sum_l a_l min(t, s_l + W_l)                scores and the weighted sum of values
     n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
 
-So a cached step is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto nothing.
-`backends/layout.py`, which knows how weights lie in memory, counts their bytes.
+So a decode step with the cache is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto
+p = 0. `backends/layout.py` knows the weights' memory layout and counts their bytes.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from tokenwright.models.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The work of a step, or of several added up."""
+    """The work of one step, or the sum over several."""
 
     flops: int = 0
     kv_read: int = 0  # bytes of K and V that attention must read
@@ -43,7 +43,7 @@ class CostModel:
 
     @cached_property
     def block_weights(self) -> int:
-        """P_b: weights that a row is multiplied with, in all blocks together."""
+        """P_b: the weights of all blocks that each row is multiplied with."""
         return sum(op.multiplied for op in self.graph.blocks)
 
     @property
@@ -53,12 +53,12 @@ class CostModel:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token more takes in the KV cache."""
+        """KV-cache bytes of one token, over all layers."""
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @cached_property
     def _pair_flops(self) -> Mapping[AttentionWindow, int]:
-        """a_l, added up over the layers of equal window."""
+        """a_l, summed over the layers with equal attention windows."""
         found: Counter[AttentionWindow] = Counter()
         for op, spec in zip(self.graph.attention, self.specs, strict=True):
             found[spec.window] += op.pair_flops
@@ -66,11 +66,11 @@ class CostModel:
 
     @cached_property
     def _parts(self) -> Counter[Part]:
-        """How many layers keep each part."""
+        """The number of layers with each part."""
         return Counter(part for spec in self.specs for part in spec.parts)
 
     def attention_flops(self, context: int) -> int:
-        """A(t): one row over `context` tokens, itself included, in all layers."""
+        """A(t): FLOP of one row that attends to `context` tokens, itself included, in all layers."""
         return sum(flops * window.kept(context - 1, context) for window, flops in self._pair_flops.items())
 
     def _attention_up_to(self, context: int) -> int:
@@ -79,14 +79,14 @@ class CostModel:
         for window, flops in self._pair_flops.items():
             edge = window.kept(
                 context - 1, context
-            )  # each row up to it attends to one token more, later ones to as many
+            )  # up to it each row attends to one more token than the last; later rows to as many
             total += flops * (edge * (edge + 1) // 2 + (context - edge) * edge)
         return total
 
     def chunk(self, start: int, length: int, rows: int = 1) -> Cost:
-        """`length` tokens onto `start` cached ones, with logits for `rows` of them.
+        """The cost of a chunk of `length` tokens onto `start` cached ones, with logits for `rows` of them.
 
-        Of what its rows read together each token is read once.
+        Attention reads each cached token once for all rows of the chunk.
         """
         stop = start + length
         read, written = 0, 0
@@ -103,9 +103,9 @@ class CostModel:
         )
 
     def run(self, prompt: int, written: int, *, cache: bool, reused: int = 0) -> Cost:
-        """`written` >= 1 tokens after a prompt, the prompt in one chunk; with the cache or anew for every token.
+        """The cost of generating `written` >= 1 tokens after a prompt of `prompt` tokens, which is one chunk.
 
-        The K and V of the prompt's first `reused` tokens are there already.
+        Without the cache every step recomputes the whole context. `reused`: prompt tokens with cached K and V.
         """
         assert 0 <= reused < prompt and (cache or not reused), "a cache has K and V to reuse, but not the last token's"
         contexts = range(prompt, prompt + written)

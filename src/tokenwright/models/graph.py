@@ -1,11 +1,11 @@
-"""What a model computes, described once: a short list of coarse ops over named weights. No tensors here.
+"""The one description of a model's arithmetic: a short list of coarse ops over named weights. No tensors here.
 
     embed -> attention, MLP, attention, MLP, ... -> head
 
 A family builds the list (`checkpoints/families.py`, `blocks.py`). The torch backend runs it op by op
-(`backends/torch/ops.py`), the native one compiles it into the structs of its one call (`backends/native/compile.py`);
-how weights lie in memory (`backends/layout.py`), what a step costs (`cost.py`) and what a layer keeps in the cache are
-read from it.
+(`backends/torch/ops.py`), the native one compiles it into the structs of its one call (`backends/native/compile.py`).
+The weights' memory layout (`backends/layout.py`), the cost of a step (`cost.py`) and the KV layout of each layer derive
+from it.
 
 Every block op reads the residual stream through its norm and adds its result to it. Linear weights are [out, in].
 """
@@ -25,10 +25,10 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight [out, inner] that rows are multiplied with.
+    """A weight [out, inner] of a matrix product, or an embedding table.
 
-    parts: the linear layers that it is made of, each with its outputs. Layers that read the same input are one matrix,
-    their outputs one after the other: one product instead of several.
+    parts: the names of its linear layers and the number of outputs of each. Layers with the same input form one matrix,
+    concatenated along `out`: one product instead of several.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Matrix:
 
     @classmethod
     def single(cls, name: str, out: int, inner: int, bias: bool = False) -> "Matrix":
-        """One linear layer, or a table."""
+        """A matrix of one linear layer or table."""
         return cls(name, ((name, out),), inner, bias)
 
     @property
@@ -58,7 +58,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last `size` numbers."""
+    """RMSNorm or LayerNorm over the last dimension, of `size` numbers."""
 
     name: str
     kind: Literal["rms", "layer"]
@@ -72,7 +72,7 @@ class Norm:
 
 
 class Op(ABC):
-    """One coarse operation: which weights it has, what they cost, and what it keeps in the cache.
+    """One coarse operation: its weights, their cost, and its KV layout if it is attention.
 
     A new op is a frozen dataclass that extends this one, an entry in the torch backend's `OPS`, and one in the native
     backend's `COMPILERS` (without it the model runs op by op).
@@ -81,41 +81,41 @@ class Op(ABC):
     @property
     @abstractmethod
     def shapes(self) -> dict[str, Shape]:
-        """Every tensor that it uses, by name."""
+        """The shapes of all tensors of the op, by name."""
 
     @property
     @abstractmethod
     def matrices(self) -> tuple[Matrix, ...]:
-        """Those of its tensors that rows are multiplied with, or looked up in; all others stay dense."""
+        """The weights of its matrix products and embedding tables; all other tensors stay dense."""
 
     @property
     def multiplied(self) -> int:
-        """Weights that each row is multiplied with."""
+        """The number of weights that each row is multiplied with."""
         return sum(matrix.out * matrix.inner for matrix in self.matrices)
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
-        """The tensors, or as much of them, that a step of so many rows reads from memory."""
+        """The shapes of the tensors, or of the slices of them, that a step of `rows` rows reads from memory."""
         return self.shapes
 
     @property
     def kv(self) -> LayerKV | None:
-        """What it keeps of each token, if it is a layer's attention."""
+        """The KV layout and attention window of its layer; None unless the op is attention."""
         return None
 
     @property
     def pair_flops(self) -> int:
-        """FLOP for one row and one token that it attends to, over all query heads."""
+        """FLOP for one row and one token that it attends to, over all query heads; 0 unless the op is attention."""
         return 0
 
     @property
     def rope(self) -> Rope | None:
-        """The rotary positions that it applies."""
+        """The rotary positions that the op applies, if any."""
         return None
 
 
 @dataclass(frozen=True)
 class Embed(Op):
-    """A row of the table for each token; with learned positions (a table of `positions` rows), plus theirs."""
+    """x = the table's row of each token, plus that of its position in a learned table of `positions` rows, if any."""
 
     table: Matrix  # [vocabulary, width]
     positions: int | None = None
@@ -133,10 +133,10 @@ class Embed(Op):
 
     @property
     def multiplied(self) -> int:
-        return 0  # looking up a row is no arithmetic
+        return 0  # a lookup costs no FLOP
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002
-        return {}  # a few rows of a large table
+        return {}  # negligible: a few rows of a large table
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Attention(Op):
     """x + out(softmax(scale q k) v), with q, k and v from norm(x); K and V go through the cache of layer `layer`.
 
     qkv: the heads of q, then those of k, then those of v. q_norm, k_norm: over each head, before the rotation.
-    rotary: None for a layer without positions of its own. window: tokens that a row attends to, itself included.
+    rotary: None for a layer without rotation. window: tokens that a row attends to, itself included; None: all.
     """
 
     layer: int
@@ -186,7 +186,7 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class MLP(Op):
-    """x + down(act(up(norm(x)))); gated, `up` holds the gates before the values: x + down(act(gates) * values)."""
+    """x + down(act(up(norm(x)))); if gated, `up` gives the gates, then the values: x + down(act(gates) * values)."""
 
     layer: int
     norm: Norm
@@ -206,7 +206,7 @@ class MLP(Op):
 
 @dataclass(frozen=True)
 class Head(Op):
-    """Logits [vocabulary] of norm(x). A tied head's matrix is the embedding's table."""
+    """Logits [vocabulary] of norm(x). The matrix of a tied head is the embedding table."""
 
     norm: Norm
     matrix: Matrix
@@ -222,7 +222,7 @@ class Head(Op):
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole model: its ops in the order in which they run. `context`: the most tokens it was made for."""
+    """A whole model: its ops in the order of execution. `context`: the model's maximum context in tokens."""
 
     architecture: str
     context: int
@@ -236,7 +236,7 @@ class Graph:
 
     @property
     def width(self) -> int:
-        """Numbers of the residual stream, for each token."""
+        """The size of the residual stream, per token."""
         return self.embed.table.inner
 
     @cached_property
@@ -245,22 +245,22 @@ class Graph:
 
     @property
     def tied_head(self) -> bool:
-        """Whether the head is the embedding's table."""
+        """Whether the head shares the embedding table."""
         return self.head.matrix == self.embed.table
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """Every tensor of the model under our names; one that several ops use is there once."""
+        """The shapes of all tensors of the model under our names; a shared tensor appears once."""
         return _union(op.shapes for op in self.ops)
 
     @cached_property
     def matrices(self) -> dict[str, Matrix]:
-        """The matrices by name; a tied head's is the embedding's."""
+        """The matrices by name; a tied head's is the embedding table."""
         return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
 
     @cached_property
     def dense(self) -> tuple[str, ...]:
-        """The tensors of `shapes` that belong to no matrix: norms, and a table of positions."""
+        """The tensors of `shapes` outside matrices: norms, and a learned table of positions."""
         inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
         return tuple(name for name in self.shapes if name not in inside)
 
@@ -271,12 +271,12 @@ class Graph:
 
     @cached_property
     def attention(self) -> tuple[Op, ...]:
-        """The ops that keep K and V, one for each layer, in order."""
+        """The attention ops, one for each layer, in order."""
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
     def kv(self) -> tuple[LayerKV, ...]:
-        """What each layer keeps."""
+        """The KV layout and attention window of each layer."""
         return tuple(op.kv for op in self.blocks if op.kv is not None)
 
     @property
@@ -285,14 +285,14 @@ class Graph:
 
     @property
     def head_size(self) -> int:
-        """Numbers of a head of K, all of which its rotation turns."""
+        """D, the size of a head of K, all of which the rotation covers."""
         sizes = {layer.layout.head_size for layer in self.kv if isinstance(layer.layout, Heads)}
         assert len(sizes) == 1, "all layers have heads of one size"
         return sizes.pop()
 
     @property
     def positions(self) -> Learned | Rope | None:
-        """How the model tells positions: a learned table, or the one rotation of its layers; None where it does not."""
+        """The model's positions: a learned table, or the one rotation of all layers; None if it has neither."""
         if self.embed.positions is not None:
             return Learned()
         ropes = {op.rope for op in self.blocks if op.rope is not None}
@@ -300,7 +300,7 @@ class Graph:
         return next(iter(ropes), None)
 
     def read(self, rows: int) -> dict[str, Shape]:
-        """The tensors, or as much of them, that a step of so many rows reads: no tables in which a row is looked up."""
+        """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""
         return _union(op.read(rows) for op in self.ops)
 
 

@@ -10,7 +10,7 @@ from tokenwright.config import DynamicScaling, LinearScaling, Llama3Scaling, NoS
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """cos and sin of every row's angles: [T, D] each, fp32, both halves of D alike."""
+    """cos and sin of every row's angles: [T, D] each, fp32; both halves of D are equal."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -19,8 +19,8 @@ class Rotation:
 class RotaryTable:
     """cos and sin of rotary positions, from angles in fp64.
 
-    `rows(positions, limit)`: `limit` is the most tokens the sequence can hold; it fixes the base under dynamic
-    scaling, where a key's angle must not depend on how long the text has become since it was stored.
+    `rows(positions, limit)`: `limit` is the sequence's maximum length in tokens. Under dynamic scaling it fixes the
+    base, because the angle of a cached key must not change while the sequence grows.
     """
 
     def __init__(self, rope: Rope, head_size: int, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class RotaryTable:
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Llama 3.1: wavelengths beyond original / low are stretched, those below original / high are kept."""
+    """Llama 3.1: stretch wavelengths beyond original / low, keep those below original / high, blend in between."""
     turns = scaling.original_context * plain / (2 * math.pi)  # full turns within the original context
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = smooth.clamp(0, 1)
@@ -68,7 +68,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 def _yarn(plain: torch.Tensor, theta: float, size: int, scaling: YarnScaling) -> torch.Tensor:
-    """YaRN, section 3.2: a ramp over the dimensions from extrapolation (fast ones) to interpolation (slow ones)."""
+    """YaRN (arXiv 2309.00071, section 3.2): a ramp over dimensions, extrapolation (fast) to interpolation (slow)."""
 
     def dimension(turns: float) -> float:  # the dimension whose angle makes `turns` full turns
         return size * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))

@@ -1,8 +1,8 @@
-"""The places where one may look at a forward pass: a closed list, each with a name and its dims.
+"""The sites where a tap can observe a forward pass: a closed list, each with a name and its dims.
 
-The decoder calls a tap at every site with the layer and the value. As a rule the tap is `ignore`; looking never
-changes what is seen, so a tap must not write to what it is given. Legend: T tokens of the step, H query heads, G KV
-heads, D head size, d width.
+The decoder calls the tap at every site with the layer and the value; the default tap is `ignore`. Observation must not
+change the result, so a tap must not write to the value. Legend: T tokens of the step, H query heads, G KV heads, D head
+size, d width.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ import torch
 
 
 class Site(StrEnum):
-    """Where in the forward pass."""
+    """A place in the forward pass; `DIMS` gives the dims of its value."""
 
     EMBEDDING = "embedding"  # the residual stream before the first layer (its layer is 0)
     QUERY = "query"  # after its norm and its rotation
-    SINK_QUERY = "sink_query"  # the query turned to meet the keys of sinks; only where a layer has them and rotates
-    KEY = "key"  # after its norm and its rotation: as it goes to the cache
+    SINK_QUERY = "sink_query"  # the query, rotated for the keys of sinks; only in rotary layers with sinks
+    KEY = "key"  # after its norm and its rotation, as stored in the cache
     VALUE = "value"
     ATTENTION = "attention"  # the residual stream after the layer's attention
     MLP = "mlp"  # the residual stream after the layer
@@ -37,4 +37,4 @@ Tap = Callable[[Site, int, torch.Tensor], None]  # site, layer, value
 
 
 def ignore(site: Site, layer: int, value: torch.Tensor) -> None:
-    """The tap of a run that nobody looks at."""
+    """The no-op tap, for steps without an observer."""

@@ -1,7 +1,7 @@
-"""A graph as the native kernels read it: each op compiled into a struct that points into the weights.
+"""Compile a graph for the native kernels: each op becomes a struct that points into the weights.
 
-`COMPILERS` says how. An op that is missing there is no fault: its model runs op by op (`backends/torch`), with the
-native kernels for all that they have.
+`COMPILERS` has a function for each op. A model with an op that is missing there runs op by op (`backends/torch`), with
+the native kernels behind the `Kernels` protocol.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix,
 
 
 class NativeModel:
-    """A graph and its weights as structs. It keeps the tensors alive that these point into."""
+    """A graph and its weights as structs. It keeps the tensors alive that the structs point into."""
 
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights) -> None:
         self.graph = graph
@@ -33,20 +33,20 @@ class NativeModel:
         return matrix(packed)
 
     def norm(self, of: Norm | None) -> lib.Norm:
-        """None: a norm without weights, which is none."""
+        """The struct of a norm; for None one without weights, which the kernels skip."""
         if of is None:
             return lib.Norm()
         return lib.Norm(self.address(f"{of.name}.weight"), self.address(f"{of.name}.bias"), of.eps)
 
     def address(self, name: str) -> int | None:
-        """Where a dense tensor lies; None for one that the model does not have."""
+        """The address of a dense tensor; None if the model lacks it."""
         tensor = self._weights.get(name)
         assert not isinstance(tensor, Packed), "norms and positions are not packed"
         return lib.address(tensor)
 
 
 def compiles(graph: Graph) -> bool:
-    """Whether the native backend has every op of a graph."""
+    """Whether the native backend can compile every op of a graph."""
     return all(type(op) in COMPILERS for op in graph.ops)
 
 

@@ -1,7 +1,7 @@
-"""The native kernels: C++ for the processor's own instructions, behind the same protocol as the reference.
+"""The native kernels: C++ for the processor's instruction set, behind the same protocol as the reference.
 
-They compute in fp32 over packed weights and own their threads: as many as torch is set to, fewer while others use the
-processors. What a row comes to depends on that row alone, to the bit. `find_kernels` is how one gets them.
+They compute in fp32 over packed weights and own their threads: as many as torch's setting, fewer while other programs
+use the processors. The result of a row depends on that row alone, to the bit. `find_kernels` returns them.
 """
 
 import ctypes
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class Workspace:
-    """The memory that kernels compute in: it grows to what the largest call needs, and is freed with its owner.
+    """The scratch memory of the kernels: it grows to the need of the largest call, and is freed with its owner.
 
-    It serves one call at a time. A call that comes meanwhile, from another thread, gets memory of its own.
+    It serves one call at a time. A concurrent call from another thread gets a temporary workspace of its own.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -36,12 +36,12 @@ class Workspace:
         self._idle: list[_Memory] = []
 
     def run(self, call: Callable[[int], int], failure: str) -> None:
-        """Call with the address of such memory. Raises CapacityError with the message if there is not enough of it.
+        """Call `call` with the address of a workspace. Raises CapacityError(failure) if memory runs out.
 
-        call: returns 0, or another number if it could not get the memory.
+        call: returns 0, or another number if the workspace could not grow.
         """
         try:
-            memory = self._idle.pop()  # one operation, so that no lock is needed, which a fork could find taken
+            memory = self._idle.pop()  # atomic: needs no lock, which a fork could copy while it is locked
         except IndexError:
             memory = _Memory(self._library)
         failed = memory.address is None or call(memory.address)
@@ -52,7 +52,7 @@ class Workspace:
 
 
 class _Memory:
-    """One workspace of the library; its address, or None where there is no memory."""
+    """One workspace of the library. `address` is None if the library could not allocate it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.address: int | None = library.tw_workspace_new()
@@ -60,7 +60,7 @@ class _Memory:
 
 
 class NativeKernels:
-    """Implements `Kernels` with one instruction set: `isa` is one of ISAS. `handle`: its table in the library."""
+    """Implements `Kernels` with one instruction set: `isa` is one of ISAS. `handle`: the library's function table."""
 
     def __init__(self, library: ctypes.CDLL, isa: str) -> None:
         self.library = library
@@ -70,7 +70,7 @@ class NativeKernels:
             raise RequestError(
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
-        self.workspace = Workspace(library)  # of operations that are called alone
+        self.workspace = Workspace(library)  # for kernels that Python calls one by one
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         packed = _packed(weight)
@@ -117,7 +117,7 @@ class NativeKernels:
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = k.contiguous(), v.contiguous()
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
-        for part in view.parts:  # each row goes to its slot in every part: to scratch where the part does not keep it
+        for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
             layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0)
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_store_kv(
@@ -144,9 +144,9 @@ class NativeKernels:
         return out
 
     def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Of each row of logits [n, V] the index of the largest, the lowest of equals, and log(sum(exp)).
+        """The argmax (the lowest index among equals) and the logsumexp of each row of logits [n, V].
 
-        That is NaN where some logit is not finite.
+        The logsumexp is NaN if some logit of the row is not finite.
         """
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
@@ -155,7 +155,7 @@ class NativeKernels:
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
-        """`Packed.pack_rows`: to the same bytes. Returns how many numbers have no finite form."""
+        """`Packed.pack_rows` in C++, to the same bytes. Returns the number of values that are not finite."""
         assert rows.stride(-1) == 1, "a row's numbers lie side by side"
         kind = lib.FORMATS[str(rows.dtype).removeprefix("torch.")]
         bad: int = self.library.tw_pack(
@@ -164,26 +164,26 @@ class NativeKernels:
         return bad
 
     def read(self, buffer: torch.Tensor) -> int:
-        """Read every byte of a contiguous buffer once and write nothing: what memory, or a cache, gives at most.
+        """Read every byte of a contiguous buffer once and write nothing: measures the read bandwidth.
 
-        Returns what its 32-bit words add up to, modulo 2^32; bytes behind the last whole 256 are added one by one.
+        Returns the sum of its 32-bit words modulo 2^32; bytes after the last whole 256 are added one by one.
         """
         total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, torch.get_num_threads())
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
-        """Multiply and add as linear layers do, with factors that are at hand: what the processor gives at most.
+        """Multiply and add as linear layers do, with operands in registers: measures the peak compute rate.
 
-        form: of the weights: float32, bfloat16, float16, int8 or int4. There are `rounds` for every thread. Returns the
-        multiplications of all; with the additions, operations are twice that.
+        form: the weights' format: float32, bfloat16, float16, int8 or int4. rounds: per thread. Returns the number of
+        multiplications of all threads; with the additions, the operations are twice that.
         """
         made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, torch.get_num_threads())
         return made
 
     def compute(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Call a function of the library that computes in a workspace, with its arguments after that.
+        """Call a library function with the kernels' handle, a workspace and `arguments`.
 
-        Raises CapacityError where the workspace cannot grow.
+        Raises CapacityError if the workspace cannot grow.
         """
         self.workspace.run(
             lambda memory: function(self.handle, memory, *arguments),
@@ -192,13 +192,13 @@ class NativeKernels:
 
 
 class ChunkArray:
-    """The `lib.ChunkRows` of operations that are called alone: with pages of one slot, so that page tables name slots.
+    """The `lib.ChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
 
-    chunks: of each its rows, the position of the first, and for each group the slots [positions] of int32.
+    chunks: for each its rows, the position of the first row, and for each group the slots [positions] in int32.
     """
 
     def __init__(self, chunks: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
-        self._tables = [table for _, _, tables in chunks for table in tables]  # alive as long as the pointers to them
+        self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
         found = [
             lib.ChunkRows(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
@@ -209,7 +209,7 @@ class ChunkArray:
 
 
 def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
-    """For each group the slots [positions] of int32; -1 where nothing is read."""
+    """For each group the slots [positions] in int32; -1 at positions that the chunk does not read."""
     tables = []
     for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
         table = torch.full((int(positions[-1]) + 1 if len(positions) else 0,), -1, dtype=torch.int32)
@@ -219,13 +219,13 @@ def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
 
 
 def matrix(packed: Packed) -> lib.Matrix:
-    """A packed weight as the kernels read it."""
+    """The struct of a packed weight."""
     places = (lib.address(packed.codes), lib.address(packed.scales), lib.address(packed.bias))
     return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places)
 
 
 def kv_layer(view: KVView) -> lib.KVLayer:
-    """One layer's K and V as the kernels read them."""
+    """The struct of one layer's KV memory."""
     parts = [
         lib.Part(
             part.window.start,
@@ -252,16 +252,16 @@ def _packed(weight: Linear) -> Packed:
 
 
 def usable(library: ctypes.CDLL) -> list[str]:
-    """The instruction sets that this processor has kernels for, the best first."""
+    """The instruction sets of ISAS that both the processor and the build support, the fastest first."""
     return [isa for isa in lib.ISAS if library.tw_kernels(isa.encode()) is not None]
 
 
 @cache
 def find_kernels(wanted: str | None = None, isa: str | None = None) -> NativeKernels | None:
-    """The native kernels for this processor; None where there are none, or where the reference is asked for.
+    """The native kernels for this processor; None if none were compiled, or for the reference kernels.
 
-    wanted: native or reference. isa: one of ISAS instead of the best. Both default to what the environment says. Raises
-    RequestError for what was asked for and is not there.
+    wanted: native or reference. isa: one of ISAS instead of the fastest. Both default to the environment's settings.
+    Raises RequestError if the requested kernels are not available.
     """
     environment = Environment.read()
     wanted, isa = wanted or environment.kernels, isa or environment.isa

@@ -1,7 +1,7 @@
-"""The library that `native/` is compiled to: where it lies, what it has, and the structs that it shares with Python.
+"""The compiled native library: its path, its functions, and the structs that it shares with Python.
 
-The structs mirror api.h, kernels.h and step.h in `cpp/` field by field; a library of other sizes is refused. They hold
-pointers: whoever fills one keeps the tensors alive that it points into.
+The structs mirror api.h, kernels.h and step.h in `cpp/` field by field; `load` refuses a library whose structs have
+other sizes. The structs hold pointers: the code that fills one must keep the tensors alive that it points into.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import torch
 from tokenwright.errors import RequestError
 
 NAME = "_native.so"
-ISAS = ("amx", "avx512", "avx2", "portable")  # the best first
+ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 
@@ -90,7 +90,7 @@ class HeadOp(Structure):
     _fields_ = (("norm", Norm), ("matrix", Matrix))
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp)  # an op's kind is its place here
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp)  # an op's kind is its index here
 
 
 class Op(Structure):
@@ -134,8 +134,8 @@ class Queries(Structure):
 
 _STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries)
 
-# Every function of library.cpp: its result and what it takes. `k`: the kernels, `w`: a workspace, `p`: another pointer,
-# `n`: an integer.
+# Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
+# pointer, `s`: a C string, `n`: an integer.
 _FUNCTIONS = {
     "tw_kernels": ("k", "s"),
     "tw_workspace_new": ("w", ""),
@@ -160,14 +160,14 @@ _TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int
 
 
 def find(folders: Iterable[str] | None = None) -> Path | None:
-    """The library of this installation; None where nothing was compiled."""
+    """The path of this installation's library; None if it was not compiled."""
     roots = sys.modules["tokenwright"].__path__ if folders is None else folders
     return next((file for root in roots if (file := Path(root, "backends", "native", NAME)).exists()), None)
 
 
 @cache
 def load(file: Path) -> ctypes.CDLL:
-    """The library, its functions declared. Raises RequestError for one that does not fit these sources."""
+    """Load the library and declare its functions. Raises RequestError if it was compiled from other sources."""
     library = ctypes.CDLL(str(file))
     foreign = RequestError(f"{file} was compiled from other sources than these; install Tokenwright again")
     try:
@@ -186,7 +186,7 @@ def load(file: Path) -> ctypes.CDLL:
 
 
 def address(tensor: torch.Tensor | None) -> int | None:
-    """Where a contiguous tensor of the CPU lies; None for none, or for an empty one."""
+    """The address of a contiguous CPU tensor; None for None or an empty tensor."""
     if tensor is None or not tensor.numel():
         return None
     assert tensor.is_contiguous() and tensor.device.type == "cpu", "kernels read plain memory"

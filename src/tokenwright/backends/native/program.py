@@ -1,7 +1,7 @@
-"""A step as one call into the native kernels, over a graph that was compiled into structs once (`compile.py`).
+"""A step as one call into the native kernels, over a graph that `compile.py` compiled into structs once.
 
-It computes what `Decoder` computes with the same kernels called one by one, to the bit; there is no tap. For a step
-Python only fills a struct with addresses: of the batch's arrays, of the page tables, of cosines and sines.
+The result equals, to the bit, that of `Decoder` with the same kernels called one by one; there is no tap. For each step
+Python only fills a struct with addresses: of the batch's arrays, the page tables and the rotary cache.
 """
 
 import ctypes
@@ -24,16 +24,16 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
 
-# To fill structs takes several times as long as to make arrays of their words.
+# Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
 assert ctypes.sizeof(lib.ChunkRows) == 6 * 8, "the rows of a chunk are six words"
 assert ctypes.sizeof(lib.Batch) == 11 * 8, "a batch is eleven words"
-ROTARY_POSITIONS = 1 << 16  # whose cosines and sines are kept, at most
+ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
 class NativeDecoder(Decoder):
-    """A decoder over packed weights whose steps can also run as a `Program`; called op by op, it can be looked at.
+    """A decoder over packed weights. Its steps can run as a `Program`, or op by op, which taps can observe.
 
-    kernels: the native ones, or what counts their calls.
+    kernels: the native kernels, or a wrapper that counts their calls.
     """
 
     def __init__(self, graph: Graph, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
@@ -42,7 +42,7 @@ class NativeDecoder(Decoder):
 
 
 class Program:
-    """Steps of one model over one store, each as one call."""
+    """Runs steps of one model over one store, each as one native call."""
 
     def __init__(self, model: NativeModel, store: KVStore) -> None:
         layers = model.graph.layers
@@ -59,15 +59,15 @@ class Program:
     def __call__(self, batch: Batch) -> Logits:
         """Compute a batch: store the K and V of its tokens, and return the logits of its `logits_rows`.
 
-        Raises CapacityError where there is no memory for the numbers in between.
+        Raises CapacityError if the workspace cannot grow.
         """
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
-        alive: list[object] = []  # what the words point to
+        alive: list[object] = []  # keeps alive the arrays that the words point to
         chunks = self._chunk_rows(batch, alive)
         count = len(wanted)
         best, totals = array("q", [0]) * count, array("d", [0.0]) * count
         logits = torch.empty(count, model.graph.vocab_size)
-        words = (  # of a `lib.Batch`
+        words = (  # the words of a `lib.Batch`
             len(tokens),
             tokens.buffer_info()[0],
             len(batch.output_rows),
@@ -89,14 +89,14 @@ class Program:
         return Logits(logits, tuple(best), tuple(totals))
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
-        """The rows of each chunk, as the words of a `lib.ChunkRows`."""
+        """The words of a `lib.ChunkRows` for each chunk."""
         tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
         alive.append(tables)
         words: list[int] = []
         at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
         rotary, edge = self._rotary, self._edge
         rotation = sink_rotation = 0
-        if rotary is not None and edge:  # where there are sinks, no angle depends on the limit
+        if rotary is not None and edge:  # no angle depends on the limit in models with sinks
             sink_rotation = rotary.address(0, edge, 0, alive)
         for row, rows, start, limit in batch.each_chunk():
             if rotary is not None:
@@ -107,7 +107,7 @@ class Program:
 
 
 class NativeBackend:
-    """Implements `Backend` by one native call a step; where a tap looks, by the same kernels called one by one."""
+    """Implements `Backend` with one native call per step; with a tap, the same kernels run op by op."""
 
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -125,9 +125,9 @@ class NativeBackend:
 
 
 class RotaryCache:
-    """Cosines and sines of positions, [n][2][D / 2] in fp32, kept for the next step.
+    """The rotary cache: cosines and sines of positions, [n][2][D / 2] in fp32, kept from step to step.
 
-    Where the angles depend on how long a sequence may become, they are kept for one such length.
+    If the angles depend on a sequence's maximum length, the cache holds them for one such length at a time.
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:
@@ -135,20 +135,20 @@ class RotaryCache:
         self._table = RotaryTable(rope, head_size, torch.device("cpu"))
         self._half = head_size // 2
         self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
-        self._length = 0  # that the rows were made for
+        self._length = 0  # the maximum length that the rows belong to
         self._set(torch.empty(0, 2 * self._half))
 
     def _set(self, rows: torch.Tensor) -> None:
-        self._cached, self._count, self._address = rows, len(rows), rows.data_ptr()  # once: to ask a tensor takes time
+        self._cached, self._count, self._address = rows, len(rows), rows.data_ptr()  # tensor calls are slow
         self._row_bytes = 2 * self._half * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
-        """Where the rows of positions [start, stop) lie, in a sequence of at most `limit` tokens.
+        """The address of the rows of positions [start, stop), in a sequence of at most `limit` tokens.
 
-        `alive` is given what is no longer kept here but must live as long as the addresses of this step.
+        Appends to `alive` the tensors outside the cache that this step's addresses point into.
         """
         if self._shortest is not None:
-            length = max(limit, self._shortest)  # up to the original context all angles are alike
+            length = max(limit, self._shortest)  # up to the original context all angles are equal
             if length != self._length:
                 alive.append(self._cached)
                 self._set(self._cached[:0])

@@ -1,1 +1,1 @@
-"""The torch backend: the oracle of every test, and what runs where nothing was compiled."""
+"""The torch backend: the oracle of every test, and the fallback without compiled kernels."""

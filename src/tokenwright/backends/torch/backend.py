@@ -1,4 +1,4 @@
-"""The torch backend: a batch op by op, with whatever kernels its decoder has."""
+"""The torch backend: it runs a batch op by op, with its decoder's kernels."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A batch as tensors: what the decoder's parts read beside the weights and the cache."""
+"""A batch as tensors: the decoder's input beside the weights and the cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class TorchBatch:
 
     tokens: torch.Tensor  # [T] ids
     positions: torch.Tensor  # [T]
-    slots: tuple[torch.Tensor, ...]  # for each group, [T]: where their K and V go
+    slots: tuple[torch.Tensor, ...]  # for each group, [T]: the slots for their K and V
     chunks: tuple[ChunkRows, ...]
     rotation: Rotation  # [T, D]; empty under learned positions
-    sink_rotations: Mapping[AttentionWindow, Rotation]  # [T, D], for each window with sinks: for queries that meet them
+    sink_rotations: Mapping[AttentionWindow, Rotation]  # for each window with sinks, [T, D]: for queries on sinks
 
 
 class Batcher:
-    """Makes tensors of batches, for one model over one store."""
+    """Converts batches to tensors, for one model over one store."""
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
@@ -66,6 +66,6 @@ class Batcher:
     def _sink_rotation(
         self, window: AttentionWindow, positions: Sequence[torch.Tensor], limits: Sequence[int]
     ) -> Rotation:
-        """Each row as if it stood right behind the sinks and a full window: there the text it reads would end."""
+        """The rotation of the queries on sink keys: positions count the sinks and a full window, not expired tokens."""
         assert window.size is not None, "sinks lie before a window"
         return self._rotation([where.clamp(max=window.sinks + window.size - 1) for where in positions], limits)

@@ -14,9 +14,9 @@ from tokenwright.models.taps import Tap, ignore
 class Decoder:
     """A graph over weights under our names, run op by op.
 
-    It holds nothing of a sequence: K and V live in the store that `forward` is given. Between calls it keeps one
-    counter, `layer_tokens`: each token counts once for each layer that it went through. `weight_bytes`: of the weights
-    in memory. The constructor empties `weights`: it moves the tensors that it joins out of the dictionary.
+    It holds no state of a sequence: K and V are in the store passed to `forward`. Between calls it keeps one counter,
+    `layer_tokens`: tokens times layers computed so far. `weight_bytes`: bytes of the weights in memory. The constructor
+    removes the tensors that it concatenates from `weights`.
     """
 
     def __init__(self, graph: Graph, kernels: Kernels, weights: Weights) -> None:
@@ -29,9 +29,9 @@ class Decoder:
         self.layer_tokens = 0
 
     def forward(self, batch: TorchBatch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
-        """The residual stream after the last layer, [T, width]; the step's K and V land in the store.
+        """Compute the residual stream after the last layer, [T, width], and store the step's K and V.
 
-        `tap` is called at every site (`models.taps`) on the way.
+        Calls `tap` at every site (`models.taps`).
         """
         state = RunState(batch, store, tap)
         x = self.embed(state)

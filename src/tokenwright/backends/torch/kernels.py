@@ -1,9 +1,9 @@
 """The reference kernels: plain torch, on any device torch runs on. The oracle of every other kernel.
 
-Written to be read and trusted, not to be fast. Everything is computed row by row in meaning: a row's result does
-not depend on its neighbours beyond the rounding of torch's own matrix products. With `wide=torch.float64` every sum is
-made in fp64 and rounded once, and that rest is gone too, but for one rounding in about 10^9: a quantised cache would
-make of the smallest difference another code.
+They are written for clarity, not for speed. A row's result depends on that row alone, up to the rounding of torch's own
+matrix products. With `wide=torch.float64` the kernels sum in fp64 and round once, which removes that difference too,
+except for one rounding in about 10^9. This matters for a quantised cache, where the smallest difference can change a
+code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
-MOST_WEIGHTS = 1 << 26  # attention weights held at a time, of all heads: 256 MiB in fp32
+MOST_WEIGHTS = 1 << 26  # attention weights in memory at a time, over all heads: 256 MiB in fp32
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -29,14 +29,14 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class ReferenceKernels:
-    """Implements `Kernels` in torch. `wide`: the dtype of sums inside, fp32 (products in the dtype of `x`) or fp64."""
+    """Implements `Kernels` in torch. `wide`: the dtype of sums, fp32 (with products in the dtype of `x`) or fp64."""
 
     def __init__(self, wide: torch.dtype = torch.float32) -> None:
         assert wide in (torch.float32, torch.float64), "sums are at least fp32"
         self.wide = wide
 
     def _in(self, x: torch.Tensor) -> torch.Tensor:
-        """What a product, a layer norm or an activation takes in: `x` itself, or `x` in fp64."""
+        """The input of a product, a layer norm or an activation: `x` itself, or `x` in fp64 if `wide` is fp64."""
         return x if self.wide is torch.float32 else x.to(self.wide)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
@@ -46,7 +46,7 @@ class ReferenceKernels:
         return _as(F.linear(self._in(x), self._in(weight.weight), bias), x.dtype)
 
     def _packed(self, x: torch.Tensor, weight: Packed) -> torch.Tensor:
-        """[T, in] -> [T, out], by some blocks of outputs at a time, whose weights are decoded for it."""
+        """[T, in] -> [T, out], decoding and multiplying some blocks of outputs at a time."""
         wide, blocks = self._in(x), -(-weight.out // LANES)
         step = max(1, MOST_DECODED // (LANES * weight.inner))
         parts = []
@@ -105,15 +105,15 @@ class ReferenceKernels:
         return out
 
     def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys [t, G, D] that a chunk reads of all of a layer's parts, decoded, in the order of the text.
+        """The decoded keys [t, G, D] that a chunk reads from all of a layer's parts, and their positions [t].
 
-        And their positions [t].
+        Both are in the order of positions.
         """
         positions = _joined([chunk.positions[part.group] for part in view.parts])
         return self._read(view.parts, [part.k for part in view.parts], chunk), positions
 
     def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
-        """The values [t, G, D] beside those keys."""
+        """The decoded values [t, G, D] at the same positions as `keys`."""
         return self._read(view.parts, [part.v for part in view.parts], chunk)
 
     def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], chunk: ChunkRows) -> torch.Tensor:
@@ -130,10 +130,10 @@ class ReferenceKernels:
         scale: float,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Weights [G, H / G, n, t], wide, of n rows q [n, H, D] from position `start` on over keys k [t, G, D]."""
+        """Attention weights [G, H / G, n, t] in `wide`: rows q [n, H, D] from position `start` on, keys k [t, G, D]."""
         scores = self._scores(q, k)  # [G, R, n, t]
         if sink_q is not None:
-            first = slice(window.sinks)  # the keys of sinks: they begin the text, and no row misses one before it
+            first = slice(window.sinks)  # sink keys: the first positions, which every row reads up to its own
             scores[..., first] = self._scores(sink_q, k[first])
         rows = torch.arange(start, start + len(q), device=q.device)[:, None]
         hidden = positions > rows  # [n, t]
@@ -142,16 +142,16 @@ class ReferenceKernels:
         return scores.mul_(scale).masked_fill_(hidden, float("-inf")).softmax(-1)
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """q k [G, H / G, n, t], wide, of rows [n, H, D] and keys [t, G, D]."""
+        """q k [G, H / G, n, t] in `wide`, of rows [n, H, D] and keys [t, G, D]."""
         queries = _as(q, self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
         return queries @ k.permute(1, 2, 0)[:, None]
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """One after another along the first dimension."""
+    """Concatenate along the first dimension; a single tensor is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`x` in another dtype; where it has it already, not even torch is called."""
+    """`x` in `dtype`; without a torch call if `x` has it already."""
     return x if x.dtype is dtype else x.to(dtype)

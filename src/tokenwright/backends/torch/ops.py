@@ -1,7 +1,7 @@
-"""The graph's ops in torch: each with its weights and the kernels that it computes with, called one after the other.
+"""The graph's ops in torch: each holds its weights and calls the kernels one by one.
 
-`OPS` says which class runs which op. What differs between models is chosen when an op is built; calling it has no
-branches. What moves (the batch, the cache) is passed in.
+`OPS` maps each op of the graph to its class. The constructor handles the differences between models, so that calls have
+few branches. The changing state (the batch, the cache) is an argument.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What moves: the step's tokens, the memory for K and V, and who looks."""
+    """The state of a step: the batch, the KV store and the tap."""
 
     batch: TorchBatch
     store: KVStore
@@ -34,11 +34,11 @@ class RunningOp(Protocol):
     """A block's op over the residual stream."""
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
-        """[T, width] -> [T, width]; the tap is called at the op's sites."""
+        """[T, width] -> [T, width]; calls the tap at the op's sites."""
 
 
 class TorchEmbed:
-    """The residual stream before the first layer."""
+    """Computes the residual stream before the first layer."""
 
     def __init__(self, op: Embed, weights: Weights) -> None:
         self.table = linear(weights, op.table)
@@ -53,7 +53,7 @@ class TorchEmbed:
 
 
 class TorchAttention:
-    """One layer's attention: project, norm, rotate, store, attend, project back. Its K and V go to the store."""
+    """One layer's attention: project, norm, rotate, store K and V, attend, project back."""
 
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -87,7 +87,7 @@ class TorchAttention:
         return x
 
     def _sink_query(self, q: torch.Tensor, view: KVView, state: RunState) -> torch.Tensor | None:
-        """The queries [T, H, D] that meet the keys of sinks, where they are turned by another angle."""
+        """The queries [T, H, D] for the keys of sinks; None if the layer has no sinks or no rotation."""
         if not (self.rotates and view.spec.window.sinks):
             return None
         turned = self.rotate(q, state.batch.sink_rotations[view.spec.window])
@@ -115,7 +115,7 @@ class TorchMLP:
 
 
 class TorchHead:
-    """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
+    """Computes logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
 
     def __init__(self, op: Head, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -130,19 +130,19 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {Attentio
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
-    """A block's op, ready to run."""
+    """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
 
 
 def lacking(graph: Graph) -> list[str]:
-    """The ops of a graph that nothing here runs, by name."""
+    """The names of a graph's block ops that this backend lacks, sorted."""
     return sorted({type(op).__name__ for op in graph.blocks if type(op) not in OPS})
 
 
 def linear(weights: Weights, matrix: Matrix) -> Linear:
-    """A matrix of the graph: packed under its own name, or dense, joined from its parts.
+    """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
 
-    Parts that are joined are taken out of `weights`, so that memory holds one matrix's originals at a time.
+    Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time.
     """
     packed = weights.get(matrix.name)
     if packed is not None and not isinstance(packed, torch.Tensor):
@@ -158,14 +158,14 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
 
 
 def dense(weights: Weights, name: str) -> torch.Tensor:
-    """A tensor that is not packed."""
+    """A dense tensor of `weights`."""
     tensor = weights[name]
     assert isinstance(tensor, torch.Tensor), f"{name} is not packed"
     return tensor
 
 
 def norm(of: Norm, kernels: Kernels, weights: Weights) -> Function:
-    """A normalisation over the last dimension."""
+    """A function that normalises over the last dimension."""
     weight, eps = dense(weights, f"{of.name}.weight"), of.eps
     if of.kind == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)

@@ -1,7 +1,8 @@
-// The data that Python and the kernels share. Plain structs of 8-byte fields and pointers, mirrored in library.py.
+// The data that Python and the kernels share: plain structs of 8-byte fields and pointers. backends/native/library.py
+// mirrors them.
 //
-// Words: a row is a token of the step; a matrix is [out, in]; a block is 16 outputs side by side, whose weights lie
-// together; a slab is one block's weights over a stretch of inputs. Whatever instructions are used, lanes are 16 wide.
+// Terms: a row is a token of the step; a matrix is [out, in]; a block is 16 consecutive outputs, whose weights are
+// contiguous; a slab is one block's weights over a range of inputs. A vector has 16 lanes in every instruction set.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,17 @@ enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5 
 enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 
 constexpr int64_t LANES = 16;   // outputs of a block
-constexpr int64_t SCALED = 32;  // numbers of a cache row that share a scale
+constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
 
-// A weight [out, in] in blocks of 16 outputs, each block a run of slabs. Missing outputs and inputs are zeros.
+// A weight [out, in] in blocks of 16 outputs, each block a sequence of slabs. Zeros pad the outputs and inputs.
 //
 //   F32         16 inputs a slab    [input 16][output 16]                 1,024 bytes
 //   BF16, F16   32 inputs a slab    [pair 16][output 16][2]               1,024 bytes
 //   INT8        64 inputs a slab    [four 16][output 16][4], code + 128   1,024 bytes
 //   INT4        64 inputs a slab    [four 8][output 16][4], code + 8; inputs 0..31 in the lower halves, 32..63 above
 //
-// scales: float16 [block][inputs / group][output 16], for INT8 and INT4 alone. The lines of a slab are those that AMX
-// loads as a tile and VNNI multiplies as a vector.
+// scales: float16 [block][inputs / group][output 16], for INT8 and INT4 only. AMX loads the lines of a slab as a tile,
+// and VNNI multiplies each line as a vector.
 struct Matrix {
   int64_t out, in;
   int64_t format;
@@ -39,32 +40,33 @@ struct Norm {
   double eps;
 };
 
-// K or V of one layer's part: numbers [slots][G][bytes], and for INT8 and INT4 float16 scales [slots][G][ceil(D / 32)].
+// K or V of one layer's part: codes [slots][G][bytes], and for INT8 and INT4 float16 scales [slots][G][ceil(D / 32)].
 struct KVTensor {
   int64_t format;
   void* codes;
   uint16_t* scales;
 };
 
-// A stretch [start, stop) of every text, kept in one format. `table`: which of a chunk's page tables tells its pages.
+// The positions [start, stop) of every sequence, stored in one format. `table`: the index of the part's page table in
+// `ChunkRows::tables`.
 struct Part {
   int64_t start, stop;
   int64_t table;
   KVTensor k, v;
 };
 
-// The K and V of one layer: one part, or two that follow each other.
+// The KV memory of one layer: one part, or two with consecutive positions.
 struct KVLayer {
   int64_t parts;
   Part part[2];
-  int64_t window;  // positions that a row reads back, itself included; 0: all
-  int64_t sinks;   // first positions that stay in reach beside a window
+  int64_t window;  // attention window: positions that a row attends to, itself included; 0: all
+  int64_t sinks;   // first positions that every row attends to beside the window
 };
 
-// Rows [row, row + rows) of the step: positions [start, start + rows) of one text.
-// rotation: [rows][2][D / 2], cosines and then sines. sink_rotation: the same from position 0 on, up to where a row
-// stands right behind the sinks and a full window; null where no layer has sinks. Both null where nothing is rotated.
-// tables: for each group of the store, the page of memory that holds each page of the text; -1 where there is none.
+// A chunk: rows [row, row + rows) of the step are positions [start, start + rows) of one sequence.
+// rotation: [rows][2][D / 2], cosines and then sines. sink_rotation: the same for positions from 0 up to the largest
+// sinks + window of any layer; null if no layer has sinks. Both are null if no layer rotates.
+// tables: for each group of the store, the page table of the sequence: its pages' numbers in the KV memory, or -1.
 struct ChunkRows {
   int64_t row, rows, start;
   const float* rotation;

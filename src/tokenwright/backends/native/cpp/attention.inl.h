@@ -1,10 +1,10 @@
-// Attention of some rows and query heads over their KV heads, block by block through the text.
+// Attention of some rows and query heads over their KV heads, block by block through the sequence (online softmax).
 //
-// Included once for each instruction set. What one row and head becomes is defined for itself: it goes through blocks
-// of 64 absolute positions in order (cut where two parts meet and where sinks end); in each it takes its scores, the
-// new maximum, the sums so far times what that changes, and then the values in the order of positions. Here many rows
-// and heads go through a block together, so that it is decoded once; that changes nothing of what each one computes.
-// A query is one head of one row. docs/kernels.md has the definition in full.
+// Included once per instruction set. The result of one query (one head of one row) is defined independently of the
+// others: it processes blocks of 64 absolute positions in order (split where two parts meet and where sinks end). In
+// each block it computes the scores and the new maximum, rescales the sums so far, and adds the weighted values in the
+// order of positions. This code processes a block for many queries together, to decode it once; that does not change
+// the result of any query. docs/kernels.md has the full definition.
 #pragma once
 
 #include "kernels.h"
@@ -13,44 +13,43 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr float MOST_CODE = 32767.0f;  // of the numbers of 16 bits that meet the codes of a quantised cache
-constexpr float LEAST_SCALED = 1e-30f;  // what is smaller than this counts as zero there
+constexpr float MOST_CODE = 32767.0f;  // largest 16-bit code of queries and weights, to multiply a quantised cache
+constexpr float LEAST_SCALED = 1e-30f;  // smaller extremes are encoded as zeros
 
-// The lanes of a block that a row reads: [low, high).
+// The range of a block's lanes that a row reads: [low, high).
 struct Stretch {
   int64_t low, high;
 };
 
-// The numbers of queries, side by side as the keys' lines meet them: as they are, and as codes for the keys of a quantised
-// part.
+// The numbers of queries, transposed to match the keys' lines: in fp32, and as codes for the keys of a quantised part.
 struct QueryRows {
-  float* numbers;  // [depth][beside], times the scale
+  float* numbers;  // [depth][beside], multiplied by the attention scale
   int32_t* pairs;  // [depth / 2][beside]: two codes of 16 bits each, in the order of the keys' lines
   float* scales;   // [queries][groups]
 };
 
-// Queries that go through the text together, all heads of some rows, and what belongs to each.
+// Queries that are processed together (all of the given heads of some rows), and their state.
 struct Tile {
-  int64_t heads;     // of a row
-  int64_t kv_head, kv_heads, shared;  // whose these are, from the first on; and how many of `heads` share one
-  int64_t position;  // of the first row
+  int64_t heads;     // query heads per row
+  int64_t kv_head, kv_heads, shared;  // their first KV head; how many KV heads; query heads per KV head
+  int64_t position;  // position of the first row
   int64_t rows;
-  int64_t size, depth, groups;  // of a head: its numbers, these rounded up to whole groups of 32, and the groups
-  int64_t beside;               // queries, up to whole vectors
+  int64_t size, depth, groups;  // of a head: its size, that rounded up to whole groups of 32, the groups
+  int64_t beside;               // the number of queries, rounded up to whole vectors
   QueryRows q, sink_q;
   float* weights;          // [queries][64]: scores, then their exponentials
-  int16_t* weight_codes;   // [groups][queries][64]: weights times the scales of values, as whole numbers
+  int16_t* weight_codes;   // [groups][queries][64]: weights times the values' scales, as integer codes
   float* weight_scales;    // [queries][groups]
   float* mixed;            // [queries][depth]: sums of weights times values
-  float* sums;             // [queries][16]: of weights, by lane modulo 16
-  float* highest;          // [queries]: the largest score
-  float* shares;           // [queries]: what the block's weights are to be multiplied with
-  Stretch* read;           // [queries]: of the block
-  float* numbers;          // [64 * depth]: the queries as they come; then a block's keys, then its values
-  float* room;             // [32 * depth]: copies of keys that do not lie evenly
-  float* scales;           // [groups][64]: of the block, in a quantised part,
-  float* factors;          // [groups][64]: those of values as what makes codes of weights,
-  float* worth;            // [groups]: and what such a code is worth
+  float* sums;             // [queries][16]: sums of weights, by lane modulo 16
+  float* highest;          // [queries]: the largest score so far
+  float* shares;           // [queries]: the factor from the block's weights to the query's maximum
+  Stretch* read;           // [queries]: the lanes that each query reads
+  float* numbers;          // [64 * depth]: the queries as loaded; then a block's decoded keys, then its values
+  float* room;             // [32 * depth]: copies of keys that are not evenly spaced
+  float* scales;           // [groups][64]: the block's scales, in a quantised part,
+  float* factors;          // [groups][64]: the factors from weights to their codes,
+  float* worth;            // [groups]: and the value of one unit of such a code
   int64_t queries() const { return rows * heads; }
 };
 
@@ -84,12 +83,12 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.depth = tile.groups * SCALED;
   const int64_t n = tile.queries();
   tile.beside = whole(n, 16);
-  scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // on whole lines
+  scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // align to cache lines
   tile.numbers = take(scratch, BLOCK * tile.depth);
   tile.room = take(scratch, 32 * tile.depth);
   tile.scales = take(scratch, BLOCK * tile.groups);
   tile.factors = take(scratch, BLOCK * tile.groups);
-  tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // what follows is read by whole lines
+  tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // keeps the next arrays aligned
   tile.weights = take(scratch, n * BLOCK);
   tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
   tile.mixed = take(scratch, n * tile.depth);
@@ -103,7 +102,7 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   return tile;
 }
 
-// Run a kernel for the queries [first, last): as many side by side as fit, at most N.
+// Runs a kernel for the queries [first, last), at most N at a time.
 template <int N, typename Kernel>
 static void side_by_side(const Kernel& kernel, int64_t first, int64_t last) {
   for (; first + N <= last; first += N) kernel.template run<N>(first);
@@ -112,8 +111,7 @@ static void side_by_side(const Kernel& kernel, int64_t first, int64_t last) {
 
 // ---- Queries ----
 
-// Two vectors that share a scale as whole numbers of 16 bits times that scale, which is NaN where some lane is not
-// finite: codes[32].
+// Encodes two vectors that share a scale to 16-bit codes [32]. Returns the scale, NaN if some lane is not finite.
 TW_INLINE float encode_group(F a, F b, int16_t* codes) {
   const float one = largest_magnitude(a), other = largest_magnitude(b);
   const bool whole_numbers = finite(one) && finite(other);
@@ -124,9 +122,9 @@ TW_INLINE float encode_group(F a, F b, int16_t* codes) {
   return whole_numbers ? extreme / MOST_CODE : __builtin_nanf("");
 }
 
-// q: a query's numbers; codes: [depth], in the order of the keys' lines. scales: [groups]
+// Encodes a query's numbers `q` to codes [depth], in the order of the keys' lines, and scales [groups].
 static void encode_query(const Tile& tile, int64_t format, const float* q, int16_t* codes, float* scales) {
-  const int64_t apart = lines_in_four_bytes(format);  // numbers that share a line
+  const int64_t apart = lines_in_four_bytes(format);  // distance of two numbers in one line
   for (int64_t g = 0; g < tile.groups; g++) {
     int16_t some[SCALED];
     scales[g] = encode_group(load(q + g * SCALED), load(q + g * SCALED + 16), some);
@@ -138,7 +136,7 @@ static void encode_query(const Tile& tile, int64_t format, const float* q, int16
   }
 }
 
-// Rows of so many bytes, a multiple of 16, as columns of four bytes each: to[bytes / 4][beside], of which 16 are written.
+// Transposes 16 rows of `bytes` bytes, a multiple of 16, by units of four bytes: 16 columns of to[bytes / 4][beside].
 static void turn_rows(const void* rows, int64_t bytes, int64_t beside, void* to) {
   for (int64_t i = 0; i < bytes; i += 16) {
     I x[4];
@@ -166,9 +164,9 @@ static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& t
   }
 }
 
-// ---- The blocks of a text ----
+// ---- The blocks of a sequence ----
 
-// The block that begins at a position: up to where the next one begins, another part or what lies behind the sinks.
+// Sets up the block that begins at a position. It ends at a multiple of 64, at the end of the part or of the sinks.
 static void begin_block(const KVLayer& layer, int64_t start, Block& block) {
   block.part = &part_of(layer, start);
   block.start = start;
@@ -178,14 +176,14 @@ static void begin_block(const KVLayer& layer, int64_t start, Block& block) {
   if (block.sinks) block.stop = least(block.stop, layer.sinks);
 }
 
-// What a row at a position reads of a block: nothing where low is not below high.
+// The lanes of a block that a row at a position reads; none if low >= high.
 TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, int64_t position) {
   const bool all_of_it = block.sinks || !layer.window;
   const int64_t low = all_of_it ? block.start : most(block.start, position - layer.window + 1);
   return {low - block.start, least(block.stop, position + 1) - block.start};
 }
 
-// Find where the positions lie that some row of the tile reads: they are side by side, for so are the rows.
+// Fills in the places of the positions that rows of the tile read. They are contiguous, because the rows are.
 static void locate(const Heads& heads, const ChunkRows& chunk, int64_t page_size, Block& block) {
   const int32_t* table = chunk.tables[block.part->table];
   int64_t page = (block.start + block.low) / page_size, within = (block.start + block.low) % page_size;
@@ -205,14 +203,14 @@ static void locate(const Heads& heads, const ChunkRows& chunk, int64_t page_size
 
 // ---- Scores ----
 
-constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // of 16 lanes: what fits the registers,
+constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // vectors of 16 lanes that fit in registers,
 constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                   // for so many queries
-constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // where there are two vectors,
-constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // as of keys that are taken as they lie
+constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // queries in registers with fewer vectors,
+constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // such as these of keys that are read in place
 
 TW_INLINE const QueryRows& meeting(const Tile& tile, const Block& block) { return block.sinks ? tile.sink_q : tile.q; }
 
-// Scores of keys in fp32: sums over the numbers of a head, in order.
+// Scores with decoded fp32 keys: sums over the numbers of a head, in order.
 struct Scores {
   const Tile& tile;
   const Block& block;
@@ -246,7 +244,7 @@ struct Scores {
   }
 };
 
-// Sixteen bytes of V times sixteen keys, turned. What comes next is fetched meanwhile.
+// Transposes sixteen bytes of V times sixteen keys, and prefetches the next block.
 template <int V>
 TW_INLINE void take_keys(const Block& block, Run (&rows)[V], I (&x)[V][4]) {
 #pragma GCC unroll 2
@@ -257,7 +255,7 @@ TW_INLINE void take_keys(const Block& block, Run (&rows)[V], I (&x)[V][4]) {
   block.ahead->k.after(V * 16 * 16);
 }
 
-// Scores for few queries, with keys of a native format as they lie: what is used once need not be decoded first.
+// Scores for few queries, with keys of a native format read in place: for one use, decoding to memory does not pay.
 template <int64_t FORMAT>
 struct StoredScores {
   const Tile& tile;
@@ -303,7 +301,7 @@ struct StoredScores {
   }
 };
 
-// What a group of codes adds to a query's scores from a lane on: its sums times the scales of the keys and of the query.
+// Adds one group's integer sums, times the scales of the keys and of the query, to a query's scores from a lane on.
 template <int V>
 TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t group, float scale, const I (&total)[V]) {
 #pragma GCC unroll 4
@@ -314,7 +312,7 @@ TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t 
   }
 }
 
-// Scores of keys in codes: exact sums over each group, times the scales of the key and of the query, added in order.
+// Scores with quantised keys: exact integer sums over each group, times the scales of key and query, added in order.
 struct CodeScores {
   const Tile& tile;
   const Block& block;
@@ -352,7 +350,7 @@ struct CodeScores {
   }
 };
 
-// The same for few queries, with keys as they lie: no pair is written and read again.
+// The same for few queries, with keys read in place: the decoded pairs stay in registers.
 template <int64_t FORMAT>
 struct StoredCodeScores {
   const Tile& tile;
@@ -401,7 +399,7 @@ struct StoredCodeScores {
   }
 };
 
-// Scores of the queries [first, last) with the block's keys.
+// Computes the scores of the queries [first, last) with the block's keys.
 static void score_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   const int64_t format = block.k.format;
   if (scaled(format)) load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
@@ -419,7 +417,7 @@ static void score_queries(const Tile& tile, const Block& block, int64_t first, i
 
 // ---- Softmax ----
 
-// The lanes of [low, high), and others elsewhere; this vector's first lane is `lane`.
+// x in the lanes of [low, high), `other` elsewhere; the vector's first lane is `lane`.
 TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
   static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   I number;
@@ -434,10 +432,10 @@ TW_INLINE void multiply(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; i += 16) store(x + i, load(x + i) * all(factor));
 }
 
-// A query's scores become weights; what it has so far is brought to its new maximum.
+// Turns a query's scores into weights, and rescales its sums so far to the new maximum.
 //
-// They are exp(score - maximum); where values come in codes, they are instead what they are to the largest of the block,
-// and the query's share is what that is to the maximum.
+// The weights are exp(score - maximum). With quantised values they are exp(score - the block's maximum), and the
+// query's share is exp(the block's maximum - maximum).
 TW_INLINE void soften(const Tile& tile, const Block& block, int64_t query) {
   const Stretch read = tile.read[query];
   float* weights = tile.weights + query * BLOCK;
@@ -474,13 +472,13 @@ TW_INLINE void soften(const Tile& tile, const Block& block, int64_t query) {
 
 // ---- Values ----
 
-// Values of some positions from a lane on, up to `end`, which lie evenly.
+// Evenly spaced values of the lanes from some lane up to `end`.
 struct Values {
   Run rows;
   int64_t end;
 };
 
-// Values in fp32 that were decoded for many queries.
+// fp32 values, decoded once for many queries.
 struct DecodedValues {
   const Tile& tile;
 
@@ -500,9 +498,9 @@ struct DecodedValues {
   TW_INLINE void end(F (&)[V]) {}
 };
 
-// Values as they lie in the memory, for few queries. Those of the next block are fetched on the way.
+// Values read in place, for few queries. Prefetches those of the next block.
 //
-// Of bfloat16, two vectors are read as one, which yields even and odd numbers: so their sums are parted meanwhile.
+// For bfloat16, one load gives two vectors, of even and of odd numbers; the sums have that order too until `end`.
 template <int64_t FORMAT>
 struct StoredValues {
   const Tile& tile;
@@ -540,7 +538,7 @@ struct StoredValues {
   }
 };
 
-// Add values, each times its weight, in the order of positions.
+// Adds the values, each times its weight, in the order of positions.
 template <typename Kind>
 struct Mix {
   const Tile& tile;
@@ -584,7 +582,7 @@ struct Mix {
   void lanes(int64_t query, Stretch read) const {
     if (read.low >= read.high) return;
     constexpr int fit = N > QUERIES ? VECTORS / 2 : VECTORS;
-    const int64_t columns = whole(tile.size, 16);  // behind them lies what chance has left there
+    const int64_t columns = whole(tile.size, 16);  // the padding after them is uninitialised
     int64_t column = 0;
     for (; column + 16 * fit <= columns; column += 16 * fit) vectors<N, fit>(query, column, read);
     if (fit > 2 && column + 32 < columns) return vectors<N, 3>(query, column, read);
@@ -592,7 +590,7 @@ struct Mix {
     if (column < columns) vectors<N, 1>(query, column, read);
   }
 
-  // Side by side over what all of them read, each alone before that and behind it.
+  // The queries go together over the lanes that all of them read, and one by one over the lanes before and after.
   template <int N>
   void run(int64_t query) const {
     const Stretch* read = tile.read + query;
@@ -611,7 +609,7 @@ static void mix_stored(const Tile& tile, const Block& block, int64_t first, int6
   side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind}, first, last);
 }
 
-// What makes codes of the weights of those who read so much of a block, and what such a code is worth.
+// For queries that read these lanes: the factors from weights to codes, and the value of one unit of a code.
 static void weigh_scales(const Tile& tile, Stretch read) {
   for (int64_t g = 0; g < tile.groups; g++) {
     F x[4], highest = all(0.0f);
@@ -627,7 +625,7 @@ static void weigh_scales(const Tile& tile, Stretch read) {
   }
 }
 
-// The weights of the queries [first, last) times the values' scales, as whole numbers.
+// Encodes the weights of the queries [first, last), times the values' scales, to integer codes.
 static void encode_weights(const Tile& tile, int64_t first, int64_t last) {
   Stretch weighed = {0, 0};
   for (int64_t query = first; query < last; query++) {
@@ -643,8 +641,8 @@ static void encode_weights(const Tile& tile, int64_t first, int64_t last) {
   }
 }
 
-// Add values in codes: exact sums over the block, times what their weights are worth. They are taken as they lie, or from
-// where they were decoded for many queries.
+// Adds quantised values: exact integer sums over the block, times the weights' scales. STORED: reads the values in
+// place; else the copy that was decoded for many queries.
 template <int64_t FORMAT, bool STORED>
 struct CodeMix {
   const Tile& tile;
@@ -722,24 +720,24 @@ static void mix_queries(const Tile& tile, const Block& block, int64_t first, int
   side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
 }
 
-// ---- All of it ----
+// ---- Tiles over a sequence ----
 
-// The rows of a tile that read something of a block, which stand side by side: [first, last).
+// The rows of a tile that read some lanes of a block; they are contiguous: [low, high).
 TW_INLINE Stretch rows_of(const KVLayer& layer, const Tile& tile, const Block& block) {
   const bool all_of_it = block.sinks || !layer.window;
   const int64_t last = all_of_it ? tile.rows : block.stop + layer.window - 1 - tile.position;
   return {most(0, block.start - tile.position), least(tile.rows, last)};
 }
 
-// The text of a tile: its blocks, in order, of which some row reads something.
+// Iterates over the blocks of a sequence that some row of a tile reads, in order.
 struct Text {
   const KVLayer& layer;
   const Heads& heads;
   const ChunkRows& chunk;
   int64_t page_size;
-  int64_t start;  // of the next block
+  int64_t start;  // position of the next block
 
-  // The next block and what is read of it; false behind the last.
+  // Sets up the next block and its lanes; false after the last.
   bool next(const Tile& tile, Block& block) {
     const int64_t near = layer.window ? most(0, tile.position - layer.window + 1) : 0;
     while (start < tile.position + tile.rows) {
@@ -757,7 +755,7 @@ struct Text {
   }
 };
 
-// A tile's queries over one block, one KV head after the other.
+// Processes one block for a tile's queries, one KV head at a time.
 static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
   const Stretch rows = rows_of(layer, tile, block);
   int64_t first = rows.low * tile.heads, last = rows.high * tile.heads;
@@ -765,7 +763,7 @@ static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
     for (int64_t head = 0; head < tile.heads; head++)
       tile.read[query++] = stretch_of(layer, block, tile.position + row);
   for (int64_t head = 0; head < tile.kv_heads; head++) {
-    if (tile.kv_heads > 1) first = head * tile.shared, last = first + tile.shared;  // there is one row
+    if (tile.kv_heads > 1) first = head * tile.shared, last = first + tile.shared;  // the tile has one row
     block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
     block.v = of_head(block.part->v, tile.size, tile.kv_head + head);
     score_queries(tile, block, first, last);

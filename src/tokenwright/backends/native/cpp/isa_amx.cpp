@@ -1,10 +1,10 @@
-// Linear layers on the matrix unit; all else is AVX-512's.
+// Linear layers on the matrix unit (AMX); the AVX-512 kernels do all else.
 //
-// A slab is a tile as it lies in memory: 16 outputs over 64 bytes' worth of inputs. Rows go in tiles of 16, short ones
-// with room behind them whose results are not looked at: so a row is computed the same way whatever its neighbours.
-// Quantised formats come to the same integer sums as everywhere, and to the same bits; few rows of them are AVX-512's,
-// which reads the weights as fast and needs no tiles. bfloat16 takes its rows rounded to bfloat16, as the unit reads
-// them, however many they are.
+// A slab's memory layout is that of a tile: 16 outputs over 64 bytes of inputs. Rows form tiles of 16; a short last
+// tile is padded and the results of the padding are ignored, so the computation of a row does not depend on its
+// neighbours. Quantised formats have the same integer sums, and so the same bits, as in the other instruction sets; the
+// AVX-512 kernels take few rows of them, because they read the weights as fast and need no tiles. bfloat16 weights
+// always use rows rounded to bfloat16, the unit's input format, for any number of rows.
 #define TW_ISA amx
 #include "kernels.h"
 #include "lanes.h"
@@ -15,25 +15,25 @@ namespace tw {
 namespace TW_ISA {
 
 constexpr int64_t TILE = 1024;         // bytes
-constexpr int64_t TILE_ROWS = 16;      // also what `QuantisedRows::together` is where rows lie in tiles
-constexpr int64_t FEW_ROWS = 8;        // so many rows of a quantised format are left to AVX-512
-constexpr int64_t CHUNK = 16;          // slabs that many rows are taken through at a time
-constexpr int64_t AHEAD = 8192;        // bytes of a block's weights that are fetched before they are used
-constexpr int64_t SUPER_ROWS = 512;    // rows that are taken through a group of blocks together
+constexpr int64_t TILE_ROWS = 16;      // also the value of `QuantisedRows::together` for rows in tiles
+constexpr int64_t FEW_ROWS = 8;        // up to so many rows of a quantised format run on AVX-512
+constexpr int64_t CHUNK = 16;          // slabs per chunk for many rows
+constexpr int64_t AHEAD = 8192;        // prefetch distance in bytes of a block's weights
+constexpr int64_t SUPER_ROWS = 512;    // rows that a group of blocks processes together
 constexpr int64_t SUPER_BLOCKS = 8;    // blocks of such a group
-constexpr int64_t KEPT = 2;            // slabs whose integer sums are kept until they are scaled
+constexpr int64_t KEPT = 2;            // slabs with buffered integer sums, to be scaled together
 
-// Rows in tiles, [row / 16][slab][16][64 bytes], past some blocks.
+// Rows in tiles, [row / 16][slab][16][64 bytes], times the weights of some blocks.
 struct Work {
   const Matrix& m;
   const QuantisedRows& rows;
   int64_t top, bottom;               // rows
   int64_t slab, slabs, all_slabs;
-  float* sums;                       // [tile of rows][SUPER_BLOCKS][16][16]: of the chunks so far
-  const uint8_t* tiles[2];           // the chunk's weights, of one block or two side by side
-  const uint8_t* next[2];            // weights that come after them, to be fetched meanwhile
-  int64_t block;                     // counted in the matrix
-  int64_t column;                    // of `sums`: the first of these blocks in its group
+  float* sums;                       // [tile of rows][SUPER_BLOCKS][16][16]: sums over the chunks so far
+  const uint8_t* tiles[2];           // the chunk's weights, of one block or two adjacent ones
+  const uint8_t* next[2];            // the following weights, to prefetch
+  int64_t block;                     // index in the matrix
+  int64_t column;                    // index of the first of these blocks in its group, a column of `sums`
 
   const uint8_t* x(int64_t row) const {
     return (const uint8_t*)rows.numbers + (row / TILE_ROWS * all_slabs + slab) * TILE;
@@ -61,7 +61,7 @@ TW_INLINE void begin_tile(const Work& work, const float* sums) {
     tile_zero<T>();
 }
 
-// Ask for one slab of the weights that come next.
+// Prefetches one slab of the following weights.
 template <int64_t BYTES, int BLOCKS>
 TW_INLINE void fetch(const Work& work, int64_t slab) {
 #pragma GCC unroll 16
@@ -69,7 +69,7 @@ TW_INLINE void fetch(const Work& work, int64_t slab) {
     for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(work.next[b] + slab * BYTES + i);
 }
 
-// Two tiles of rows, or one, by two blocks, or one. FETCHED: bytes of each slab to come that are fetched on the way.
+// One or two tiles of rows times one or two blocks. FETCHED: bytes to prefetch of each following slab.
 template <int ROWS, int BLOCKS, int64_t FETCHED>
 static void bf16_tiles(const Work& work, int64_t row) {
   const uint8_t *x0 = work.x(row), *x1 = x0 + (ROWS - 1) * work.all_slabs * TILE;
@@ -101,7 +101,7 @@ static void bf16_tiles(const Work& work, int64_t row) {
 
 // ---- int8 and int4 ----
 
-// A chunk of slabs as signed bytes.
+// Decodes slabs to signed bytes. DISTANCE: prefetch distance in bytes, or 0.
 template <int64_t FORMAT, int64_t DISTANCE>
 static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
   constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE;
@@ -121,7 +121,7 @@ static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
     }
 }
 
-// Sums of a tile of rows and a block += integer sums * scale of the outputs * scale of the row, for one group.
+// For one group: the sums of a tile of rows and a block += integer sums * scales of the outputs * scale of the row.
 TW_INLINE void scale_group(F (&acc)[TILE_ROWS], const int32_t* totals, const uint16_t* scales, const float* x_scales) {
   const F scale = load_f16(scales);
 #pragma GCC unroll 16
@@ -157,7 +157,7 @@ TW_INLINE void scale_tile(const Work& work, int64_t row, int64_t b, int64_t grou
   store_tile(sums, acc);
 }
 
-// As bf16_tiles; G groups to a slab.
+// As bf16_tiles, with G groups per slab.
 template <int G, int ROWS, int BLOCKS, int64_t FETCHED>
 static void integer_tiles(const Work& work, int64_t row) {
   constexpr int64_t run = 64 / G;
@@ -202,8 +202,8 @@ static void integer_tiles(const Work& work, int64_t row) {
   }
 }
 
-// One tile of rows past a block whose weights come from memory: while one slab's products are made, those of the slab
-// before are scaled, and the sums stay in registers.
+// One tile of rows times a block whose weights come from memory. While the unit multiplies one slab, the code scales
+// the integer sums of the slab before; the fp32 sums stay in registers.
 template <int64_t FORMAT, int G>
 struct Stream {
   static constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE, run = 64 / G;
@@ -255,7 +255,7 @@ static void stream_block(const Matrix& m, const QuantisedRows& rows, int64_t blo
 
 // ---- Both ----
 
-// Where the sums of a group of blocks go, which are columns of `Work::sums`.
+// The blocks of a group, in the order of the columns of `Work::sums`.
 struct Columns {
   int64_t first;   // block of the first column
   int64_t count;
@@ -287,8 +287,8 @@ struct ToMemory {
   }
 };
 
-// Inputs [input, input + n) of a row into its tiles; where n is 0, zeros. Behind the last row scales are zeros: what lies
-// there by chance may be numbers that processors take long to multiply.
+// Quantises inputs [input, input + n) of a row into its tiles; zeros if n is 0. Scales after the last row are set to 0,
+// because leftover numbers there may be subnormal, which processors multiply slowly.
 TW_INLINE void to_tiles(const QuantisedRows& rows, int64_t group, const float* x, int64_t row, int64_t input, int64_t n) {
   const int64_t bytes = rows.kind == ROWS_BF16 ? 2 : 1, slabs = rows.depth * bytes / 64, at = input * bytes;
   char* to = (char*)rows.numbers + (row / TILE_ROWS * slabs + at / 64) * TILE + row % TILE_ROWS * 64 + at % 64;
@@ -330,7 +330,7 @@ static void tiles_of(const Work& work, int64_t row) {
     integer_tiles<1, ROWS, BLOCKS, FETCHED>(work, row);
 }
 
-// A chunk of one block's or two blocks' weights past some rows. The first rows fetch the weights that come next.
+// A chunk of the weights of one or two blocks, times some rows. The first tiles of rows prefetch the following weights.
 template <int64_t FORMAT, int BLOCKS>
 static void past_rows(Work& work) {
   constexpr int64_t fetched = FORMAT == INT4 ? TILE / 2 : TILE;
@@ -346,7 +346,7 @@ static void past_rows(Work& work) {
   if (row < work.bottom) tiles_of<FORMAT, 1, BLOCKS, 0>(work, row);
 }
 
-// A group of blocks, all rows.
+// All rows times a group of blocks.
 template <int64_t FORMAT, typename To>
 static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
   constexpr int64_t slab_bytes = FORMAT == INT4 ? TILE / 2 : TILE, inputs = FORMAT == BF16 ? 32 : 64;
@@ -404,7 +404,7 @@ static int64_t together(int64_t format, int64_t rows) {
 
 static void linear(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   if (rows.together != TILE_ROWS) return avx512_kernels()->linear(m, rows, first, last, out);
-  if (!rows.rows) return;  // there are no tiles without rows
+  if (!rows.rows) return;  // AMX has no tiles of zero rows
   begin_tiles(m, rows);
   for (int64_t block = first; block < last; block += SUPER_BLOCKS)
     columns_of(m, rows, {block, last - block < SUPER_BLOCKS ? last - block : SUPER_BLOCKS, 0}, ToMemory{out});
@@ -439,7 +439,7 @@ static void quantise_row(const Matrix& m, const float* x, int64_t row, const Qua
   }
 }
 
-// Four tiles of products at a time, as the kernels hold them.
+// Four independent tiles of sums at a time, as in the kernels.
 static int64_t multiply(int64_t format, int64_t rounds) {
   if (!in_tiles(format)) return avx512_kernels()->multiply(format, rounds);
   alignas(64) uint8_t zeros[TILE] = {};

@@ -1,38 +1,38 @@
-// What an instruction set must be able to do: one table of functions for each, chosen at run time.
+// The kernels that each instruction set implements, as one table of functions, chosen at run time.
 //
-// Every function works on what it is told by one thread; `step.cpp` shares the work out. What a row becomes depends on
-// that row alone: sums run along the inputs in order, one accumulator for each output, however many rows go together.
+// Every function runs in the calling thread; `step.cpp` divides the work among threads. The result of a row depends on
+// that row alone: sums run over the inputs in order, with one accumulator per output, for any number of rows.
 #pragma once
 
 #include "api.h"
 
 namespace tw {
 
-// How a linear wants its rows: as fp32, as int8 with a scale for each group, or as bf16.
+// The format of a linear's input rows: fp32, int8 with a scale for each group, or bf16.
 enum RowKind : int64_t { ROWS_F32 = 0, ROWS_INT8 = 1, ROWS_BF16 = 2 };
 
-// Rows quantised for a matrix, `depth` inputs each: `in` rounded up to whole slabs, zeros behind `in`.
+// Rows quantised for a matrix, `depth` inputs each: `in` rounded up to whole slabs and padded with zeros.
 //
-// `together` rows lie side by side, unit by unit, so that a kernel walks through them with one pointer: a unit is a float,
-// four int8 or two bfloat16, and one scale or sum. For AMX sixteen rows make a tile, line by line; isa_amx.cpp says how.
-// There is room for whole tiles: rows up to the next multiple of 32.
+// `together` rows are interleaved unit by unit, so that a kernel reads them through one pointer: a unit is a float,
+// four int8 or two bfloat16, and one scale or sum. For AMX sixteen rows form a tile, line by line; see isa_amx.cpp. The
+// memory holds whole tiles: rows up to the next multiple of 32.
 struct QuantisedRows {
   int64_t kind, rows, depth;
-  int64_t groups;    // of a row, where it is int8
-  int64_t together;  // 1, 4, or 16 where rows lie in tiles
+  int64_t groups;    // per row, if it is int8
+  int64_t together;  // 1, 4, or 16 if rows form tiles
   void* numbers;     // [rows / together][depth in units][together] units
   float* scales;     // [rows / together][groups][together]
-  int32_t* sums;     // as scales: what makes up for the offset of the weights' codes
+  int32_t* sums;     // as scales: the correction for the offset of the weights' codes
 };
 
-// Where a linear's outputs go: y = x W^T + bias, and + add where that is not null. add may be y.
+// The destination of a linear: y = x W^T + bias, plus add if that is not null. add may be y.
 struct Out {
   float* y;
   const float* add;
-  int64_t stride;  // floats from one row to the next, of both
+  int64_t stride;  // floats from one row to the next, in y and add
 };
 
-// What lies between an MLP's first linear and its last one, whose rows are quantised meanwhile.
+// The middle of an MLP, for a fused first linear: the activation, and the quantised rows for the last linear.
 struct Between {
   int64_t activation;
   int64_t gated;  // act(gates) * values: the first half of the outputs are the gates
@@ -40,16 +40,16 @@ struct Between {
   const Matrix& down;
   const QuantisedRows& to;
 };
-constexpr int64_t ACTIVATED = 64;  // of these inputs, at a time
+constexpr int64_t ACTIVATED = 64;  // inputs of the last linear per unit of `up_rows`
 
-// Rows [first, last) of a chunk, counted in the chunk, and query heads [head, head_last): some of one KV head, or, of one
-// row alone, all those of some KV heads that stand side by side, QUERIES_TOGETHER at most.
+// Rows [first, last), counted within the chunk, and query heads [head, head_last): heads of one KV head, or, for a
+// single row, all heads of consecutive KV heads, at most QUERIES_TOGETHER.
 constexpr int64_t QUERIES_TOGETHER = 64;
 struct Queries {
   int64_t first, last;
   int64_t head, head_last;
-  const float* q;       // [T][stride], the query heads at the front
-  const float* sink_q;  // as q: what meets the keys of sinks; null where q does
+  const float* q;       // [T][stride], each row starting with the query heads
+  const float* sink_q;  // as q: the queries for the keys of sinks; null: q itself
   float* out;           // [T][out_stride]
   int64_t stride, sink_stride, out_stride;
 };
@@ -59,48 +59,48 @@ struct Kernels {
 
   int64_t (*row_kind)(int64_t format);
   int64_t (*together)(int64_t format, int64_t rows);
-  // One row of fp32 inputs into place `row` of `rows`.
+  // Quantises one row of fp32 inputs into row `row` of the quantised rows.
   void (*quantise_row)(const Matrix&, const float* x, int64_t row, const QuantisedRows&);
-  // The blocks [first, last) of a linear, for all rows.
+  // Computes the blocks [first, last) of a linear for all rows.
   void (*linear)(const Matrix&, const QuantisedRows&, int64_t first, int64_t last, const Out&);
-  // Whether `up_rows` can take these, and that for units [first, last) of ACTIVATED inputs of the last linear: linear,
-  // activation and the quantising of the last linear's rows in one, so that what lies between never goes to memory. Bit
-  // by bit the same.
+  // fuses: whether `up_rows` supports these arguments. up_rows: for units [first, last) of ACTIVATED inputs of the last
+  // linear, computes first linear, activation and quantised rows in one pass, so that the activations never go to
+  // memory. The result is the same to the bit.
   bool (*fuses)(const Matrix& up, const QuantisedRows&, const Between&);
   void (*up_rows)(const Matrix& up, const QuantisedRows&, int64_t first, int64_t last, const Between&);
-  // Row `index` of a matrix, decoded: [in].
+  // Decodes row `index` of a matrix: [in].
   void (*embed)(const Matrix&, int64_t index, float* x);
 
   void (*norm)(const Norm&, int64_t size, const float* x, float* y);
   void (*activate)(int64_t activation, int64_t size, const float* x, float* y);
-  // act(gates) * values, of [2 size].
+  // y [size] = act(gates) * values, for x [2 size]: the gates, then the values.
   void (*gated)(int64_t activation, int64_t size, const float* x, float* y);
-  // A head of `size` numbers, its pairs (i, i + size / 2) rotated. rotation: cosines [size / 2], then sines. x may be y.
+  // Rotates the pairs (i, i + size / 2) of a head. rotation: cosines [size / 2], then sines. x may be y.
   void (*rotate)(int64_t size, const float* rotation, const float* x, float* y);
 
-  // Write K and V [G, D] of one position into the layer's memory, if a part keeps it.
+  // Writes K and V [G, D] of one position into the layer's KV memory, if its part has a page for that position.
   void (*store_kv)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, int64_t position, const float* k,
                const float* v);
-  // Some rows and query heads of one chunk over what they read. scratch: `attention_scratch` floats.
+  // Attention of some rows and query heads of one chunk. scratch: `attention_scratch` floats.
   void (*attend)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* scratch);
   int64_t (*attention_scratch)(const Heads&);
 
-  // Rows [first, first + count) of a matrix from fp32, bf16 or fp16 rows of `stride` numbers each; its codes and scales
-  // are written where these rows lie, and nowhere else. Returns how many numbers are not finite.
+  // Packs fp32, bf16 or fp16 rows, `stride` numbers apart, as rows [first, first + count) of a matrix; writes only the
+  // codes and scales of these rows. Returns how many numbers are not finite.
   int64_t (*pack)(const Matrix&, int64_t source_format, const void* source, int64_t stride, int64_t first,
                   int64_t count);
 
-  // The index of the largest (the lowest of equals), the largest, and log(sum(exp)) of n numbers.
+  // Of n numbers: the argmax (the lowest index among equals), the maximum, and sum(exp(x - maximum)).
   void (*summary)(int64_t n, const float* x, int64_t* index, float* most, double* total);
 
-  // Limits: reads all of it, and returns what its words add up to; multiplies as fast as the kernels of a format could,
-  // and returns how many multiplications that were.
+  // For measuring limits. read: reads all bytes and returns the sum of their words. multiply: multiplies at the peak
+  // rate of a format's kernels and returns the number of multiplications.
   uint64_t (*read)(const void* data, int64_t bytes);
   int64_t (*multiply)(int64_t format, int64_t rounds);
 };
 
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();    // null where this was compiled for another architecture
+const Kernels* avx2_kernels();    // these three exist on x86-64 only
 const Kernels* avx512_kernels();  // with VNNI
 const Kernels* amx_kernels();
 

@@ -1,6 +1,6 @@
-// What lies in the KV memory: rotating heads, writing rows in each format, and reading a block of positions back.
+// The KV memory: rotating heads, storing rows in each format, and reading a block of positions back.
 //
-// Included once for each instruction set. A row here is K or V of one head at one position: `size` numbers.
+// Included once per instruction set. A row here is K or V of one head at one position: `size` numbers.
 #pragma once
 
 #include "api.h"
@@ -9,11 +9,11 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int64_t BLOCK = 64;  // positions that are decoded, and go through the softmax, together
+constexpr int64_t BLOCK = 64;  // positions per block of decoding and online softmax
 
 TW_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 TW_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-TW_INLINE int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }  // units, counted in ones
+TW_INLINE int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }  // rounded up to units
 
 TW_INLINE bool scaled(int64_t format) { return format == INT8 || format == INT4; }
 TW_INLINE int64_t row_scales(int64_t size) { return (size + SCALED - 1) / SCALED; }
@@ -40,9 +40,9 @@ static void rotate(int64_t size, const float* rotation, const float* x, float* y
 
 // ---- Writing ----
 
-// The largest |x| of all lanes; an infinity beats every number and NaN beats that.
+// The largest |x| of all lanes; infinity ranks above every number, and NaN above infinity.
 TW_INLINE float largest_magnitude(F x) {
-  const I magnitudes = float_to_bits(magnitude(x));  // in the order of the numbers, for they have no signs
+  const I magnitudes = float_to_bits(magnitude(x));  // without sign, the bits order as the numbers do
 #if defined(__AVX512F__)
   const int32_t bits = _mm512_reduce_max_epi32((__m512i)magnitudes.p[0]);
 #else
@@ -54,7 +54,7 @@ TW_INLINE float largest_magnitude(F x) {
   memcpy(&r, &bits, 4);
   return r;
 }
-TW_INLINE F larger_magnitude(F a, F b) {  // as a magnitude, in the same order
+TW_INLINE F larger_magnitude(F a, F b) {  // the larger magnitude, in the same order
   I x = float_to_bits(magnitude(a));
   const I y = float_to_bits(magnitude(b));
   TW_PARTS x.p[i] = x.p[i] > y.p[i] ? x.p[i] : y.p[i];
@@ -62,19 +62,19 @@ TW_INLINE F larger_magnitude(F a, F b) {  // as a magnitude, in the same order
 }
 TW_INLINE bool finite(float x) { return x - x == 0; }
 
-// A scale as it is stored: the nearest float16 that is finite; NaN where there is none.
+// The stored scale: the nearest finite float16; NaN if the exact scale is not finite.
 TW_INLINE uint16_t stored_scale(float exact) {
   if (!finite(exact)) return 0x7e00;
   return to_f16(exact > 65504.0f ? 65504.0f : exact < -65504.0f ? -65504.0f : exact);
 }
 
-// round(x / scale) within [low, high]; 0 where the scale is 0 or NaN.
+// round(x / scale), clamped to [low, high]; 0 if the scale is 0 or NaN.
 TW_INLINE I codes_of(F x, float scale, float low, float high) {
   if (!(scale > 0 || scale < 0)) return all(0);
   return nearest(smaller(larger(x / all(scale), all(low)), all(high)));
 }
 
-// The exact scale of up to 32 numbers in two vectors, zeros behind them.
+// The exact scale of up to 32 numbers in two vectors, padded with zeros.
 TW_INLINE float int8_scale(F a, F b) {
   const float low_half = largest_magnitude(a), high_half = largest_magnitude(b);
   if (!finite(low_half) || !finite(high_half)) return __builtin_nanf("");
@@ -86,7 +86,7 @@ TW_INLINE float int4_scale(F a, F b) {
   return (high > -low ? high : low) / -8.0f;
 }
 
-TW_INLINE void store_bytes(I a, uint8_t* bytes, int64_t n) {  // of the first n lanes
+TW_INLINE void store_bytes(I a, uint8_t* bytes, int64_t n) {  // the first n lanes
   uint8_t each[16];
   store_8(each, a);
   memcpy(bytes, each, n);
@@ -110,7 +110,7 @@ TW_INLINE void encode_int4(const float* x, int64_t n, uint8_t* bytes, uint16_t* 
   for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
 }
 
-// e4m3, the nearest and halves to the even one; the largest where x is beyond it, NaN where x is not finite.
+// To fp8 e4m3, rounded to nearest, ties to even; saturates at 448, and NaN if x is not finite.
 TW_INLINE uint8_t to_fp8(float x) {
   uint32_t u;
   memcpy(&u, &x, 4);
@@ -120,7 +120,7 @@ TW_INLINE uint8_t to_fp8(float x) {
   if (rest < 0x3c800000) {                                // below the smallest normal, 2^-6: a multiple of 2^-9
     float small;
     memcpy(&small, &rest, 4);
-    small += 16384.0f;  // the sum's last place is 2^-9
+    small += 16384.0f;  // one ulp of the sum is 2^-9
     uint32_t v;
     memcpy(&v, &small, 4);
     return (uint8_t)(sign | (v - 0x46800000));
@@ -128,7 +128,7 @@ TW_INLINE uint8_t to_fp8(float x) {
   return (uint8_t)(sign | ((rest + 0x7ffff + (rest >> 20 & 1) - 0x3c000000) >> 20));
 }
 
-// One row in the format of a tensor, at one slot and head.
+// Stores one row in the format of a tensor. place: slot times KV heads plus head.
 static void encode(const KVTensor& tensor, int64_t size, int64_t place, const float* x) {
   uint8_t* bytes = (uint8_t*)tensor.codes + place * row_bytes(tensor.format, size);
   uint16_t* halves = (uint16_t*)bytes;
@@ -156,7 +156,7 @@ static void encode(const KVTensor& tensor, int64_t size, int64_t place, const fl
   }
 }
 
-// Where a part keeps a position of a text: a slot of its memory, or -1.
+// The slot of a position in a part's memory; -1 if it has no page.
 TW_INLINE int64_t slot_of(const Part& part, const ChunkRows& chunk, int64_t page_size, int64_t position) {
   const int64_t page = chunk.tables[part.table][position / page_size];
   return page < 0 ? -1 : page * page_size + position % page_size;
@@ -181,17 +181,18 @@ static void store_kv(const KVLayer& layer, const Heads& heads, const ChunkRows& 
 
 // ---- Reading ----
 
-// Walks through the rows that a block has for some heads in one tensor, to have them brought near line by line, while as
-// much of another block is read. Rows that share lines count as lines of their own: of what is small (scales) the first
-// rows are asked for, and the processor sees where that leads. It calls nothing: sums in registers would have to be saved.
+// Prefetches the rows of a block for some heads in one tensor, cache line by cache line, as the kernel reads an equal
+// number of bytes of another block. Rows that share a line count as separate lines: of small rows (scales) it
+// prefetches the first ones, and the hardware prefetcher follows. It is inlined, because a call would spill the sums in
+// registers.
 struct Fetch {
-  const uint8_t* first = nullptr;  // of the first of these heads, of place 0
+  const uint8_t* first = nullptr;  // the first of these heads at place 0
   const int64_t* places = nullptr;
-  int64_t row = 0, width = 0;  // bytes of one head, and of all of them
-  int64_t lane = 0, high = 0;  // the lane after this one; behind the last
+  int64_t row = 0, width = 0;  // bytes of one head, and of all these heads
+  int64_t lane = 0, high = 0;  // the next lane; the end of the lanes
   const uint8_t *at = nullptr, *end = nullptr;
 
-  // To be called when so many bytes of one head were read.
+  // Call after reading `bytes` bytes of one head.
   inline __attribute__((always_inline)) void after(int64_t bytes) {
     for (int64_t left = (bytes + 63) / 64; left; left--) {
       if (at >= end) {
@@ -209,21 +210,20 @@ struct Ahead {
   Fetch k, v, k_scales, v_scales;
 };
 
-// Positions [start, stop) of one part, at most 64 and none on both sides of a multiple of 64.
+// Positions [start, stop) of one part, at most 64, which do not cross a multiple of 64.
 //
-// Lanes are counted from `start`; those in [low, high) are read. places: where each lies in the memory (slot times
-// heads). Around those that are read, up to whole vectors, stand places of others that are: what is decoded there goes
-// nowhere.
+// Lanes count from `start`; the kernel reads lanes [low, high). places: the place of each lane in the memory (slot
+// times heads). The lanes around these, up to whole vectors, repeat valid places; the kernel ignores their values.
 struct Block {
   const Part* part;
   int64_t start, stop;
   bool sinks;  // whether these are sinks
-  KVTensor k, v;   // of the KV head that is read: what lies in its places
+  KVTensor k, v;   // the tensors, offset to the current KV head
   int64_t low, high;
   int64_t places[BLOCK];
-  bool even[BLOCK / 16];  // whether sixteen lanes lie as far apart as neighbours do: `apart` places
+  bool even[BLOCK / 16];  // whether the places of sixteen lanes are evenly spaced, `apart` places from one to the next
   int64_t apart;
-  Ahead* ahead;  // how far fetching the next block has come
+  Ahead* ahead;  // the prefetch of the next block
   int64_t first() const { return low & -16; }
   int64_t last() const { return whole(high, 16); }
 };
@@ -244,7 +244,7 @@ TW_INLINE Fetch fetch_of(const Block& block, const void* first, int64_t row, int
   return f;
 }
 
-// To fetch a block for some heads.
+// Starts the prefetch of a block for some heads.
 static void begin_fetch(const Block& block, int64_t size, int64_t head, int64_t heads, Ahead& ahead) {
   const KVTensor &k = block.part->k, &v = block.part->v;
   const int64_t scales = 2 * row_scales(size);
@@ -254,13 +254,13 @@ static void begin_fetch(const Block& block, int64_t size, int64_t head, int64_t 
   ahead.v_scales = scaled(v.format) ? fetch_of(block, v.scales, scales, head, heads) : Fetch();
 }
 
-// Rows of a block from some lane on that lie evenly: row i at `at + i * step`.
+// Evenly spaced rows of a block: row i at `at + i * step`.
 struct Run {
   const uint8_t* at;
   int64_t step;
 };
 
-TW_INLINE F from_f16(I w) {  // of the low halves
+TW_INLINE F from_f16(I w) {  // of the low 16 bits of each lane
 #if defined(__AVX512F__)
   F r;
   r.p[0] = (FPart)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)w.p[0]));
@@ -272,7 +272,7 @@ TW_INLINE F from_f16(I w) {  // of the low halves
 #endif
 }
 
-// Lanes of even and of odd numbers as the first sixteen numbers and the next; and the other way round.
+// interleave: from vectors of the even and the odd numbers to the first and the last sixteen. take_apart: the inverse.
 TW_INLINE void interleave(F& even, F& odd) {
 #if defined(__AVX512F__)
   const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -310,10 +310,10 @@ TW_INLINE void take_apart(F& first, F& second) {
 #endif
 }
 
-// Sixteen bytes of sixteen rows, transposed: the four bytes from 4 i on of every row in lanes of x[i].
+// Transposes sixteen bytes of sixteen rows: lane r of x[i] holds bytes [4 i, 4 i + 4) of row r.
 TW_INLINE void transpose(Run rows, I (&x)[4]) {
 #if defined(__AVX512F__)
-  __m512i row[4];  // of the rows i, i + 4, i + 8 and i + 12
+  __m512i row[4];  // row[i]: the rows i, i + 4, i + 8 and i + 12
   const uint8_t* at[4] = {rows.at, rows.at + 4 * rows.step, rows.at + 8 * rows.step, rows.at + 12 * rows.step};
   const int64_t places[4] = {0, rows.step, 2 * rows.step, 3 * rows.step};
   const auto bytes = [&](int i, int k) __attribute__((always_inline)) {
@@ -350,7 +350,7 @@ TW_INLINE void transpose(Run rows, I (&x)[4]) {
 #endif
 }
 
-// Two scales that lie side by side, of sixteen positions.
+// Two adjacent scales of each of sixteen positions.
 TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane, int64_t groups) {
   int32_t x[16];
   if (block.even[lane / 16]) {
@@ -361,7 +361,7 @@ TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane,
   } else {
     for (int i = 0; i < 16; i++) memcpy(&x[i], scales + block.places[lane + i] * groups, 4);
   }
-#if defined(__AVX512F__)  // put together in registers: what was stored in pieces cannot be loaded at once for long
+#if defined(__AVX512F__)  // assembled in registers: a wide load after narrow stores would stall on store forwarding
   I r;
   r.p[0] = (IPart)_mm512_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13],
                                     x[14], x[15]);
@@ -373,7 +373,7 @@ TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane,
 #endif
 }
 
-// The scales of a tensor: scales[group * 64 + lane].
+// Loads the scales of a block of a tensor: scales[group * 64 + lane].
 static void load_scales(const Block& block, const KVTensor& tensor, int64_t size, Fetch& ahead, float* scales) {
   const int64_t groups = row_scales(size);
   for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
@@ -391,20 +391,21 @@ static void load_scales(const Block& block, const KVTensor& tensor, int64_t size
   }
 }
 
-// Keys lie in lines of 64 positions. Of native formats and fp8 a line is one number in fp32. Of INT8 and INT4 it is two
-// codes of 16 bits: in each four bytes those numbers go together that stand half of them apart.
+// Decoded keys form lines of 64 positions. For native formats and fp8 a line is one number of a head, in fp32. For INT8
+// and INT4 it is a pair of codes of 16 bits each: if four stored bytes hold 2 n numbers, their line i pairs the numbers
+// i and i + n.
 constexpr int64_t lines_in_four_bytes(int64_t format) {
   return format == F32 ? 1 : format == BF16 || format == F16 || format == INT8 ? 2 : 4;
 }
 
-// Codes of four bits stand for themselves minus 8, and now for what they are as numbers with a sign.
+// Converts 4-bit codes with offset 8 to signed 4-bit numbers.
 TW_INLINE I signed_nibbles(I x) {
   const I high = all((int32_t)0x88888888);
   TW_PARTS x.p[i] = x.p[i] ^ high.p[i];
   return x;
 }
 
-// What four bytes of sixteen rows hold: lines of them.
+// Decodes four bytes of sixteen rows to lines.
 template <int64_t FORMAT>
 TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
   if constexpr (FORMAT == F32) lines[0] = bits_to_float(x);
@@ -429,7 +430,8 @@ TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
   }
 }
 
-// Sixteen rows of keys, from a lane on, side by side in `room`, with zeros up to whole sixteen bytes.
+// Copies sixteen rows of keys, from a lane on, to contiguous memory in `room`, each padded with zeros to a multiple of
+// sixteen bytes.
 static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
   uint8_t* to = (uint8_t*)room;
   const int64_t step = whole(bytes, 16);
@@ -438,7 +440,7 @@ static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t byt
     memcpy(to + i * step, (const uint8_t*)block.k.codes + block.places[lane + i] * bytes, bytes);
   return {to, step};
 }
-// Such rows that lie evenly and have whole sixteen bytes: where they are, or copied.
+// Sixteen evenly spaced rows of keys of whole sixteen bytes: in place if possible, else copied.
 TW_INLINE Run even_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
   if (!block.even[lane / 16] || bytes % 16) return copied_keys(block, bytes, lane, room);
   return {(const uint8_t*)block.k.codes + block.places[lane] * bytes, block.apart * bytes};
@@ -465,7 +467,7 @@ static void decode_keys_of(const Block& block, int64_t size, float* keys, void* 
   }
 }
 
-// room: for sixteen rows of keys
+// room: memory for sixteen rows of keys
 static void decode_keys(const Block& block, int64_t size, float* keys, void* room) {
   switch (block.k.format) {
     case F32: return decode_keys_of<F32>(block, size, keys, room);
@@ -477,7 +479,7 @@ static void decode_keys(const Block& block, int64_t size, float* keys, void* roo
   }
 }
 
-// Values in fp32 lie in rows: values[lane * depth + number], zeros behind the numbers.
+// Decoded fp32 values form rows: values[lane * depth + number], padded with zeros.
 template <int64_t FORMAT>
 TW_INLINE F load_numbers(const uint8_t* x) {
   if (FORMAT == F32) return load((const float*)x);
@@ -502,9 +504,9 @@ static void decode_values_of(const Block& block, int64_t size, int64_t depth, fl
   }
 }
 
-// The codes of values in 32 columns of two neighbouring positions: pairs of them, in the halves of a number.
+// Pairs the value codes of two adjacent positions over 32 columns, each pair in the two halves of a lane.
 //
-// Columns come as is cheapest, and `in_order` puts them in order in the end: of INT4, even ones and odd ones.
+// The columns are in the cheapest order (for INT4 even ones, then odd ones); `in_order` reorders the final sums.
 template <int64_t FORMAT>
 TW_INLINE void pair_values(const uint8_t* a, const uint8_t* b, I (&x)[2]) {
   if constexpr (FORMAT == INT4) {
@@ -537,7 +539,7 @@ TW_INLINE void in_order(F& a, F& b) {
 #endif
 }
 
-// The codes of values lie in rows for two positions each: values[lane / 2 * depth + column].
+// Decoded value codes form rows of two positions each: values[lane / 2 * depth + column].
 template <int64_t FORMAT>
 static void decode_value_codes(const Block& block, int64_t size, int64_t depth, float* values) {
   const uint8_t* codes = (const uint8_t*)block.v.codes;

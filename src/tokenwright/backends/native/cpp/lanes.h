@@ -1,7 +1,7 @@
-// Sixteen lanes of numbers, whatever the registers: one of 512 bits, two of 256 or four of 128.
+// Vectors of sixteen lanes, for any register width: one register of 512 bits, two of 256 or four of 128.
 //
-// Everything here lives in a namespace of its own for each instruction set, so that the linker never takes one for
-// another. Files that include this use no templates of std: those would be shared.
+// Each instruction set has its own namespace, so that the linker never merges code of different instruction sets. Files
+// that include this header use no templates of std, because the linker would merge those.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ TW_INLINE F load(const float* x) {
   return r;
 }
 TW_INLINE void store(float* x, F v) { memcpy(x, &v, 64); }
-TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16, zeros behind them
+TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16 lanes; the others are zeros
 #if defined(__AVX512F__)
   F r;
   r.p[0] = (FPart)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
@@ -65,7 +65,7 @@ TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16, zeros behin
 #endif
   return r;
 }
-TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16
+TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16 lanes
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v.p[0]);
 #else
@@ -115,7 +115,7 @@ TW_INLINE I operator>>(I a, int n) {  // arithmetic
   return a;
 }
 
-// a b + c, rounded once where the processor can (this is compiled with -ffp-contract=fast).
+// a b + c, rounded once if the processor has fused multiply-add (the build uses -ffp-contract=fast).
 TW_INLINE F fma(F a, F b, F c) {
   F r;
   TW_PARTS r.p[i] = a.p[i] * b.p[i] + c.p[i];
@@ -142,7 +142,7 @@ TW_INLINE I float_to_bits(F a) {
   return r;
 }
 TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7fffffff)); }
-// Lanes as two whole numbers of 16 bits each: total + a b over both.
+// Each lane of a and b as two int16: total + the sum of both products.
 TW_INLINE I dot16(I total, I a, I b) {
 #if defined(__AVX512VNNI__)
   total.p[0] = (IPart)_mm512_dpwssd_epi32((__m512i)total.p[0], (__m512i)a.p[0], (__m512i)b.p[0]);
@@ -155,7 +155,7 @@ TW_INLINE I dot16(I total, I a, I b) {
 #endif
   return total;
 }
-// Each of them shifted: to the left, and to the right with its sign.
+// Shifts both int16 of each lane: to the left, and arithmetically to the right.
 TW_INLINE I left16(I a, int n) {
   TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] << n);
   return a;
@@ -174,7 +174,7 @@ TW_INLINE I to_int(F a) {  // towards zero
   TW_PARTS r.p[i] = __builtin_convertvector(a.p[i], IPart);
   return r;
 }
-// To the nearest whole number, halves to the even one; |a| below 2^22.
+// Rounds to the nearest integer, ties to even; |a| below 2^22.
 TW_INLINE F rounded(F a) {
 #if defined(__AVX512F__)
   a.p[0] = (FPart)_mm512_roundscale_ps((__m512)a.p[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -198,7 +198,7 @@ TW_INLINE I nearest(F a) {
 #endif
 }
 
-// Sums and the largest of all lanes, always in the same order: halves onto halves.
+// Sum and maximum of all lanes, always in the same order: a tree reduction by halves.
 TW_INLINE float sum(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)a.p[0]);
@@ -220,7 +220,7 @@ TW_INLINE float largest(F a) {
   return x[0];
 }
 
-// Sixteen numbers of another form, widened to fp32.
+// Sixteen numbers of another format, widened to fp32.
 TW_INLINE F load_bf16(const uint16_t* x) {
   F r;
 #if defined(__AVX512F__)
@@ -251,7 +251,7 @@ TW_INLINE F load_f16(const uint16_t* x) {
     UPart rest = (w & 0x7fff) << 13;
     FPart f;
     memcpy(&f, &rest, sizeof f);
-    f *= 5.192296858534828e33f;  // 2^112: the exponents' biases apart; subnormals come out right
+    f *= 5.192296858534828e33f;  // 2^112, the difference of the exponent biases; correct for subnormals too
     UPart out;
     memcpy(&out, &f, sizeof f);
     out |= (UPart)(rest >= (0x7c00u << 13)) & 0x7f800000u;  // infinities and NaN
@@ -261,7 +261,7 @@ TW_INLINE F load_f16(const uint16_t* x) {
 #endif
   return r;
 }
-TW_INLINE I load_i8(const int8_t* x) {  // here and below compilers do worse by themselves
+TW_INLINE I load_i8(const int8_t* x) {  // intrinsics here and below: compilers generate slower code without them
   I r;
 #if defined(__AVX512F__)
   r.p[0] = (IPart)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x));
@@ -291,7 +291,7 @@ TW_INLINE I load_u8(const uint8_t* x) {
 #endif
   return r;
 }
-// The low 16 bits of each lane.
+// Stores the low 16 bits of each lane.
 TW_INLINE void store_16(uint16_t* x, I a) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)x, _mm512_cvtepi32_epi16((__m512i)a.p[0]));
@@ -302,7 +302,7 @@ TW_INLINE void store_16(uint16_t* x, I a) {
   }
 #endif
 }
-// The low 8 bits of each lane.
+// Stores the low 8 bits of each lane.
 TW_INLINE void store_8(uint8_t* x, I a) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)x, _mm512_cvtepi32_epi8((__m512i)a.p[0]));
@@ -313,7 +313,7 @@ TW_INLINE void store_8(uint8_t* x, I a) {
   }
 #endif
 }
-// As bfloat16: to the nearest, halves to the even one; NaN stays NaN.
+// Stores as bfloat16, rounded to nearest, ties to even; NaN stays NaN.
 TW_INLINE void store_bf16(uint16_t* x, F v) {
   const I u = float_to_bits(v);
   I near = u + all(0x7fff) + (u >> 16 & all(1));
@@ -332,7 +332,7 @@ TW_INLINE F from_fp8(I w) {  // e4m3 in the low bytes, zeros above them
 }
 TW_INLINE F load_fp8(const uint8_t* x) { return from_fp8(load_u8(x)); }
 
-// Scalars, rounded to the nearest and halves to the even one.
+// Scalar conversions, rounded to nearest, ties to even.
 TW_INLINE uint16_t to_bf16(float x) {
   uint32_t u;
   memcpy(&u, &x, 4);
@@ -362,8 +362,7 @@ TW_INLINE float from_f16(uint16_t h) {
   return y[0];
 }
 
-// e^x with an error below 2 units in the last place; 0 below -87.3, infinite above 88.8, NaN where x is, and x no more
-// than 89.
+// e^x with an error below 2 ulp; 0 below -87.3, infinite above 88.8, NaN for NaN. x must be at most 89.
 TW_INLINE F exponential(F x) {
   const F low = all(-87.33654f);
   F r;

@@ -1,4 +1,4 @@
-// What Python calls. Every function that may run out of memory says so by its result; none throws.
+// The C functions that Python calls. A function that may run out of memory reports it in its result; none throws.
 #include <cstring>
 #include <new>
 
@@ -26,7 +26,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni");
 }
 
-// Tiles with int8 and bfloat16, and the system's leave to use them, which is asked for once in a process.
+// Whether AMX has int8 and bfloat16, and the system permits its use; the process requests that permission once.
 bool has_amx() {
 #if defined(TW_EMULATE_AMX)
   return has_avx512();
@@ -59,7 +59,7 @@ int64_t without_throwing(Run run) {
 
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The sizes of the structs that Python mirrors, to refuse a library that was built from other sources.
+// Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
   const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
                           sizeof(ChunkRows),   sizeof(Heads), sizeof(EmbedOp), sizeof(AttentionOp), sizeof(MLPOp),
@@ -69,7 +69,7 @@ TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
   return known;
 }
 
-// The kernels of an instruction set, or null where this processor lacks it.
+// The kernels of an instruction set; null if this processor or this build lacks it.
 TW_EXPORT const Kernels* tw_kernels(const char* name) {
   if (!strcmp(name, "portable")) return portable_kernels();
 #if defined(__x86_64__)
@@ -80,16 +80,16 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
   return nullptr;
 }
 
-// A step's memory: null where there is none. It serves one call at a time, and is freed by tw_workspace_free.
+// Allocates a workspace; null if memory runs out. It serves one call at a time; tw_workspace_free frees it.
 TW_EXPORT Workspace* tw_workspace_new() { return new_workspace(); }
 TW_EXPORT void tw_workspace_free(Workspace* workspace) { free_workspace(workspace); }
 TW_EXPORT int64_t tw_workspaces() { return count_workspaces(); }
 
-// From now on runs use so many threads, where as many are asked for, whoever else uses the processors; 0, as at first:
-// those that there are processors for. Returns what it was. For tests and measurements.
+// Sets the number of threads of later runs (at most the number that a call requests), regardless of other load; 0, the
+// initial value: the pool decides. Returns the previous value. For tests and measurements.
 TW_EXPORT int64_t tw_exact_threads(int64_t most) { return set_exact_threads(most); }
 
-// For how many threads the last run was split of those that were asked for several.
+// The number of threads that the last run was split for, among runs that requested several.
 TW_EXPORT int64_t tw_last_team() { return last_team(); }
 
 TW_EXPORT int64_t tw_forward(const Kernels* k, Workspace* workspace, const Model* model, const Batch* batch,
@@ -141,7 +141,7 @@ TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n
   return without_throwing([&] { summarise(*k, *workspace, n, vocab, logits, best, log_total, threads); });
 }
 
-// Reads `bytes` by all threads in pieces as large as the kernels', so that each byte is read once.
+// Reads every byte once, by all threads, in work items of the kernels' size. Returns the sum of the words.
 TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, int64_t threads) {
   struct Job {
     const Kernels* k;
@@ -160,7 +160,7 @@ TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, in
   return job.total;
 }
 
-// `rounds` for each thread; returns the multiplications of all.
+// `rounds` per thread; returns the number of multiplications of all threads.
 TW_EXPORT int64_t tw_multiply(const Kernels* k, int64_t format, int64_t rounds, int64_t threads) {
   struct Job {
     const Kernels* k;
@@ -177,7 +177,7 @@ TW_EXPORT int64_t tw_multiply(const Kernels* k, int64_t format, int64_t rounds, 
   return job.total;
 }
 
-// Packs rows [first, first + count) of a matrix, shared out by whole blocks; returns how many numbers are not finite.
+// Packs rows [first, first + count) of a matrix, one block per work item; returns how many numbers are not finite.
 TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_format, const void* source, int64_t stride,
                 int64_t first, int64_t count, int64_t threads) {
   struct Job {
@@ -194,7 +194,7 @@ TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_form
         Job& j = *(Job*)context;
         const int64_t size = j.source_format == F32 ? 4 : 2;
         const int64_t block = j.first / LANES, last = (j.first + j.count + LANES - 1) / LANES;
-        team.each(last - block, [&](int64_t i) {  // nobody shares a block
+        team.each(last - block, [&](int64_t i) {  // no two threads write one block
           const int64_t at = (block + i) * LANES;
           const int64_t top = at > j.first ? at : j.first;
           const int64_t end = at + LANES < j.first + j.count ? at + LANES : j.first + j.count;

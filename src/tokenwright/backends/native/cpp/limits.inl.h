@@ -1,10 +1,9 @@
-// What the processor can do at most, to hold the kernels against.
+// The processor's limits, read bandwidth and multiply rate, to compare the kernels with.
 
 namespace tw {
 namespace TW_ISA {
 
-// Reads all of it, from two places at a time and asking for what comes as the kernels do; returns what its words add up
-// to.
+// Reads all bytes, as two streams with the kernels' prefetch distance; returns the sum of their words.
 static uint64_t read(const void* data, int64_t bytes) {
   constexpr int64_t stretch = 4 * LINE;
   const uint8_t* at = (const uint8_t*)data;
@@ -34,8 +33,8 @@ static uint64_t read(const void* data, int64_t bytes) {
   return total;
 }
 
-// Multiplies and adds as the kernels of a format do, with as many rows and blocks at a time, and factors in the nearest
-// cache; returns how many multiplications that were.
+// Multiplies and adds as the kernels of a format do, with as many rows and blocks at a time, and operands in the L1
+// cache; returns the number of multiplications.
 template <bool INTEGER>
 static int64_t multiply_as(int64_t rounds) {
   constexpr int rows = MOST_ROWS, blocks = BLOCKS;
@@ -46,7 +45,7 @@ static int64_t multiply_as(int64_t rounds) {
   I whole[rows][blocks] = {};
   for (int64_t i = 0; i < rounds; i++) {
     const void *w = weights, *x = inputs;
-    __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // they are read anew; the sums stay in registers
+    __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // forces a reload; the sums stay in registers
     I lines[blocks];
 #pragma GCC unroll 2
     for (int b = 0; b < blocks; b++) lines[b] = load_line((const uint8_t*)w + b * LINE);

@@ -1,14 +1,14 @@
 // Linear layers over packed weights, from one row to thousands.
 //
-// One accumulator for each row and output runs along the inputs in order, whatever the blocking: fp32 by fused
-// multiplication and addition for the float formats; for the quantised ones an exact integer sum over each group, to
-// which the group's scale is applied. So a row's outputs do not depend on how many rows go with it, and the quantised
-// formats give the same bits on every processor that fuses.
+// Each row and output has one accumulator, which adds the inputs in order under every blocking: by fp32 fused
+// multiply-add for the float formats; for quantised formats by an exact integer sum over each group, times its scale.
+// So a row's outputs do not depend on the other rows, and the quantised formats give the same bits on every processor
+// with fused multiply-add.
 
 namespace tw {
 namespace TW_ISA {
 
-// Rows and blocks that a kernel holds in registers at a time, and up to how many rows go through the weights at once.
+// Rows and blocks that a kernel holds in registers, and the most rows that read the weights only once.
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 8, MOST_FLOAT_ROWS = 12, BLOCKS = 2, FEW_ROWS = 16, SIDE_BY_SIDE = 4;
 #elif defined(__AVX2__)
@@ -17,12 +17,12 @@ constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1, FEW_ROWS = 4, SIDE
 constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1, FEW_ROWS = 2, SIDE_BY_SIDE = 1;
 #endif
 
-constexpr int64_t LINE = 64;           // bytes: 16 outputs over the inputs that lie together
-constexpr int64_t AHEAD = 4096;        // bytes of a block's weights that are fetched before they are used
-constexpr int64_t SUPER_ROWS = 256;    // rows that are taken through a group of blocks together
+constexpr int64_t LINE = 64;           // bytes: four bytes of inputs for each of 16 outputs
+constexpr int64_t AHEAD = 4096;        // prefetch distance in bytes of a block's weights
+constexpr int64_t SUPER_ROWS = 256;    // rows that a group of blocks processes together
 constexpr int64_t SUPER_BLOCKS = 8;    // blocks of such a group
-constexpr int64_t SHORT_CHUNK = 512;   // inputs that nine to sixteen rows are taken through at a time
-constexpr int64_t CHUNK_BYTES = 1024;  // of a row, taken through at a time: rows and weights stay in the nearest cache
+constexpr int64_t SHORT_CHUNK = 512;   // inputs per chunk for nine to sixteen rows
+constexpr int64_t CHUNK_BYTES = 1024;  // bytes of a row per chunk: rows and weights stay in the L1 cache
 
 template <int64_t FORMAT>
 struct Slab {
@@ -35,16 +35,16 @@ TW_INLINE int64_t slabs_of(const Matrix& m) {
   return (m.in + inputs - 1) / inputs;
 }
 
-struct Work {  // of a kernel: some rows of a chunk of inputs, for one block or two side by side
+struct Work {  // a kernel's work: some rows over a chunk of inputs, for one block or two adjacent ones
   const Matrix& matrix;
   const QuantisedRows& rows;
-  int64_t row, live;      // the first row; how many of the kernel's rows there are
+  int64_t row, live;      // the first row; the number of valid rows, at most the kernel's
   int64_t block, slab, slabs, all_slabs;
-  float* sums;            // [row][16 for each block]: what the chunks before have come to
+  float* sums;            // [row][16 for each block]: sums over the previous chunks
   int64_t sums_stride;    // floats from one row to the next
-  bool first, last;       // chunk of the inputs
+  bool first, last;       // whether this is the first or last chunk of the inputs
   const Out& out;
-  int64_t ahead;          // bytes: how far before they are used weights are fetched; 0: they are near already
+  int64_t ahead;          // prefetch distance of the weights in bytes; 0: they are in the cache already
 };
 
 TW_INLINE void finish(const Work& work, int64_t block, int64_t row, F v) {
@@ -86,7 +86,7 @@ TW_INLINE I load_line(const uint8_t* x) {
   return r;
 }
 
-// The two halves of each lane of a line as fp32: the inputs 2 i and 2 i + 1.
+// One half of each lane of a line as fp32: the inputs 2 i (which = 0) or 2 i + 1 (which = 1).
 template <int64_t FORMAT>
 TW_INLINE F half(I line, int which) {
   if (FORMAT == BF16) return bits_to_float(which ? line & all((int32_t)0xffff0000) : line << 16);
@@ -96,13 +96,13 @@ TW_INLINE F half(I line, int which) {
   return load_f16(picked);
 }
 
-// What a kernel of R rows reads them by: one pointer for each four that lie together, or one for each row.
+// The pointers to a kernel's R rows: one for each TOGETHER interleaved rows, or one per row.
 template <typename Unit, int R, int TOGETHER>
 struct RowPointers {
   static constexpr int count = TOGETHER == 1 ? R : (R + TOGETHER - 1) / TOGETHER;
   const Unit* at[count];
 
-  // units: of a row. Of rows that lie alone, those behind the last one are the first once more.
+  // units: per row. Without interleaving, rows after the last valid one repeat the first.
   TW_INLINE RowPointers from(const Work& work, const void* numbers, int64_t units, int64_t unit) {
     RowPointers p;
 #pragma GCC unroll 16
@@ -154,7 +154,7 @@ static void float_kernel(const Work& work) {
   end<R, B>(work, acc);
 }
 
-// What is to be added to sum(code * x) for each unit of sum(x): codes carry an offset where they are taken as unsigned.
+// The correction to sum(code * x) per unit of sum(x): kernels that read codes as unsigned include their offset.
 TW_INLINE int32_t offset(int64_t format) {
 #if defined(__AVX512VNNI__)
   return format == INT8 ? -128 : -8;
@@ -173,7 +173,7 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
   const __m256i size = _mm256_abs_epi8(x);
   TW_PARTS {
     __m256i pairs;
-    if (FORMAT == INT8) {  // a signed code times the sign of x: no pair exceeds 16 bits
+    if (FORMAT == INT8) {  // sign_epi8 moves the sign of x to the code: no pair overflows 16 bits
       const __m256i code = _mm256_xor_si256((__m256i)codes.p[i], _mm256_set1_epi8((char)0x80));
       pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(code, x));
     } else {
@@ -218,7 +218,7 @@ static void integer_kernel(const Work& work) {
         for (int b = 0; b < B; b++) sums[r][b] = all(x_sums.get(r, s * groups + g));
 #pragma GCC unroll 16
       for (int q = 0; q < fours; q++) {
-        const int64_t four = g * fours + q;  // of the slab
+        const int64_t four = g * fours + q;  // the index in the slab
         I codes[B];
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) {
@@ -259,10 +259,10 @@ TW_INLINE void kernel(const Work& work) {
     float_kernel<FORMAT, R, B, TOGETHER>(work);
 }
 
-// How many rows lie together: so many that a kernel's pointers find room in the registers.
+// How many rows are interleaved: enough that a kernel's pointers fit in registers.
 static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE : 1; }
 
-// Few rows: the weights come from memory, and all rows are taken through them at once.
+// Few rows: the weights come from memory, and one pass over them computes all rows.
 template <int64_t FORMAT, int64_t GROUP, int R, int B>
 static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1;
@@ -277,7 +277,7 @@ static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first,
   }
 }
 
-// Many rows: the weights of a pair of blocks over a chunk of inputs are taken past all rows, some at a time.
+// Many rows: the weights of a pair of blocks over a chunk of inputs stay in the cache, and all rows use them in turn.
 template <int64_t FORMAT, int64_t GROUP, int B>
 static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
   constexpr int most = FORMAT == INT8 || FORMAT == INT4 ? MOST_ROWS : MOST_FLOAT_ROWS;
@@ -297,7 +297,7 @@ static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
 template <int64_t FORMAT, int64_t GROUP>
 static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   static thread_local float sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
-  constexpr int64_t number = FORMAT == INT8 || FORMAT == INT4 ? 1 : 4;  // bytes of one in a row
+  constexpr int64_t number = FORMAT == INT8 || FORMAT == INT4 ? 1 : 4;  // bytes of one input in a row
   constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (FORMAT == INT8 || FORMAT == INT4 ? 2 : 1);
   const int64_t slabs = slabs_of(m);
   for (int64_t group = first; group < last; group += SUPER_BLOCKS)
@@ -319,7 +319,7 @@ static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first,
       }
 }
 
-// Nine to sixteen rows: so many stay near for a chunk of inputs only. The next block's weights are fetched meanwhile.
+// Nine to sixteen rows: they fit in the cache only for a chunk of inputs. Prefetches the next block's weights.
 template <int64_t FORMAT, int64_t GROUP>
 static void in_short_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   float sums[SUPER_BLOCKS][16 * LANES] __attribute__((aligned(64)));
@@ -367,7 +367,7 @@ static void linear(const Matrix& m, const QuantisedRows& rows, int64_t first, in
 
 static int64_t row_kind(int64_t format) { return format == INT8 || format == INT4 ? ROWS_INT8 : ROWS_F32; }
 
-// Where the units of a row begin, of which it has `units`.
+// The index of a row's first unit, with `units` units per row.
 TW_INLINE int64_t place(int64_t row, int64_t units, int64_t together) {
   return row / together * together * units + row % together;
 }
@@ -393,7 +393,7 @@ static void quantise_row(const Matrix& m, const float* x, int64_t row, const Qua
 static bool fuses(const Matrix&, const QuantisedRows&, const Between&) { return false; }
 static void up_rows(const Matrix&, const QuantisedRows&, int64_t, int64_t, const Between&) {}
 
-// Row `index` of a matrix, decoded: four bytes of a line after the other, which are its own.
+// Decodes row `index` of a matrix: it owns four bytes of each line of its block.
 static void embed(const Matrix& m, int64_t index, float* x) {
   const int64_t block = index / LANES, lane = index % LANES, slabs = slabs_of(m);
   const uint8_t* w = (const uint8_t*)m.codes + block * slabs * (m.format == INT4 ? 512 : 1024) + 4 * lane;

@@ -1,8 +1,8 @@
-// Packing: rows of numbers into the blocks and slabs of a matrix, whose order api.h draws.
+// Packs rows of numbers into the blocks and slabs of a matrix, in the order that api.h draws.
 //
-// Sixteen rows go together, each in a lane of its own from the moment it is read: what becomes of a number depends on
-// its row and its group alone. The bytes are those of backends/packed.py, with every instruction set: no rounded
-// product meets a sum here that a compiler could fuse with it.
+// Sixteen rows are packed together, each in its own lane: the result for a number depends on its row and group alone.
+// The bytes equal those of backends/packed.py in every instruction set, because this code adds no rounded product that
+// a compiler could fuse.
 
 namespace tw {
 namespace TW_ISA {
@@ -10,7 +10,7 @@ namespace TW_ISA {
 constexpr float LEAST_DIVISOR = 7.0f, DIVISOR_STEP = 0.25f;  // an int4 scale is -extreme / (7, 7.25, ... 10.75)
 constexpr int DIVISORS = 16;
 
-// The rows that lie in one block: those of the lanes [first, last). `row` is the number 0 of lane `first`.
+// The rows to pack into one block, in its lanes [first, last). `row` points to the row of lane `first`.
 struct BlockRows {
   int64_t format, stride;
   const uint8_t* row;
@@ -33,7 +33,7 @@ TW_INLINE void transpose_16x16(F (&x)[16]) {
 #if defined(__AVX512F__)
   F y[16];
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {  // squares of four numbers in each quarter
+  for (int i = 0; i < 16; i += 4) {  // transpose 4 x 4 squares within each quarter
     const __m512 a = (__m512)x[i].p[0], b = (__m512)x[i + 1].p[0], c = (__m512)x[i + 2].p[0], d = (__m512)x[i + 3].p[0];
     const __m512d ab = (__m512d)_mm512_unpacklo_ps(a, b), cd = (__m512d)_mm512_unpacklo_ps(c, d);
     const __m512d AB = (__m512d)_mm512_unpackhi_ps(a, b), CD = (__m512d)_mm512_unpackhi_ps(c, d);
@@ -43,7 +43,7 @@ TW_INLINE void transpose_16x16(F (&x)[16]) {
     y[i + 3].p[0] = (FPart)_mm512_unpackhi_pd(AB, CD);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {  // the squares themselves
+  for (int i = 0; i < 4; i++) {  // transpose the grid of squares
     const __m512 a = (__m512)y[i].p[0], b = (__m512)y[i + 4].p[0], c = (__m512)y[i + 8].p[0], d = (__m512)y[i + 12].p[0];
     const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x88), cd = _mm512_shuffle_f32x4(c, d, 0x88);
     const __m512 AB = _mm512_shuffle_f32x4(a, b, 0xdd), CD = _mm512_shuffle_f32x4(c, d, 0xdd);
@@ -61,7 +61,7 @@ TW_INLINE void transpose_16x16(F (&x)[16]) {
 #endif
 }
 
-// The inputs [at, at + N) of the block's rows, one vector for each input; zeros where there is no row or no input.
+// The inputs [at, at + N) of the block's rows, one vector per input, with zeros for missing rows and inputs.
 template <int N>
 TW_INLINE void read_inputs(const BlockRows& rows, int64_t at, int64_t inner, F (&x)[N]) {
   const int64_t row_bytes = rows.stride * (rows.format == F32 ? 4 : 2);
@@ -78,7 +78,7 @@ TW_INLINE void read_inputs(const BlockRows& rows, int64_t at, int64_t inner, F (
   }
 }
 
-// As 16 bits, in the lower half of each lane.
+// Conversion to 16 bits, in the lower half of each lane.
 TW_INLINE I to_bf16(F x) {
   const I bits = float_to_bits(x);
   return ((bits + all(0x7fff) + (bits >> 16 & all(1))) >> 16) & all(0xffff);
@@ -95,7 +95,7 @@ TW_INLINE I to_f16(F x) {
   return r;
 }
 
-// A scale as it is kept, and what it is then.
+// Rounds a scale to float16; returns its bits and sets `scale` to the rounded value.
 TW_INLINE I round_scale(F& scale) {
   const I kept = to_f16(scale);
   uint16_t halves[16];
@@ -104,7 +104,7 @@ TW_INLINE I round_scale(F& scale) {
   return kept;
 }
 
-// -1 in each lane whose bits of the exponent are all set.
+// -1 in each lane whose exponent bits are all set.
 TW_INLINE I not_finite(I bits, int32_t exponent) {
   I r;
   TW_PARTS r.p[i] = (IPart)((bits.p[i] & exponent) == exponent);
@@ -113,13 +113,14 @@ TW_INLINE I not_finite(I bits, int32_t exponent) {
 
 TW_INLINE F clamped(F x, float low, float high) { return larger(all(low), smaller(all(high), x)); }
 
-// round(x / scale); a scale of 0 belongs to numbers that are (nearly) 0 themselves.
+// round(x / scale); where the scale is 0, all numbers of the group are (nearly) 0 and 1 stands in for it.
 TW_INLINE F code_of(F x, F scale) {
   TW_PARTS scale.p[i] = scale.p[i] == 0 ? 1.0f - (FPart){} : scale.p[i];
   return rounded(x / scale);
 }
 
-// One slab of a float format, a line for each input or two of them. Returns -1 for each number that is not finite.
+// One slab of a float format, with one or two inputs per line. Returns, in each lane, minus the count of numbers that
+// are not finite.
 template <int64_t FORMAT>
 TW_INLINE I float_slab(const BlockRows& rows, int64_t at, int64_t inner, I (&lines)[16]) {
   constexpr int inputs = FORMAT == F32 ? 16 : 32;
@@ -138,7 +139,7 @@ TW_INLINE I float_slab(const BlockRows& rows, int64_t at, int64_t inner, I (&lin
   return bad;
 }
 
-// A group's codes from -127 to 127. Returns its scale as it is kept.
+// A group's int8 codes, -127 to 127 plus 128. Returns the scale as float16 bits.
 template <int GROUP>
 TW_INLINE I int8_group(const F* x, I* codes) {
   F most = {};
@@ -149,19 +150,19 @@ TW_INLINE I int8_group(const F* x, I* codes) {
   return kept;
 }
 
-// The squared error of a group at a scale. The differences are cut to 12 bits: their squares are exact.
+// The squared error of a group at a scale. Differences are truncated to 12 bits, so that their squares are exact.
 template <int GROUP>
 TW_INLINE F int4_error(const F* x, F scale) {
   F total = {};
   for (int i = 0; i < GROUP; i++) {
-    const F code = clamped(code_of(x[i], scale), -8, 7);  // times a scale, that is exact too
+    const F code = clamped(code_of(x[i], scale), -8, 7);  // code * scale is exact too
     const F difference = bits_to_float(float_to_bits(x[i] - code * scale) & all(~0xfff));
     total = fma(difference, difference, total);
   }
   return total;
 }
 
-// A group's codes from -8 to 7, with the first scale of the least error. Returns that as it is kept.
+// A group's int4 codes, -8 to 7 plus 8, with the first scale of least error. Returns the scale as float16 bits.
 template <int GROUP>
 TW_INLINE I int4_group(const F* x, I* codes) {
   F high = x[0], low = x[0], best = {}, scale = {};
@@ -181,8 +182,8 @@ TW_INLINE I int4_group(const F* x, I* codes) {
   return to_f16(scale);
 }
 
-// One slab of a quantised format, and the scales of its groups. Returns -1 for each number of a group that has no codes:
-// one with a number that is not finite, or whose scale is not.
+// One slab of a quantised format, and the scales of its groups. Returns, in each lane, minus the count of numbers in
+// groups that cannot be encoded, because a number or the scale is not finite.
 template <int64_t FORMAT, int GROUP>
 TW_INLINE I integer_slab(const BlockRows& rows, int64_t at, int64_t inner, I (&lines)[16], I (&scales)[2]) {
   constexpr int per_line = FORMAT == INT8 ? 1 : 2, apart = 64 / per_line;
@@ -207,7 +208,7 @@ TW_INLINE I integer_slab(const BlockRows& rows, int64_t at, int64_t inner, I (&l
   return bad;
 }
 
-// Lanes [first, last) of a vector of `size` bytes a lane.
+// Stores lanes [first, last) of a vector with `size` bytes per lane.
 TW_INLINE void store_lanes(uint8_t* to, const void* from, int64_t first, int64_t last, int64_t size) {
   if (last - first == 16)
     memcpy(to, from, 16 * size);
@@ -221,7 +222,7 @@ TW_INLINE int64_t lanes_total(I x, int64_t first, int64_t last) {
   return total;
 }
 
-// The rows of one block, slab by slab.
+// Packs the rows of one block, slab by slab. Returns how many numbers are not finite.
 template <int64_t FORMAT, int GROUP>
 static int64_t pack_block(const Matrix& m, int64_t block, const BlockRows& rows) {
   constexpr int groups = GROUP ? 64 / (GROUP ? GROUP : 1) : 0;

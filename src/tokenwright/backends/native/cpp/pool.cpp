@@ -33,22 +33,22 @@ namespace {
 
 // Times are nanoseconds.
 constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND, SECOND = 1000 * MILLISECOND;
-constexpr int LOOKS = 64;                                // between two looks at the clock
-constexpr int64_t AWAKE = 2 * MILLISECOND;               // a thread looks for the next run, a step of Python, then sleeps
-constexpr int64_t PATIENCE = 100 * MICROSECOND;          // at least, that a thread looks for the end of a phase,
-constexpr int64_t MOST_PATIENCE = MILLISECOND;           // and at most,
-constexpr int64_t PATIENT = 16;                          // and in between this share of the last run
-constexpr int64_t LATE = 200 * MICROSECOND;              // a thread that wakes up may take so long to join
-constexpr int64_t WATCH = 30 * MILLISECOND;              // after something late, processor time is measured for so long
-constexpr int64_t MEMORY = 8 * MILLISECOND;              // of the average of what is lost
-constexpr double MOST_LOST = 0.25;                       // at most, of a thread's time, before fewer threads are used,
-constexpr double LAST = 0.7;                             // or this by the number of threads
-constexpr int64_t HOLD = 20 * MILLISECOND;               // fewer threads are used for so long, at first,
-constexpr int64_t MOST_HOLD = 320 * MILLISECOND;         // and at most
-constexpr int64_t HOLD_RUNS = 16;                        // but for as many runs: a try may be as long as one
-constexpr int64_t CALM = 100 * MILLISECOND;              // without a loss: the next time begins at HOLD again
-constexpr int64_t ASK_PROCESSORS = SECOND;               // how often the system is asked for processors
-constexpr int64_t ASK_THREADS = 10 * SECOND;             // and, after it refused one, for a thread
+constexpr int LOOKS = 64;                                // spins between two reads of the clock
+constexpr int64_t AWAKE = 2 * MILLISECOND;               // a thread spins this long for the next run, then sleeps
+constexpr int64_t PATIENCE = 100 * MICROSECOND;          // shortest spin for the end of a phase,
+constexpr int64_t MOST_PATIENCE = MILLISECOND;           // longest spin,
+constexpr int64_t PATIENT = 16;                          // and in between the last run's time divided by this
+constexpr int64_t LATE = 200 * MICROSECOND;              // time allowed for a woken thread to join
+constexpr int64_t WATCH = 30 * MILLISECOND;              // how long to measure processor time after a delay
+constexpr int64_t MEMORY = 8 * MILLISECOND;              // time constant of the average loss
+constexpr double MOST_LOST = 0.25;                       // loss, in threads, above which the pool uses fewer threads,
+constexpr double LAST = 0.7;                             // or this divided by the number of threads
+constexpr int64_t HOLD = 20 * MILLISECOND;               // first time limit for using fewer threads,
+constexpr int64_t MOST_HOLD = 320 * MILLISECOND;         // longest limit,
+constexpr int64_t HOLD_RUNS = 16;                        // and shortest in runs, as a retry costs up to one run
+constexpr int64_t CALM = 100 * MILLISECOND;              // time without loss after which the limit is HOLD again
+constexpr int64_t ASK_PROCESSORS = SECOND;               // interval between queries for usable processors
+constexpr int64_t ASK_THREADS = 10 * SECOND;             // and, after the system refused a thread, between attempts
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -65,7 +65,7 @@ int64_t now() {
       .count();
 }
 
-// Time that the calling thread has spent on a processor.
+// Processor time of the calling thread.
 int64_t processor_time() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -85,7 +85,7 @@ void wake_sleepers(std::atomic<uint32_t>& word) {
 
 #else
 
-// One place for all sleepers: each looks again at its own word. Never destroyed, as the pool.
+// One condition variable for all sleepers: each checks its own word again. Never destroyed, like the pool.
 struct Bed {
   std::mutex mutex;
   std::condition_variable woken;
@@ -108,7 +108,7 @@ void wake_sleepers(std::atomic<uint32_t>&) {
 
 #endif
 
-// Looks for `ready` for so long; returns whether it came.
+// Spins for up to `patience` nanoseconds until ready(); returns whether it became true.
 template <typename Ready>
 bool look_for(int64_t patience, Ready ready) {
   int64_t until = 0;
@@ -122,7 +122,7 @@ bool look_for(int64_t patience, Ready ready) {
   return true;
 }
 
-// Lets this thread, when it wakes up, wait for a processor: else it may well take that of the thread that woke it.
+// Sets SCHED_BATCH, so that this thread, when it wakes up, does not preempt the thread that woke it.
 void never_preempt() {
 #if defined(__linux__)
   sched_param none{};
@@ -130,11 +130,11 @@ void never_preempt() {
 #endif
 }
 
-// How many threads to use while others use the processors too. What is lost is measured: the time in which threads of a
-// run were ready and had no processor. In a unit of one thread's time that is how many threads there are too many.
+// Chooses the number of threads while other programs use the processors. It measures the loss: the time in which
+// threads of a run were runnable without a processor. Divided by the run's time, that is the number of surplus threads.
 class Share {
  public:
-  // Of so many threads, those that a run should use.
+  // The number of threads that a run should use, at most `most`.
   int64_t threads(int64_t most, int64_t time) {
     if (limit_ >= most) return most;
     if (time < retry_) return limit_;
@@ -145,13 +145,13 @@ class Share {
     return most;
   }
 
-  // Whether a run that begins at this time should measure processor time, which takes a microsecond.
+  // Whether a run that starts at this time should measure processor time, which costs a microsecond.
   bool watches(int64_t time) const { return time < watch_until_; }
 
-  // A thread waited long, or came late: it may be the work's shape, or another process.
+  // Call after a thread waited long or joined late: the cause may be the work's shape, or another process.
   void suspect(int64_t time) { watch_until_ = time + WATCH; }
 
-  // A run on `threads` that took `took` until `time`, in which its threads lost so much.
+  // Records a run on `threads` threads that took `took`, ended at `time`, and whose threads lost `lost` in total.
   void note(int64_t threads, int64_t took, int64_t lost, int64_t time) {
     calm_ += took;
     const double weight = 1 - exp(-(double)took / MEMORY);
@@ -166,17 +166,17 @@ class Share {
   }
 
  private:
-  // What one thread less would cost: a part of a share, as the last of them rarely brings all of its own.
+  // The loss above which one thread fewer is faster; below one thread's time, as the last thread rarely adds all of it.
   static double most_lost(int64_t threads) { return std::max(MOST_LOST, LAST / threads); }
 
   int64_t limit_ = INT64_MAX, retry_ = 0, hold_ = HOLD, calm_ = 0, watch_until_ = 0;
-  double lost_ = 0;  // on average, as a share of one thread's time
+  double lost_ = 0;  // the average loss, as a share of one thread's time
 };
 
-// What callers of the library set and ask.
+// Set by set_exact_threads; read by last_team.
 std::atomic<int64_t> exact_threads{0}, last_size{0};
 
-// Threads that live as long as the process. Each waits for its next run: it looks for a while, then it sleeps.
+// Threads that live as long as the process. Each waits for its next run: it spins for a while, then sleeps.
 class Pool {
  public:
   void run(int64_t threads, void (*body)(void*, Team&, int64_t), void* context) {
@@ -209,11 +209,11 @@ class Pool {
   struct alignas(64) Worker {
     std::atomic<uint32_t> asleep{0};
     int64_t called = 0;  // when it was started or woken
-    // Of the run that it took part in last. The caller reads this when all have left.
+    // Of the last run that this thread took part in. The caller reads these when all threads have left.
     int64_t run = 0, joined = 0, left = 0, busy = 0, slept = 0;
   };
 
-  // How many threads the next run should use.
+  // The number of threads that the next run should use.
   int64_t share_of(int64_t threads, int64_t time) {
     if (time >= ask_processors_) {
       processors_ = usable_processors();
@@ -222,7 +222,7 @@ class Pool {
     return share_.threads(std::min(threads, processors_), time);
   }
 
-  // Starts the threads that are missing of so many, the caller's among them; returns how many of these there are.
+  // Starts threads until there are `threads`, including the caller's; returns how many there are.
   int64_t start(int64_t threads, int64_t time) {
     while ((int64_t)workers_.size() < threads - 1 && time >= ask_threads_) {
       try {
@@ -231,7 +231,7 @@ class Pool {
         worker->called = time;
         std::thread(&Pool::work, this, worker.get(), (int64_t)workers_.size() + 1, run_.load()).detach();
         workers_.push_back(std::move(worker));
-      } catch (const std::exception&) {  // the system has no thread for us (EAGAIN), or no memory
+      } catch (const std::exception&) {  // the system refused a thread (EAGAIN), or memory ran out
         ask_threads_ = time + ASK_THREADS;
       }
     }
@@ -247,7 +247,7 @@ class Pool {
     phase_.patience = std::clamp(took_ / PATIENT, PATIENCE, MOST_PATIENCE);
     door_.store(OPEN, std::memory_order_release);
     run_.store(number_ << SIZE_BITS | size);
-    for (int64_t i = 0; i < size - 1; i++) {  // a thread that goes to sleep now sees the run, or is seen asleep
+    for (int64_t i = 0; i < size - 1; i++) {  // a thread that falls asleep now either sees the run, or we see it asleep
       Worker& worker = *workers_[i];
       if (!worker.asleep.load()) continue;
       worker.called = time;
@@ -256,7 +256,7 @@ class Pool {
     }
   }
 
-  // Lets nobody in and waits for those inside; returns how long the caller slept.
+  // Closes the run to new threads and waits until all have left; returns how long the caller slept.
   int64_t close() {
     door_.fetch_and(~OPEN);
     const auto empty = [&] { return door_.load() == 0; };
@@ -266,7 +266,7 @@ class Pool {
     return now() - from;
   }
 
-  // What the run tells about the processors. A thread lost the time in which it neither computed nor slept.
+  // Computes the loss of the run. A thread lost the time in which it neither computed nor slept.
   void account(int64_t began, int64_t ended, int64_t own, int64_t slept) {
     int64_t lost = std::max<int64_t>(0, took_ - own - slept);
     bool late = slept > 0;
@@ -298,7 +298,7 @@ class Pool {
       }
       seen = run_.load();
       if (!enter()) continue;
-      seen = number_ << SIZE_BITS | size_;  // perhaps a later one
+      seen = number_ << SIZE_BITS | size_;  // perhaps of a later run
       if (index < size_) take_part(*worker, index);
       if (door_.fetch_sub(1) == 1) leaving_.wake();
     }
@@ -322,29 +322,29 @@ class Pool {
     worker.run = number_;
   }
 
-  std::mutex turn_;  // of callers. It guards what follows.
+  std::mutex turn_;  // one caller at a time; it guards the members below
   Share share_;
   std::vector<std::unique_ptr<Worker>> workers_;
   int64_t processors_ = 1, ask_processors_ = 0, ask_threads_ = 0;
-  int64_t took_ = 0;  // the last run
+  int64_t took_ = 0;  // duration of the last run
 
-  // The run: written before the door opens, and unchanged until the last thread has left.
+  // The current run: written before the door opens, and constant until the last thread has left.
   void (*body_)(void*, Team&, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t size_ = 0, number_ = 0;
   bool watches_ = false;
   Phase phase_;
-  Parking leaving_;                           // of the caller, until the last thread has left
+  Parking leaving_;                           // the caller sleeps here until the last thread has left
   alignas(64) std::atomic<int64_t> run_{0};   // the run's number << SIZE_BITS | its threads
-  alignas(64) std::atomic<int64_t> door_{0};  // OPEN while threads may join + those inside
+  alignas(64) std::atomic<int64_t> door_{0};  // OPEN while threads may join, plus the number inside
 };
 
 std::atomic<Pool*> process_pool{nullptr};  // never destroyed: its threads may run when the process ends
 
-// A forked process has none of the threads, so it makes a pool of its own. Its parent's may have been in a run, and locked.
+// A forked process has none of the threads and creates its own pool; the parent's may have been locked in a run.
 [[maybe_unused]] const int forgets = pthread_atfork(nullptr, nullptr, [] { process_pool.store(nullptr); });
 
-// The pool of this process; null where there is no memory for one.
+// The pool of this process; null if memory for it runs out.
 Pool* pool() {
   Pool* found = process_pool.load(std::memory_order_acquire);
   if (found) return found;

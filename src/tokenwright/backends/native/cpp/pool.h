@@ -1,8 +1,9 @@
-// The threads that share a step's work. There is one pool in a process: engines take turns, and never oversubscribe.
+// The thread pool of the kernels. A process has one pool: engines take turns, and never oversubscribe the cores.
 //
-// A run is a sequence of phases, the same for every thread of it, and a phase is a number of pieces. A phase ends when
-// its pieces are done, not when all threads have reached it: a thread that is kept off its core delays the others only
-// if it holds a piece, and skips the phases that ended without it. So work is split by shape, and who does it may vary.
+// A run is a sequence of phases, the same for all of its threads, and a phase is a number of pieces (work items). A
+// phase ends when its pieces are done, not when all threads have reached it: a descheduled thread delays the others
+// only if it owns a piece, and skips the phases that ended without it. So shapes alone determine the pieces, but not
+// which thread computes each of them.
 #pragma once
 
 #include <atomic>
@@ -10,10 +11,10 @@
 
 namespace tw {
 
-// Threads sleep here until another thread has changed what they wait for.
+// Threads sleep here until another thread has made their condition true.
 class Parking {
  public:
-  // Sleeps until ready(). The thread that makes it so calls `wake` after a sequentially consistent store.
+  // Sleeps until ready(). The thread that makes it true calls `wake` after a sequentially consistent store.
   template <typename Ready>
   void sleep_until(Ready ready) {
     sleepers_.fetch_add(1);
@@ -33,27 +34,27 @@ class Parking {
   std::atomic<int32_t> sleepers_{0};
 };
 
-// The phase that a run is in.
+// The current phase of a run.
 struct Phase {
   alignas(64) std::atomic<uint64_t> next{0};  // the phase's number << 32 | its next piece
-  alignas(64) std::atomic<int64_t> done{0};   // pieces of it
-  alignas(64) Parking parking;                // of threads that wait for its end
-  int64_t patience = 0;                       // nanoseconds that they look for it before they sleep
+  alignas(64) std::atomic<int64_t> done{0};   // finished pieces
+  alignas(64) Parking parking;                // threads that wait for the end of the phase
+  int64_t patience = 0;                       // nanoseconds that they spin before they sleep
 };
 
-// One thread's place in a run.
+// One thread's view of a run: it takes pieces of each phase and waits for the phase to end.
 class Team {
  public:
   explicit Team(int64_t size, Phase* phase = nullptr) : size_(size), phase_(phase) {}
 
-  // Threads that the work is split for. Fewer may take part; one alone has no phase to share.
+  // The number of threads that the work is split for. Fewer may take part; a single thread has no phase to share.
   int64_t size() const { return size_; }
 
-  // Nanoseconds that this thread has slept so far, waiting for others.
+  // Nanoseconds that this thread has slept so far while it waited for other threads.
   int64_t slept() const { return slept_; }
 
-  // Calls body(first, last) for pieces of [0, count), `piece` long, as threads come to ask for them. A phase: returns when
-  // all pieces are done.
+  // One phase: calls body(first, last) for pieces of [0, count), `piece` long, which threads take dynamically. Returns
+  // when all pieces are done.
   template <typename Body>
   void share(int64_t count, int64_t piece, Body body) {
     const int64_t pieces = (count + piece - 1) / piece;
@@ -65,14 +66,14 @@ class Team {
     if (phase_) end(mine, pieces);
   }
 
-  // share, one by one: body(index).
+  // `share` with pieces of one: body(index).
   template <typename Body>
   void each(int64_t count, Body body) {
     share(count, 1, [&](int64_t index, int64_t) { body(index); });
   }
 
  private:
-  // The next piece of this thread's phase; `pieces` where none is left. A thread alone takes one after another.
+  // The next piece of this thread's phase; `pieces` if none is left. A single thread takes them in order.
   int64_t take(int64_t mine, int64_t pieces) {
     if (!phase_) return mine;
     uint64_t next = phase_->next.load(std::memory_order_acquire);
@@ -88,19 +89,19 @@ class Team {
 
   const int64_t size_;
   Phase* const phase_;
-  uint64_t number_ = 0;  // of the phase that this thread is in
+  uint64_t number_ = 0;  // the number of this thread's phase
   int64_t slept_ = 0;
 };
 
-// Runs `body(context, team, thread)` on up to so many threads, the caller's among them, and returns when all that take
-// part have ended: each thread's number is below `threads`. It uses fewer where the process has fewer processors, where no
-// more threads can be started, and while others use the processors. Callers wait for each other. Throws nothing.
+// Runs `body(context, team, thread)` on up to `threads` threads, including the caller's, and returns when all that take
+// part have ended; thread numbers are below `threads`. It uses fewer if the process has fewer processors, if the system
+// refuses more threads, and while other programs use the processors. Callers wait for each other. Throws nothing.
 void run_on_threads(int64_t threads, void (*body)(void*, Team&, int64_t), void* context);
 
-// How many threads runs use at most, whoever else uses the processors; 0: what the pool finds best. Returns what it was.
+// Sets the number of threads of later runs, regardless of other load; 0: the pool decides. Returns the previous value.
 int64_t set_exact_threads(int64_t most);
 
-// How many threads the last run on several was split for.
+// The number of threads that the last pooled run was split for.
 int64_t last_team();
 
 }  // namespace tw

@@ -14,7 +14,7 @@ namespace {
 
 #if defined(__linux__)
 
-// The first line of a file, or nothing.
+// The first line of a file; empty if it cannot be read.
 std::string line_of(const std::string& path) {
   std::string line;
   if (FILE* file = fopen(path.c_str(), "r")) {
@@ -25,7 +25,7 @@ std::string line_of(const std::string& path) {
   return line;
 }
 
-// Whole processors that the quota of one control group makes, rounded up; 0 where there is none.
+// The CPU quota of one control group in processors, rounded up; 0 if it has none.
 int64_t quota_of(const std::string& folder) {
   long long quota = 0, period = 0;
   if (sscanf(line_of(folder + "/cpu.max").c_str(), "%lld %lld", &quota, &period) < 2) {  // version 2: "max" or a number
@@ -36,7 +36,7 @@ int64_t quota_of(const std::string& folder) {
   return quota > 0 && period > 0 ? (quota + period - 1) / period : 0;
 }
 
-// The least quota of this process's control groups and of those that these are in; 0 where there is none.
+// The smallest quota of this process's control groups and their ancestors; 0 if there is none.
 int64_t least_quota() {
   int64_t least = 0;
   FILE* file = fopen("/proc/self/cgroup", "r");

@@ -1,9 +1,10 @@
-// A row's numbers in 8 bits, as the linears over quantised weights take them.
+// Quantises rows to 8 bits, the input format of linears over quantised weights.
 
 namespace tw {
 namespace TW_ISA {
 
-// A group of inputs as whole numbers from -127 to 127 times max |x| / 127. What is not finite makes the scale NaN.
+// Quantises a group of inputs to integers from -127 to 127, with scale max |x| / 127; the scale of an input that is not
+// finite is NaN. total: the sum of the codes.
 TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes, float* scale, int32_t* total) {
   F extreme = {}, nothing = {};
   for (int64_t i = 0; i < n; i += 16) {
@@ -22,7 +23,7 @@ TW_INLINE void quantise(const float* x, int64_t n, int64_t group, int8_t* codes,
     store_8((uint8_t*)codes + i, to_int(code));
   }
   const float added = sum(all_codes);
-  *total = added == added ? (int32_t)added : 0;  // a NaN shows in the scale
+  *total = added == added ? (int32_t)added : 0;  // the scale carries the NaN
 }
 
 }  // namespace TW_ISA

@@ -1,11 +1,11 @@
-// What happens to one row at a time: norms, activations, the summary of its logits.
+// Kernels over one row at a time: norms, activations, the summary of its logits.
 
 #include <cmath>
 
 namespace tw {
 namespace TW_ISA {
 
-// Sums over a row: 16 lanes, in order, then halves onto halves.
+// Sums over a row: 16 lanes in order, then a tree reduction of the lanes.
 static float mean_of_squares(int64_t size, const float* x, float center) {
   F total = {};
   const F middle = all(center);
@@ -39,7 +39,7 @@ static void norm(const Norm& by, int64_t size, const float* x, float* y) {
   }
 }
 
-// 0 below -88.4, where e^-x is taken for infinite: so that x times it is nothing, however far x goes.
+// 0 below -88.4, where e^-x overflows to infinity: so that x * sigmoid(x) is 0 there for every finite x.
 TW_INLINE F sigmoid(F x) { return all(1.0f) / (all(1.0f) + exponential(smaller(all(0.0f) - x, all(89.0f)))); }
 
 TW_INLINE F activated(int64_t activation, F x) {
@@ -70,11 +70,11 @@ static void gated(int64_t activation, int64_t size, const float* x, float* y) {
   }
 }
 
-// x [n]: the place of the largest, the lowest of equals (0 if there is none), that number, and sum(exp(x - most)).
+// Of x [n]: the argmax, the lowest index among equals (0 if there is none), the maximum, and sum(exp(x - maximum)).
 static void summary(int64_t n, const float* x, int64_t* index, float* most, double* total) {
   constexpr int64_t stretch = 128;
-  float high = -INFINITY, nothing = 0;  // a NaN is no larger than anything, and makes a NaN of nothing
-  int64_t found = 0;                    // where the stretch begins that has the largest
+  float high = -INFINITY, nothing = 0;  // `nothing` becomes NaN if some x is not finite, which `>` misses
+  int64_t found = 0;                    // the start of the stretch with the maximum
   F zero = {};
   for (int64_t i = 0; i < n; i += stretch) {
     const int64_t end = i + stretch < n ? i + stretch : n;

@@ -12,16 +12,16 @@
 namespace tw {
 namespace {
 
-constexpr int64_t SUMMARY = 2048;      // logits that are summed up at a time; totals are merged in order
-constexpr int64_t MANY_PIECES = 8;     // of logits for each thread: so many make their sizes even
-constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // more rows than that go past so many blocks together
-constexpr int64_t QUERIES = 64;        // queries of a chunk, at least, that a thread takes at a time,
-constexpr int64_t QUERY_ROWS = 16;     // and rows
-constexpr int64_t ROW_PIECES = 8;      // for each thread, at least, where rows go one by one,
-constexpr int64_t MOST_ROWS = 16;      // and so many at most in one
-constexpr int64_t SINGLES = 4;         // pieces for each thread, at least, of many rows that come alone
+constexpr int64_t SUMMARY = 2048;      // logits per partial sum; the totals are merged in order
+constexpr int64_t MANY_PIECES = 8;     // partial sums per thread from which on linear and summary are fused
+constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // with more than MANY_ROWS rows, a piece has at least MANY_BLOCKS
+constexpr int64_t QUERIES = 64;        // fewest queries of a chunk per piece of attention,
+constexpr int64_t QUERY_ROWS = 16;     // and fewest rows
+constexpr int64_t ROW_PIECES = 8;      // pieces per thread, at least, in phases over rows,
+constexpr int64_t MOST_ROWS = 16;      // and the most rows per piece
+constexpr int64_t SINGLES = 4;         // pieces of attention per thread, at least, with many single-row chunks
 
-// Memory that grows and is kept from step to step.
+// Memory that grows on demand and is reused from step to step.
 class Buffer {
  public:
   template <typename T>
@@ -50,13 +50,13 @@ int64_t depth_of(const Matrix& m) {
 }
 int64_t blocks_of(const Matrix& m) { return (m.out + LANES - 1) / LANES; }
 
-// Memory for the quantised rows of one linear. It serves every linear of a step, one after another.
+// Memory for the quantised rows of one linear. All linears of a step use it in turn.
 class RowStorage {
  public:
-  // Takes memory for `count` rows of a linear; before the threads begin.
+  // Grows the memory for `count` rows of a linear. Call it before the threads start.
   void reserve(const Matrix& m, int64_t count) {
     const int64_t depth = depth_of(m);
-    const int64_t whole = (count + 31) / 32 * 32;  // tiles
+    const int64_t whole = (count + 31) / 32 * 32;  // whole tiles
     numbers_.of<float>(whole * depth);
     scales_.of<float>(whole * depth / 32);
     sums_.of<int32_t>(whole * depth / 32);
@@ -82,7 +82,7 @@ std::atomic<int64_t> workspaces{0};
 
 }  // namespace
 
-// Everything that one step at a time computes in.
+// The scratch memory of one step at a time.
 struct Workspace {
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
   RowStorage rows, next_rows;
@@ -93,9 +93,10 @@ struct Workspace {
 
 namespace {
 
-// How many pieces the blocks of a linear are shared out in. A piece is some weights, and where there are many rows so many
-// blocks that these are read from a cache that is not each core's own no more often than need be. All threads get as
-// many pieces, and these differ by two blocks at most: who has less to do waits.
+// The number of pieces that the blocks of a linear are split into. A piece is at most WEIGHT_PIECE bytes of weights,
+// but with many rows at least MANY_BLOCKS blocks, so that threads read the rows from the shared cache less often. If
+// there are enough blocks, each thread gets the same number of pieces, and pieces differ by at most two blocks, because
+// a thread with less work would wait.
 int64_t pieces_of(const Matrix& m, int64_t rows, int64_t threads) {
   const int64_t bits = m.format == F32 ? 32 : m.format == INT8 ? 8 : m.format == INT4 ? 4 : 16;
   const int64_t block_bytes = m.in * LANES * bits / 8, blocks = blocks_of(m);
@@ -106,7 +107,7 @@ int64_t pieces_of(const Matrix& m, int64_t rows, int64_t threads) {
   return std::min(rounds * threads, (blocks + 1) / 2);
 }
 
-// Of a stretch of logits: the place of the largest, that number, and sum(exp(x - most)).
+// The summary of a range of logits: the argmax, the maximum, and sum(exp(x - maximum)).
 struct Partial {
   int64_t index;
   float most;
@@ -115,14 +116,14 @@ struct Partial {
 
 int64_t summary_pieces(int64_t vocab) { return (vocab + SUMMARY - 1) / SUMMARY; }
 
-// How many numbers the ops of a model need at most, for each row of the step or for each thread.
+// The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
-  int64_t qkv = 0, sink = 0, mixed = 0, up = 0;  // of each row
-  int64_t act = 0, scratch = 0;                  // of each thread
-  int64_t partial = 0;                           // in all
+  int64_t qkv = 0, sink = 0, mixed = 0, up = 0;  // per row
+  int64_t act = 0, scratch = 0;                  // per thread
+  int64_t partial = 0;                           // in total
 };
 
-// What the threads of one forward pass share.
+// The state that the threads of one forward pass share.
 struct Pass {
   const Kernels& k;
   const Model& model;
@@ -133,7 +134,7 @@ struct Pass {
   Partial* partial;
 };
 
-// Calls f with an op's own struct.
+// Calls f with the op cast to its own struct.
 template <typename F>
 void visit(const Op& op, F f) {
   switch (op.kind) {
@@ -151,7 +152,7 @@ void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& 
   });
 }
 
-// Calls body(row), some rows at a time where there are many.
+// One phase over rows: calls body(row). A piece has several rows if there are many.
 template <typename Body>
 void each_row(Team& team, int64_t rows, Body body) {
   team.share(rows, std::clamp<int64_t>(rows / (ROW_PIECES * team.size()), 1, MOST_ROWS), [&](int64_t row, int64_t last) {
@@ -176,7 +177,7 @@ int64_t chunk_of(const Batch& batch, int64_t row) {
   return low;
 }
 
-// The heads of one row between the projection and the attention: norms, rotation, and K and V into the cache.
+// The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
 void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const Heads& h = op.heads;
   const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
@@ -201,8 +202,9 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
 }
 
-// Shares attention out. A chunk goes by rows and KV heads, and by query heads too where there are fewer pieces than
-// threads. Of a single row as many KV heads stay together as leave enough pieces: they lie side by side in the memory.
+// Splits attention into pieces. A chunk is split by rows and KV heads, and by query heads too if there are fewer pieces
+// than threads. A piece of a single-row chunk has as many KV heads as leave enough pieces, because consecutive KV heads
+// are contiguous in the KV memory.
 void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk,
                 int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
   const int64_t ratio = h.heads / h.kv_heads;
@@ -212,7 +214,7 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
     singles += chunk[i].rows == 1;
     pieces += chunk[i].rows == 1 ? 0 : (chunk[i].rows + some_rows - 1) / some_rows;
   }
-  const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // texts are not all as long
+  const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // sequences differ in length
   int64_t together = std::min({singles * h.kv_heads / wanted, QUERIES_TOGETHER / ratio, h.kv_heads});
   if (together < 1) together = 1;
   const int64_t groups = (h.kv_heads + together - 1) / together;
@@ -239,7 +241,7 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   });
 }
 
-// Rows of norm(x) quantised for a linear.
+// Quantises norm(x) of all rows for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
   const int64_t rows = p.batch.rows, width = p.model.width;
   const QuantisedRows quantised = p.r.rows.rows(p.k, m, rows);
@@ -324,7 +326,7 @@ void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
   linears_of(p, team, op.down, last, p.x, p.x, p.model.width);
 }
 
-// log(sum(exp)) of a row from the totals of its pieces, and its largest number.
+// The argmax and logsumexp of a row, from the partial summaries of its ranges.
 void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total) {
   const Partial* most = parts;
   for (int64_t i = 1; i < count; i++)
@@ -335,7 +337,7 @@ void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total
   *log_total = log(total) + most->most;
 }
 
-// What logits [rows][vocab] come to, piece by piece, and then all of them.
+// The argmax and logsumexp of logits [rows][vocab]: partial summaries first, then a merge per row.
 struct Summary {
   const Kernels& k;
   int64_t rows, vocab;
@@ -382,7 +384,7 @@ void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
     linears_of(p, team, op.matrix, quantised, p.batch.logits, nullptr, vocab);
     return summary.run(team);
   }
-  team.each(summary.pieces(), [&](int64_t piece) {  // while they are near
+  team.each(summary.pieces(), [&](int64_t piece) {  // sums them up while they are in the cache
     constexpr int64_t blocks = SUMMARY / LANES;
     const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(op.matrix));
     p.k.linear(op.matrix, quantised, first, last, Out{p.batch.logits, nullptr, vocab});

@@ -1,4 +1,4 @@
-// A whole step in one call: what is between the tokens and the logits.
+// A whole step in one call, from token ids to logits.
 #pragma once
 
 #include "api.h"
@@ -6,26 +6,26 @@
 
 namespace tw {
 
-constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights that a thread takes at a time
+constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights in a thread's work item
 
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
-// functions in step.cpp: what it needs of the workspace, and what it computes. `native/compile.py` fills the structs.
+// functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
 enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3 };
 
-// x = the table's row of each token, and that of its position where positions are learned.
+// x = the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
   Matrix table;
   const float* positions;  // [context][width], or null
 };
 
-// x += out(attention(q, k, v)) of norm(x); K and V go through the cache of that layer.
+// x += out(attention(q, k, v)), with q, k and v from norm(x); K and V go through the layer's KV cache.
 struct AttentionOp {
   int64_t layer;
   Heads heads;
   int64_t rotates;
   Norm norm;
   Matrix qkv;   // the heads of q, then those of k, then those of v
-  Norm q_norm;  // over each head, before the rotation; without a weight there is none
+  Norm q_norm;  // over each head, before the rotation; a null weight means no norm
   Norm k_norm;
   Matrix out;
 };
@@ -34,11 +34,11 @@ struct AttentionOp {
 struct MLPOp {
   int64_t activation, gated;
   Norm norm;
-  Matrix up;  // where it is gated: the gates, then the values
+  Matrix up;  // if gated: the gates, then the values
   Matrix down;
 };
 
-// The logits of the rows that are asked for: matrix(norm(x)).
+// The logits of the batch's logits rows: matrix(norm(x)).
 struct HeadOp {
   Norm norm;
   Matrix matrix;
@@ -60,31 +60,31 @@ struct Batch {
   int64_t chunks;
   const ChunkRows* chunk;
   int64_t page_size;
-  const KVLayer* kv;   // of each layer
-  int64_t wanted;      // rows whose logits are asked for
-  const int64_t* row;  // [wanted]
+  const KVLayer* kv;   // [layers]
+  int64_t wanted;      // the number of logits rows
+  const int64_t* row;  // [wanted]: their indices in the batch
   float* logits;       // [wanted][vocab]
-  int64_t* best;       // [wanted]: the index of the largest, the lowest of equals
-  double* log_total;   // [wanted]: log(sum(exp(logits))), NaN if some logit is not finite
+  int64_t* best;       // [wanted]: the argmax, the lowest index among equals
+  double* log_total;   // [wanted]: the logsumexp, NaN if some logit of the row is not finite
 };
 
-// The memory that a step computes in. It grows to what the largest needs; it serves one call at a time.
+// The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.
 struct Workspace;
-Workspace* new_workspace();  // null where there is no memory
+Workspace* new_workspace();  // null if memory runs out
 void free_workspace(Workspace*);
-int64_t count_workspaces();  // that are not freed
+int64_t count_workspaces();  // live ones, for tests
 
-// Each of these uses `threads` threads at most, and throws std::bad_alloc where the workspace cannot grow.
+// Each of these uses at most `threads` threads, and throws std::bad_alloc if the workspace cannot grow.
 void forward(const Kernels&, Workspace&, const Model&, const Batch&, int64_t threads);
 
-// One linear for rows of fp32: what `forward` does for each of its own.
+// One linear over rows of fp32, as in `forward`.
 void linear_rows(const Kernels&, Workspace&, const Matrix&, int64_t rows, const float* x, float* y, int64_t threads);
 
-// What `forward` tells of its logits, for rows [n][vocab] that come from elsewhere.
+// The argmax and logsumexp that `forward` reports, for any logits [n][vocab].
 void summarise(const Kernels&, Workspace&, int64_t n, int64_t vocab, const float* logits, int64_t* best,
                double* log_total, int64_t threads);
 
-// One attention for rows [T][heads] of fp32 in `queries`, whose rows and heads are those of the whole step.
+// One attention over `queries` in fp32, whose rows and heads are those of the whole step.
 void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*,
                  int64_t page_size, const Queries&, int64_t threads);
 

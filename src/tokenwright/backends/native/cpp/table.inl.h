@@ -1,4 +1,4 @@
-// The table of one instruction set, made of the parts that are compiled for it.
+// The function table of one instruction set, from the files that are compiled for it.
 #include "kernels.h"
 #include "lanes.h"
 

@@ -1,7 +1,7 @@
-// The matrix unit of x86 (AMX): eight tiles of 16 rows of 64 bytes. Also as plain C++, to test where there is none.
+// The matrix unit of x86 (AMX): eight tiles of 16 rows of 64 bytes. Also emulated in plain C++, for tests without AMX.
 //
-// The instructions are written out here: the intrinsics of some compilers do not say which memory they touch, and then
-// stores into a buffer that a tile is loaded from may be left out.
+// The instructions are inline assembly: some compilers' intrinsics do not declare the memory that they access, and then
+// the compiler may drop stores into a buffer that a tile is loaded from.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ template <int T>
 TW_INLINE void tile_store(void* to, int64_t stride) {
   for (int r = 0; r < shape.rows[T]; r++) memcpy((char*)to + r * stride, tiles[T].at[r], shape.bytes[T]);
 }
-// C += A B: signed bytes, of which B's rows hold four for each column.
+// C += A B for signed bytes; each row of B holds four for each column.
 template <int C, int A, int B>
 TW_INLINE void tile_dot_bytes() {
   for (int m = 0; m < shape.rows[C]; m++)
@@ -64,7 +64,7 @@ TW_INLINE void tile_dot_bytes() {
       memcpy(&tiles[C].at[m][4 * n], &total, 4);
     }
 }
-TW_INLINE float widened(const uint8_t* x) {  // a bfloat16; subnormal ones count as zeros
+TW_INLINE float widened(const uint8_t* x) {  // from bfloat16; subnormals count as zeros
   uint16_t v;
   memcpy(&v, x, 2);
   if (!(v & 0x7f80)) v &= 0x8000;
@@ -73,7 +73,7 @@ TW_INLINE float widened(const uint8_t* x) {  // a bfloat16; subnormal ones count
   memcpy(&f, &w, 4);
   return f;
 }
-// C += A B of bfloat16: the even inputs and the odd ones are summed up apart, each fused, and then both are added.
+// C += A B for bfloat16: separate fused sums over even and odd inputs, then the sum of both.
 template <int C, int A, int B>
 TW_INLINE void tile_dot_bf16() {
   for (int m = 0; m < shape.rows[C]; m++)
