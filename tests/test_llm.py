@@ -445,7 +445,9 @@ def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, m
 
 def test_a_closed_model_says_so(folder):
     with LLM(folder, pages=8) as llm:
-        stream = llm.stream("the", replace(GREEDY, max_tokens=100))
+        with held(llm):
+            stream = llm.stream("the", replace(GREEDY, max_tokens=100))
+            stream._handle.let_write(3)
         next(stream)
         llm.close()
         with pytest.raises(EngineError, match="this LLM is closed"):

@@ -46,6 +46,7 @@ def in_a_process(code: str) -> str:
         "import os, resource\n"
         "import torch\n"
         "from tests.backends.native import KERNELS, noise, packed\n"
+        "torch.set_num_threads(1)\n"  # no kernel thread has been started, and no processors were counted
         "kernels, weight, x = next(iter(KERNELS.values())), packed('int8', 100, 150), noise(20, 150)\n"
         "library, right = kernels.library, kernels.linear(x, weight)\n"
         "torch.set_num_threads(8)\n"
