@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import (
     Chunk,
@@ -28,7 +29,6 @@ from tokenwright.engine import (
     SamplingParams,
     TokenConstraints,
 )
-from tokenwright.sampling_params import MOST_TOKENS
 
 V = 7
 PROMPT = (1, 2)
@@ -459,8 +459,8 @@ def test_forks_of_a_search_are_the_search_itself_and_mask_nothing():
 @pytest.mark.parametrize("stopping", [False, "never"])
 @pytest.mark.parametrize("penalty", [30.0, -30.0])
 def test_any_length_may_be_raised_to_any_penalty(penalty, stopping):
-    params = SamplingParams(beams=2, max_tokens=MOST_TOKENS, length_penalty=penalty, early_stopping=stopping)
-    case = Case(params, lambda text: [0.0, -3.0, -3.0, -3.0, -3.0, -3.0, -1.0], ends=(6,), context=2 * MOST_TOKENS)
+    params = SamplingParams(beams=2, max_tokens=MAX_TOKENS, length_penalty=penalty, early_stopping=stopping)
+    case = Case(params, lambda text: [0.0, -3.0, -3.0, -3.0, -3.0, -3.0, -1.0], ends=(6,), context=2 * MAX_TOKENS)
     player = Player(case).play(4)
     player.search.give_up(FinishReason.TIME)
     assert len(player.best()) == 2
