@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -113,16 +112,24 @@ class LLM(OpenedModel):
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
     ) -> AsyncIterator[Piece]:
-        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams."""
+        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams.
+
+        A long prompt is tokenised, and a grammar compiled, in another thread.
+        """
         self._open_loop()
-        prepared = asyncio.get_running_loop().run_in_executor(
-            self._preparing, self._streamed, prompt, params, cache, salt
-        )
-        request = await prepared
+
+        def prepare() -> Request:
+            return self._streamed(prompt, params, cache, salt)
+
+        if self._requests.quick(prompt, params):
+            request = prepare()
+        else:
+            request = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
         [handle] = self._submit([request], self._async_streams.listener())
-        async with aclosing(self._async_streams.pieces(handle, self._transcript(handle))) as pieces:
-            async for piece in pieces:
-                yield piece
+        with self._async_streams.open(handle, self._transcript(handle)) as stream:
+            while (pieces := await stream.pieces()) is not None:
+                for piece in pieces:
+                    yield piece
 
     def _streamed(self, prompt: Prompt, params: SamplingParams | None, cache: bool, salt: str) -> Request:
         params = self._requests.params(params)
