@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -95,6 +95,25 @@ class AsyncStreams:
             receiver.deliveries.append(delivery)
             if receiver.waiter is not None and not receiver.waiter.done():
                 receiver.waiter.set_result(None)
+
+    async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended.
+
+        Await it before the event loop runs again, or deliveries are lost.
+        """
+        receivers = {handle: _Receiver() for handle in transcripts}
+        self._receivers.update(receivers)
+
+        async def read_one(handle: RequestHandle, transcript: Transcript) -> None:
+            while not transcript.ended:
+                transcript.add(await receivers[handle].get())
+
+        try:
+            await asyncio.gather(*(read_one(*each) for each in transcripts.items()))
+        finally:
+            for handle in transcripts:
+                del self._receivers[handle]
+                handle.cancel()
 
     async def pieces(self, handle: RequestHandle, transcript: Transcript) -> AsyncGenerator[Piece, None]:
         """The pieces of a request whose listener is `listener()`. Raises EngineError if the request failed.
