@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import signal
 import threading
 import time
@@ -427,6 +428,17 @@ def test_sampling_takes_the_checkpoints_suggestions(llm):
 def test_options_that_cannot_be_had(folder, options, error, match):
     with pytest.raises(error, match=match):
         LLM(folder, **options)
+
+
+def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
+    """Its angles are computed for the positions of a step, not for all of the window."""
+    with LLM(folder, pages=64) as llm:
+        [right] = llm.generate([5, 6, 7], GREEDY)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with LLM(folder, pages=64, window=10_000_000, sinks=4) as llm:
+        [wide] = llm.generate([5, 6, 7], GREEDY)
+    assert wide.token_ids == right.token_ids
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB; the whole table has 640 MB
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):

@@ -124,6 +124,14 @@ class RequestBuilder:
         )
         return replace(request, salt=self.salt(request.limit(self._context), salt))
 
+    def embedding(self, text: Prompt) -> Request:
+        """Build a request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
+        ids = self.ids(text)
+        if not ids:
+            raise RequestError("a text to embed has no tokens; leave it out")
+        request = self.build(ids, SamplingParams(temperature=0.0, max_tokens=0), share=False)
+        return replace(request, hidden=True)
+
     def salt(self, limit: int, salt: str = "") -> bytes:
         """The salt of the prefix hashes: the caller's, and the text's length limit where RoPE depends on it."""
         positions = self._loaded.config.positions

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -71,13 +72,18 @@ class AsyncStream:
 
     async def pieces(self) -> list[Piece] | None:
         """The pieces of the next step, in order; None after the end. Raises EngineError if the request failed."""
+        if self._transcript.ended:
+            self._transcript.check()
+            return None
         while not self._deliveries:
-            if self._transcript.ended:
-                self._transcript.check()
-                return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._transcript.add(self._deliveries.popleft())
+
+    async def finish(self) -> None:
+        """Read on to the end, also of a request that fails; its transcript has the error."""
+        while not self._transcript.ended:
+            await self.pieces()
 
     def receive(self, delivery: Delivery) -> None:
         """Take in the events of a step and wake the task that awaits them."""
@@ -117,3 +123,12 @@ class AsyncStreams:
             stream = self._receivers.get(delivery.handle)
             if stream is not None:  # else it was left
                 stream.receive(delivery)
+
+    async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended.
+
+        Await it before the event loop runs again, or deliveries are lost.
+        """
+        with ExitStack() as stack:
+            for stream in [stack.enter_context(self.open(*each)) for each in transcripts.items()]:
+                await stream.finish()
