@@ -140,20 +140,9 @@ def _added(logits: torch.Tensor, ids: list[int], amounts: list[float]) -> torch.
     return logits.index_add(0, torch.tensor(ids, dtype=torch.int64), added)
 
 
-def adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
+def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
     """Whether `adjusted` changes a row after `written` tokens; if not, the common case, no new row is made."""
-    return bool(
-        mask is not None
-        or params.logit_bias
-        or params.allowed_ids is not None
-        or params.banned_ids
-        or constraints.bad
-        or written < params.min_tokens
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.dry_multiplier
-    )
+    return bool(mask is not None or written < params.min_tokens or constraints.bad or params.adjusts)
 
 
 def adjusted(
@@ -169,7 +158,7 @@ def adjusted(
     text: the prompt of `prompt_length` tokens and the tokens written after it. mask: as in `masked`. Beam search
     passes log-probabilities instead of logits. All -inf if no id may be chosen.
     """
-    if not adjusts(params, constraints, len(text) - prompt_length, mask):
+    if not _adjusts(params, constraints, len(text) - prompt_length, mask):
         return logits
     row = biased(logits, params.logit_bias) if params.logit_bias else logits
     row = banned(allowed(row, params.allowed_ids), params.banned_ids)

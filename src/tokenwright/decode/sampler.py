@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.decode.logits_processors import adjusted, adjusts, filtered
+from tokenwright.decode.logits_processors import adjusted, filtered
 from tokenwright.engine import Chunk, Fault, Output, Pick, PromptLogprobs, Result, SamplingParams, Step, TopLogprob
 from tokenwright.engine.step import ALL
 from tokenwright.errors import EngineError
@@ -141,9 +141,9 @@ class TorchSampler:
             unsound = set(np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist())
             totals = _totals(values, unsound, pairs)
         for chunk, rows in pairs:
-            picks = chunk.picks
-            if picks and chunk.request.search is not None:
-                beams = searches.setdefault(id(chunk.request.search), [])
+            picks, search = chunk.picks, chunk.sequence.request.search
+            if picks and search is not None:
+                beams = searches.setdefault(id(search), [])
                 beams.append((chunk, everything[rows.start : rows.stop]))
             elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence.id, _unsound()))
@@ -193,7 +193,7 @@ def _picked(
     except Exception as error:  # a stop checker is the client's: its error must not fail other sequences
         return [Fault(sequence.id, error)]
     written = len(sequence.tokens) - len(request.prompt)
-    known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
+    known = best if request.argmax and mask is None and written >= params.min_tokens else None
     if known is not None and not params.logprobs and look is unseen:  # the argmax and the total suffice
         tokens, logprobs = (known,), (rows.item(last, known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]

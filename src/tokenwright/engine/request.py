@@ -101,6 +101,7 @@ class Request:
     `share=False` neither attaches cached pages nor caches its own; requests of different `salt` never share pages.
     width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
     1: each advances on its own. search: for the sampler, which picks for such a request through it.
+    argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
     prompt: tuple[int, ...]
@@ -113,6 +114,11 @@ class Request:
     constraints: TokenConstraints = TokenConstraints()
     width: int = 1
     search: Any = None
+    argmax: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        object.__setattr__(self, "argmax", params.greedy and not params.adjusts and not self.constraints.bad)
 
     def limit(self, context: int) -> int:
         """The most tokens that a sequence of this request can have, the last of which is never computed."""

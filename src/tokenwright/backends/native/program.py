@@ -20,6 +20,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
 from tokenwright.config import DynamicScaling, Rope
 from tokenwright.engine import Batch
+from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
@@ -82,10 +83,8 @@ class Program:
         )
         struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
         at = struct.buffer_info()[0]
-        self._workspace.run(
-            lambda memory: kernels.library.tw_forward(kernels.handle, memory, byref(model.struct), at, threads),
-            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
-        )
+        if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
+            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals))
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":

@@ -82,8 +82,9 @@ std::atomic<int64_t> workspaces{0};
 
 }  // namespace
 
-// The scratch memory of one step at a time.
+// The scratch memory of one call at a time.
 struct Workspace {
+  std::atomic<bool> in_use{false};
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
   RowStorage rows, next_rows;
 
@@ -406,6 +407,17 @@ Workspace* new_workspace() { return new (std::nothrow) Workspace; }
 void free_workspace(Workspace* workspace) { delete workspace; }
 
 int64_t count_workspaces() { return workspaces; }
+
+CallWorkspace::CallWorkspace(Workspace* shared)
+    : shared_(shared && !shared->in_use.exchange(true, std::memory_order_acquire) ? shared : nullptr),
+      used_(shared_ ? shared_ : new Workspace) {}
+
+CallWorkspace::~CallWorkspace() {
+  if (shared_)
+    shared_->in_use.store(false, std::memory_order_release);
+  else
+    delete used_;
+}
 
 void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& batch, int64_t threads) {
   const int64_t rows = batch.rows;
