@@ -126,7 +126,8 @@ class NativeBackend:
 class RotaryCache:
     """The rotary cache: cosines and sines of positions, [n][2][D / 2] in fp32, kept from step to step.
 
-    If the angles depend on a sequence's maximum length, the cache holds them for one such length at a time.
+    If the angles depend on a sequence's maximum length, there are rows for each such length: for the one used last,
+    and for as many others, the most recent first, as have `ROTARY_POSITIONS` positions together.
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:
@@ -135,6 +136,8 @@ class RotaryCache:
         self._half = head_size // 2
         self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
         self._length = 0  # the maximum length that the rows belong to
+        self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
+        self._other_rows = 0  # of them together
         self._set(torch.empty(0, 2 * self._half))
 
     def _set(self, rows: torch.Tensor) -> None:
@@ -149,9 +152,7 @@ class RotaryCache:
         if self._shortest is not None:
             length = max(limit, self._shortest)  # up to the original context all angles are equal
             if length != self._length:
-                alive.append(self._cached)
-                self._set(self._cached[:0])
-                self._length = length
+                self._switch(length, alive)
         if stop > self._count:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)
@@ -160,6 +161,18 @@ class RotaryCache:
             alive.append(self._cached)
             self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
         return self._address + start * self._row_bytes
+
+    def _switch(self, length: int, alive: list[object]) -> None:
+        """Use the rows of another maximum length; drop those that were not used for longest, where they are many."""
+        others = self._others
+        others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
+        found = others.pop(length, None)
+        self._set(torch.empty(0, 2 * self._half) if found is None else found)
+        self._other_rows -= self._count
+        while self._other_rows > ROTARY_POSITIONS:
+            dropped = others.pop(next(iter(others)))
+            self._other_rows -= len(dropped)
+            alive.append(dropped)
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
         rotation = self._table.rows(torch.arange(start, stop), limit)

@@ -29,6 +29,7 @@ class Buffer {
     const size_t bytes = (size_t)count * sizeof(T);
     if (bytes > size_) {
       data_.reset();
+      size_ = 0;  // if the allocation fails
       data_.reset(new (std::align_val_t{64}) char[bytes]);
       size_ = bytes;
     }
