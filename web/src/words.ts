@@ -60,7 +60,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "throttled":
       return plain("running; the page is behind, so attention rows are left out");
     case "paused":
-      return plain(past ? "held; looking back" : "held: the engine computes nothing");
+      return plain(past ? "paused; looking back" : "paused: the engine computes nothing");
     case "done":
       return ending(current.state.value) ?? plain("done");
     case "disconnected":

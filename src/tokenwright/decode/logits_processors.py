@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenwright.decode.top_p import nucleus, typical
+from tokenwright.decode.top_p import top_p_mask, typical_mask
 from tokenwright.engine import SamplingParams, TokenConstraints
 
 MOST_PENALTY = 1e30  # the most that DRY subtracts: far more than any logit, and still finite in fp32
@@ -203,7 +203,7 @@ def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
 
     On ties the lower id comes first. The rest become -inf.
     """
-    return logits if p >= 1.0 else logits.where(torch.from_numpy(nucleus(logits.double().numpy(), p)), -math.inf)
+    return logits if p >= 1.0 else logits.where(torch.from_numpy(top_p_mask(logits.double().numpy(), p)), -math.inf)
 
 
 def min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
@@ -216,7 +216,7 @@ def typical_p(logits: torch.Tensor, p: float) -> torch.Tensor:
 
     Ids tied with the last one stay. The rest become -inf.
     """
-    return logits if p >= 1.0 else logits.where(torch.from_numpy(typical(logits.double().numpy(), p)), -math.inf)
+    return logits if p >= 1.0 else logits.where(torch.from_numpy(typical_mask(logits.double().numpy(), p)), -math.inf)
 
 
 def _cut(logits: torch.Tensor, least: Any) -> torch.Tensor:

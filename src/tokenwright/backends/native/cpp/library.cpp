@@ -135,8 +135,8 @@ TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int6
 }
 
 // x and y: [rows][heads][size]; rotations: [rows][size], cosines before sines.
-TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations, const float* x,
-               float* y) {
+TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations,
+                         const float* x, float* y) {
   for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, rotations + i / heads * size, x + i * size, y + i * size);
 }
 
@@ -203,7 +203,8 @@ TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_form
           const int64_t at = (block + i) * LANES;
           const int64_t top = at > j.first ? at : j.first;
           const int64_t end = at + LANES < j.first + j.count ? at + LANES : j.first + j.count;
-          j.bad += j.k->pack(*j.m, j.source_format, j.source + (top - j.first) * j.stride * size, j.stride, top, end - top);
+          const auto* source = j.source + (top - j.first) * j.stride * size;
+          j.bad += j.k->pack(*j.m, j.source_format, source, j.stride, top, end - top);
         });
       },
       &job);

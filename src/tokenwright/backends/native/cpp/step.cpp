@@ -63,7 +63,8 @@ class RowStorage {
     sums_.of<int32_t>(whole * depth / 32);
   }
 
-  QuantisedRows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
+  // The rows of a linear, in the memory that `reserve` made.
+  QuantisedRows of(const Kernels& kernels, const Matrix& m, int64_t count) {
     const int64_t groups = m.group ? depth_of(m) / m.group : 0;
     return QuantisedRows{kernels.row_kind(m.format),
                          count,
@@ -157,7 +158,8 @@ void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& 
 // One phase over rows: calls body(row). A piece has several rows if there are many.
 template <typename Body>
 void each_row(Team& team, int64_t rows, Body body) {
-  team.share(rows, std::clamp<int64_t>(rows / (ROW_PIECES * team.size()), 1, MOST_ROWS), [&](int64_t row, int64_t last) {
+  const int64_t piece = std::clamp<int64_t>(rows / (ROW_PIECES * team.size()), 1, MOST_ROWS);
+  team.share(rows, piece, [&](int64_t row, int64_t last) {
     for (; row < last; row++) body(row);
   });
 }
@@ -246,7 +248,7 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
 // Quantises norm(x) of all rows for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
   const int64_t rows = p.batch.rows, width = p.model.width;
-  const QuantisedRows quantised = p.r.rows.rows(p.k, m, rows);
+  const QuantisedRows quantised = p.r.rows.of(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
     p.k.norm(norm, width, p.x + row * width, normed);
@@ -293,7 +295,7 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
              thread);
 
-  quantised = p.r.rows.rows(p.k, op.out, rows);
+  quantised = p.r.rows.of(p.k, op.out, rows);
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, p.mixed + row * q_width, row, quantised); });
   linears_of(p, team, op.out, quantised, p.x, p.x, width);
 }
@@ -308,7 +310,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
   const int64_t rows = p.batch.rows, inner = op.down.in;
   const QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.up);
-  const QuantisedRows last = p.r.next_rows.rows(p.k, op.down, rows);
+  const QuantisedRows last = p.r.next_rows.of(p.k, op.down, rows);
   const Between between{op.activation, op.gated, inner, op.down, last};
   if (p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
@@ -375,7 +377,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
   const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
   if (!wanted) return;
-  QuantisedRows quantised = p.r.rows.rows(p.k, op.matrix, wanted);
+  QuantisedRows quantised = p.r.rows.of(p.k, op.matrix, wanted);
   team.each(wanted, [&](int64_t i) {
     float* normed = p.normed + thread * width;
     p.k.norm(op.norm, width, p.x + p.batch.row[i] * width, normed);
@@ -445,7 +447,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
 void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,
                  int64_t threads) {
   r.rows.reserve(m, rows);
-  const QuantisedRows quantised = r.rows.rows(k, m, rows);
+  const QuantisedRows quantised = r.rows.of(k, m, rows);
   struct Job {
     const Kernels& k;
     const Matrix& m;
@@ -470,8 +472,8 @@ void summarise(const Kernels& k, Workspace& r, int64_t n, int64_t vocab, const f
   run_on_threads(threads, [](void* context, Team& team, int64_t) { ((Summary*)context)->run(team); }, &summary);
 }
 
-void attend_rows(const Kernels& k, Workspace& r, const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk,
-                 int64_t page_size, const Queries& queries, int64_t threads) {
+void attend_rows(const Kernels& k, Workspace& r, const KVLayer& kv, const Heads& h, int64_t chunks,
+                 const ChunkRows* chunk, int64_t page_size, const Queries& queries, int64_t threads) {
   const int64_t each = k.attention_scratch(h);
   struct Job {
     const Kernels& k;
