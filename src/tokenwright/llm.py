@@ -1,11 +1,13 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import EngineConfig, KVFormat, WeightFormat
@@ -18,6 +20,7 @@ from tokenwright.requests import Prompt, prompts_of
 from tokenwright.run import Run
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
+from tokenwright.transcript import Transcript
 
 
 class LLM(OpenedModel):
@@ -113,16 +116,24 @@ class LLM(OpenedModel):
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
     ) -> AsyncIterator[Piece]:
-        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams."""
+        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams.
+
+        A long prompt is tokenised, and a grammar compiled, in another thread.
+        """
         self._open_loop()
-        prepared = asyncio.get_running_loop().run_in_executor(
-            self._preparing, self._streamed, prompt, params, cache, salt
-        )
-        request = await prepared
+
+        def prepare() -> Request:
+            return self._streamed(prompt, params, cache, salt)
+
+        if self._requests.quick(prompt, params):
+            request = prepare()
+        else:
+            request = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
         [handle] = self._submit([request], self._async_streams.listener())
-        async with aclosing(self._async_streams.pieces(handle, self._transcript(handle))) as pieces:
-            async for piece in pieces:
-                yield piece
+        with self._async_streams.open(handle, self._transcript(handle)) as stream:
+            while (pieces := await stream.pieces()) is not None:
+                for piece in pieces:
+                    yield piece
 
     def _streamed(self, prompt: Prompt, params: SamplingParams | None, cache: bool, salt: str) -> Request:
         params = self._requests.params(params)
@@ -242,6 +253,37 @@ class LLM(OpenedModel):
         if not ids:
             raise RequestError("a continuation is scored after a prompt, and this one has no tokens")
         return self._scores([self._requests.ids_after(prompt, ids, one) for one in continuations], len(ids))
+
+    def embed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
+        """The embedding of each text: the mean of its tokens' hidden states after the final norm, [texts, width].
+
+        Computed in one batch; what a text gets does not depend on the others. A text is tokenised as a prompt is, with
+        its special tokens. The rows are not scaled to unit length.
+
+        Raises RequestError for a text without tokens, ContextError or CapacityError for one that is too long,
+        EngineError if one failed in the engine.
+        """
+        return self._embedded(self._finish(self._embeddings(texts), at_end=False))
+
+    async def aembed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
+        """`embed` for asyncio."""
+        self._open_loop()
+        prepared = asyncio.get_running_loop().run_in_executor(self._preparing, self._embeddings, texts)
+        handles = self._submit(await prepared, self._async_streams.listener())
+        transcripts = {handle: self._transcript(handle) for handle in handles}
+        await self._async_streams.read(transcripts)
+        return self._embedded(transcripts.values())
+
+    def _embeddings(self, texts: Prompt | Sequence[Prompt]) -> list[Request]:
+        return [self._requests.embedding(text) for text in prompts_of(texts)]
+
+    def _embedded(self, transcripts: Collection[Transcript]) -> NDArray[np.float32]:
+        """The means of ended requests, [texts, width]."""
+        for transcript in transcripts:
+            if transcript.error is not None:
+                raise EngineError(f"a text could not be embedded: {transcript.error}") from transcript.error
+        means = [transcript.hidden.mean() for transcript in transcripts]
+        return np.array(means, dtype=np.float32).reshape(-1, self.graph.width)
 
     def _scores(self, texts: Sequence[list[int]], start: int) -> list[list[float]]:
         """The log-probabilities of each text's tokens from position `start` on, all in one batch."""

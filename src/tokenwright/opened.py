@@ -171,14 +171,20 @@ class OpenedModel:
             loop.post(lambda _: torch.set_num_threads(threads))
         return loop.submit(requests, listener, paused=paused)
 
-    def _finish(self, requests: Sequence[Request]) -> list[Transcript]:
-        """Submit requests together and wait until all have ended or failed."""
-        inbox = Inbox(at_end=len(requests))
+    def _finish(self, requests: Sequence[Request], *, at_end: bool = True) -> list[Transcript]:
+        """Submit requests together and wait until all have ended or failed.
+
+        at_end: leave all deliveries unread until then, instead of reading them after each step.
+        """
+        inbox = Inbox(at_end=len(requests) if at_end else 0)
         handles = self._submit(requests, inbox)
         transcripts = {handle: self._transcript(handle) for handle in handles}
         try:
-            for delivery in inbox.get() if handles else ():
-                transcripts[delivery.handle].add(delivery)
+            left = len(handles)
+            while left:
+                for delivery in inbox.get():
+                    transcripts[delivery.handle].add(delivery)
+                    left -= delivery.ended
         finally:
             for handle in handles:
                 handle.cancel()
