@@ -54,7 +54,7 @@ class OpenedModel:
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
         self._store = store
-        self._model = Model(loaded.config, loaded.decoder, self.specs, loaded.device)
+        self._model = Model(loaded.decoder, self.specs, loaded.device)
         self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
         runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()

@@ -27,7 +27,7 @@ RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.js
 
 def played(page):
     """Play to the end at engine speed."""
-    page.until(lambda p: p.state == "held")
+    page.until(lambda p: p.state == "paused")
     page.send(op="play", pace=None)
     page.until(lambda p: p.state == "done" and p.frames[-1].step + 1 == p.states[-1]["steps"])
     return page.frames
@@ -84,13 +84,13 @@ def test_nothing_is_computed_before_the_viewer_says_so(server):
     client, explorer = server
     card = begin(client)
     with watching(client, card["run"]) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 0
         assert settled(explorer.llm).pool.available == 64
         for n in range(3):
             page.send(op="step")
             page.until(lambda p, n=n: len(p.frames) == n + 1)
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 3
         assert page.states[-1]["lease_s"] > 500
 
@@ -102,7 +102,7 @@ def test_a_pause_holds_and_the_pace_is_kept_until_then(server):
         page.send(op="play", pace=200)
         page.until(lambda p: len(p.frames) >= 5)
         page.send(op="pause")
-        page.until(lambda p: p.states and p.state == "held")
+        page.until(lambda p: p.states and p.state == "paused")
         steps = client.get(f"/runs/{card['run']}").json()["steps"]
         time.sleep(0.2)
         assert client.get(f"/runs/{card['run']}").json()["steps"] == steps
@@ -155,7 +155,7 @@ def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
     client, _ = server
     card = begin(client, max_tokens=40)
     with watching(client, card["run"], acks=False) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         page.send(op="play", pace=None)
         page.until(lambda p: p.state == "done")
         assert len(page.frames) == WINDOW
@@ -183,7 +183,7 @@ def test_a_page_that_comes_back_goes_on_where_it_was(server):
     while client.get(f"/runs/{card['run']}").json()["state"] == "running":
         time.sleep(0.01)
     steps = client.get(f"/runs/{card['run']}").json()["steps"]
-    assert steps < 20, "nobody looks: it is held"
+    assert steps < 20, "nobody looks: it is paused"
     with watching(client, card["run"], since=seen) as again:
         played(again)
     assert [frame.step for frame in page.frames[:seen] + again.frames] == list(range(20))
@@ -248,18 +248,18 @@ def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
     client, explorer = server
     first, second = (begin(client, max_tokens=390) for _ in range(2))
     with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
-        page.until(lambda p: p.state == "held")
-        other.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
+        other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab", "max_tokens": 390})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
     third = begin(client, max_tokens=390)
     with watching(client, third["run"]) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
     states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
     while "expired" not in states:
         time.sleep(0.01)
         states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
-    assert sorted(states) == ["expired", "held"]
+    assert sorted(states) == ["expired", "paused"]
     assert settled(explorer.llm).pool.available == 64
 
 
@@ -327,8 +327,8 @@ def test_only_so_many_runs_are_watched_at_once(server, monkeypatch):
     monkeypatch.setattr(player_module, "MOST_LIVE", 2)
     first, second = begin(client), begin(client)
     with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
-        page.until(lambda p: p.state == "held")
-        other.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
+        other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab"})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
     while any(client.get(f"/runs/{card['run']}").json()["state"] == "running" for card in (first, second)):
@@ -558,7 +558,7 @@ def test_the_recorded_run_is_what_the_model_inside_does():
     In float32, which all kernels and processors compute nearly alike.
     """
     trace = json.loads(RECORDED.read_text(encoding="utf-8"))
-    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "look_us"}
+    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "recording_us"}
     with served("stories", dtype="float32") as (client, explorer):
         live = client.get("/model").json()
         unlike = {"pages", "version"}

@@ -23,7 +23,7 @@ Port = Annotated[
     int | None,
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
-NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is told anyway.")]
+NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
 def explore(

@@ -306,8 +306,7 @@ class EngineLoop:
         stopped = EngineError(CLOSED)
         try:
             while self._read_mail():
-                if self.engine.busy:
-                    self._step()
+                self._step()
         except BaseException as error:  # the engine itself: its state is unknown from here on
             log.exception("the engine thread has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
@@ -316,7 +315,7 @@ class EngineLoop:
         self._refuse_all(stopped)
 
     def _read_mail(self) -> bool:
-        """Carry out all messages; wait for one where there is nothing to compute. False: close."""
+        """Carry out all messages, and wait for more until there is something to compute. False: close."""
         mailbox, engine = self._mailbox, self.engine
         while not mailbox.empty() or not engine.busy:
             message = mailbox.get()
