@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from tokenwright.cli import options as opt
+from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import remark
 from tokenwright.errors import RequestError, TokenwrightError
 
@@ -83,7 +84,8 @@ def explore(
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
-    uvicorn.Server(config).run(sockets=[listener])
+    with interruptible():
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(port: int | None) -> socket.socket:
