@@ -27,6 +27,7 @@ ROWS = (
     ("restore", "vocabulary"),
     ("loaded", "run", "streams"),
     ("requests", "planner"),
+    ("opened",),
     ("llm",),
     ("bench",),
     ("serve",),

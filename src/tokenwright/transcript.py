@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenwright.completion import Completion, Piece, TreeToken, Usage
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import (
@@ -12,6 +15,7 @@ from tokenwright.engine import (
     Finished,
     FinishReason,
     Forked,
+    HiddenAdded,
     PromptLogprobsAdded,
     Sequence,
     StopChecker,
@@ -61,6 +65,27 @@ class Text:
         return sum(logprobs) / max(1, len(logprobs))
 
 
+class MeanPool:
+    """The mean over rows [n, width], added one by one in fp64, so that it does not depend on how they arrive."""
+
+    def __init__(self) -> None:
+        self._sum: NDArray[np.float64] | None = None
+        self._count = 0
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """Add rows [n, width]."""
+        total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
+        for row in rows:
+            total += row
+        self._sum = total
+        self._count += len(rows)
+
+    def mean(self) -> NDArray[np.float32]:
+        """[width]; there must be a row."""
+        assert self._sum is not None, "a text to embed has a token"
+        return (self._sum / self._count).astype(np.float32)
+
+
 class Transcript:
     """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
@@ -72,6 +97,7 @@ class Transcript:
         self.ended = False
         self.error: Exception | None = None
         self.prompt_logprobs: list[float] = []
+        self.hidden = MeanPool()  # over the hidden states of the prompt's tokens, if the request asks for them
         self._search: BeamSearch | None = handle.request.search
         self._layers = layers
         self._kv_bytes = kv_bytes
@@ -98,6 +124,8 @@ class Transcript:
                 case PromptLogprobsAdded(logprobs=logprobs, tops=tops):
                     self.prompt_logprobs += logprobs
                     self._prompt_tops += tops
+                case HiddenAdded(rows=rows):
+                    self.hidden.add(rows)
                 case Failed(error=error):
                     self.error = self.error or error
                 case _ if self._search is None:

@@ -160,12 +160,15 @@ def test_the_whole_step_is_its_parts(
     edges = sorted(cut for cut in cuts if cut < max(lengths))
     for ours, theirs in zip(*(steps(bench, texts, edges, logits_needed) for bench in (one, other)), strict=True):
         tokens = sum(len(chunk.tokens) for chunk in ours)
-        wanted = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}[logits_needed]
+        wanted = {LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}.get(logits_needed, 0)
         with threads(team):
             logits = one.whole(ours)
         right = other.by_parts(theirs)
         assert torch.equal(logits.rows, right.rows)
         assert logits.rows.shape == (wanted, VOCAB)
+        if logits_needed is LogitsNeeded.HIDDEN:
+            assert logits.hidden is not None and right.hidden is not None
+            assert torch.equal(logits.hidden, right.hidden) and len(right.hidden) == tokens
         assert all(map(torch.equal, one.memory(), other.memory()))
         assert logits.best == tuple(right.rows.argmax(-1).tolist())
         torch.testing.assert_close(

@@ -135,4 +135,5 @@ const HELD: RunState = {
   reason: null,
   message: "",
   watched: [0, 0],
+  summary: null,
 };

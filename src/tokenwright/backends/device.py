@@ -1,10 +1,10 @@
 """Resolve a model's device and dtype, and measure the free memory of a device."""
 
-from pathlib import Path
 from typing import cast, get_args
 
 import torch
 
+from tokenwright.backends.ram import free_ram
 from tokenwright.config import DType
 from tokenwright.errors import RequestError
 
@@ -43,16 +43,10 @@ def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool =
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on the device now; None if the system does not report them."""
+    """Bytes on the device that this process may still use; None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+    return free_ram()
 
 
 def compute_with(threads: int) -> None:

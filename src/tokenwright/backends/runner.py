@@ -34,7 +34,7 @@ class ModelRunner:
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
         batch = flatten(step)
         logits = self.backend(batch, tap)
-        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals)
+        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden)
 
 
 class Cache:

@@ -6,8 +6,9 @@ the model and one tensor; `packing.py` packs them for the kernels instead. A fol
 holds packed weights already; `packed` is their format. Tokenwright never runs or unpickles anything in a checkpoint.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
@@ -26,6 +27,8 @@ from tokenwright.checkpoints.strict import read_json, shown
 from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
+
+log = logging.getLogger(__name__)
 
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 Report = Callable[[int, int], None]  # bytes read so far, total bytes
@@ -59,6 +62,7 @@ class Checkpoint:
         family, config, graph = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
         generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
+        generation = _within(generation, config.vocab_size, str(folder))
         if own is not None:
             form, dtype = own
             file = folder / hub.WEIGHTS
@@ -147,6 +151,20 @@ def _check_config(folder: Path) -> None:
     settings = read_json(folder / "config.json")
     own_quantisation(settings, where)
     parse_config(settings, where)
+
+
+def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:
+    """The defaults without ids beyond the vocabulary, which are warned of."""
+
+    def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
+        if beyond := [str(token) for token in ids if token >= vocab_size]:
+            log.warning("%s: %s has %s, beyond the model's %d ids; left out", where, key, _few(beyond), vocab_size)
+        return tuple(token for token in ids if token < vocab_size)
+
+    eos_ids = within("eos_token_id", generation.eos_ids)
+    return replace(
+        generation, eos_ids=eos_ids, banned_ids=within("suppress_tokens", generation.banned_ids or ()) or None
+    )
 
 
 def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:

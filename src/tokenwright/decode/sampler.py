@@ -17,8 +17,19 @@ import torch
 from numpy.typing import NDArray
 
 from tokenwright.decode.logits_processors import adjusted, adjusts, filtered
-from tokenwright.engine import Chunk, Fault, Output, Pick, PromptLogprobs, Result, SamplingParams, Step, TopLogprob
-from tokenwright.engine.step import ALL
+from tokenwright.engine import (
+    Chunk,
+    Fault,
+    HiddenStates,
+    Output,
+    Pick,
+    PromptLogprobs,
+    Result,
+    SamplingParams,
+    Step,
+    TopLogprob,
+)
+from tokenwright.engine.step import ALL, HIDDEN
 from tokenwright.errors import EngineError
 
 BLOCK = 1 << 22  # logits exponentiated at a time
@@ -142,7 +153,9 @@ class TorchSampler:
             totals = _totals(values, unsound, pairs)
         for chunk, rows in pairs:
             picks = chunk.picks
-            if picks and chunk.request.search is not None:
+            if chunk.logits_needed is HIDDEN:
+                results.append(_hidden(chunk, output.hidden, rows))
+            elif picks and chunk.request.search is not None:
                 beams = searches.setdefault(id(chunk.request.search), [])
                 beams.append((chunk, everything[rows.start : rows.stop]))
             elif not unsound.isdisjoint(rows):
@@ -160,6 +173,17 @@ class TorchSampler:
         return results
 
 
+def _hidden(chunk: Chunk, hidden: torch.Tensor | None, rows: range) -> HiddenStates | Fault:
+    """The chunk's `rows` of the hidden states [N, width]; a Fault if some number is not finite."""
+    assert hidden is not None, "the runner answers every chunk"
+    found = hidden[rows.start : rows.stop].cpu()
+    return (
+        HiddenStates(chunk.sequence.id, chunk.start, found.numpy())
+        if _sound(found)
+        else Fault(chunk.sequence.id, _unsound())
+    )
+
+
 def _totals(
     logits: NDArray[np.float32], unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]
 ) -> dict[int, float]:
@@ -175,7 +199,7 @@ def _sound(logits: torch.Tensor) -> bool:
 
 
 def _unsound() -> EngineError:
-    return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
+    return EngineError("the model's results are not finite; its weights or its dtype cannot carry this text")
 
 
 def _picked(

@@ -109,7 +109,7 @@ class Engine(Generic[T]):
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence of `accept`."""
         reason = sequence.exhausted()
-        if reason is None or sequence.needs_logprobs:
+        if reason is None or sequence.needs_rows:
             self.scheduler.add(sequence)
         else:
             self._ended.append(finished(sequence, reason))

@@ -118,7 +118,9 @@ class NativeKernels:
         keys, values = k.contiguous(), v.contiguous()
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
-            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0)
+            layer = lib.KVLayer(
+                1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0, None
+            )
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
@@ -201,7 +203,7 @@ class ChunkArray:
         self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
         found = [
-            lib.ChunkRows(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
+            lib.ChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
             for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
         ]
         self._chunks = (lib.ChunkRows * len(chunks))(*found)
@@ -224,8 +226,8 @@ def matrix(packed: Packed) -> lib.Matrix:
     return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places)
 
 
-def kv_layer(view: KVView) -> lib.KVLayer:
-    """The struct of one layer's KV memory."""
+def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
+    """The struct of one layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
     parts = [
         lib.Part(
             part.window.start,
@@ -237,7 +239,7 @@ def kv_layer(view: KVView) -> lib.KVLayer:
         for part in view.parts
     ]
     window = view.spec.window
-    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks)
+    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
 
 
 def _kv_tensor(side: Side) -> lib.KVTensor:

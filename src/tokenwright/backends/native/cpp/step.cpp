@@ -189,13 +189,12 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   for (int64_t i = 0; op.k_norm.weight && i < h.kv_heads; i++)
     p.k.norm(op.k_norm, size, key + i * size, key + i * size);
   if (op.rotates) {
-    if (kv.sinks) {
-      const int64_t edge = kv.sinks + kv.window - 1, at = position < edge ? position : edge;
-      float* sink = p.sink + row * h.heads * size;
-      for (int64_t i = 0; i < h.heads; i++)
-        p.k.rotate(size, chunk.sink_rotation + at * size, q + i * size, sink + i * size);
-    }
     const float* rotation = chunk.rotation + (row - chunk.row) * size;
+    if (kv.sinks) {
+      const float* at = position < kv.sinks + kv.window - 1 ? rotation : kv.sink_rotation;
+      float* sink = p.sink + row * h.heads * size;
+      for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, at, q + i * size, sink + i * size);
+    }
     for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
     for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
   }
@@ -372,6 +371,9 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 
 void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
   const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
+  each_row(team, p.batch.hidden, [&](int64_t i) {
+    p.k.norm(op.norm, width, p.x + p.batch.hidden_row[i] * width, p.batch.states + i * width);
+  });
   if (!wanted) return;
   QuantisedRows quantised = p.r.rows.rows(p.k, op.matrix, wanted);
   team.each(wanted, [&](int64_t i) {

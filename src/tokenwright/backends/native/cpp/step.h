@@ -38,7 +38,7 @@ struct MLPOp {
   Matrix down;
 };
 
-// The logits of the batch's logits rows: matrix(norm(x)).
+// The logits of the batch's logits rows: matrix(norm(x)); and norm(x) of its hidden rows.
 struct HeadOp {
   Norm norm;
   Matrix matrix;
@@ -66,6 +66,9 @@ struct Batch {
   float* logits;       // [wanted][vocab]
   int64_t* best;       // [wanted]: the argmax, the lowest index among equals
   double* log_total;   // [wanted]: the logsumexp, NaN if some logit of the row is not finite
+  int64_t hidden;      // the number of rows whose hidden states are needed
+  const int64_t* hidden_row;  // [hidden]: their indices in the batch
+  float* states;       // [hidden][width]: the rows after the head's norm
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.
