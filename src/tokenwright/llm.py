@@ -1,7 +1,7 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -179,7 +179,11 @@ class LLM(OpenedModel):
         markup: encode control tokens that are written in the messages as control tokens; by default they are text.
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
-        return self.template.render(messages, markup=markup)
+        template = self.template
+        for message in messages:
+            if isinstance(message, Mapping) and isinstance(content := message.get("content"), str):
+                self._requests.check_length(content)
+        return template.render(messages, markup=markup)
 
     def chat(
         self,

@@ -14,6 +14,7 @@ import typer
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import memory_line, seconds
+from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import remark, show_anything, write
 from tokenwright.cli.sampling import sampled
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
@@ -87,7 +88,8 @@ def chat(
     ) as llm:
         session = Session(llm, llm.sampling(**chosen), talk, markup=markup, quiet=quiet)
         session.open()
-        session.go()
+        with interruptible(ends=False):
+            session.go()
     if session.failure:
         raise typer.Exit(session.failure)
 
