@@ -255,6 +255,28 @@ def test_astream_writes_what_stream_writes_and_ends_when_closed_or_cancelled(llm
     asyncio.run(run())
 
 
+def test_astream_prepares_what_takes_time_in_another_thread(llm, monkeypatch):
+    """Short prompts are tokenised in the event loop: that is faster than to wake a thread."""
+    grammar = replace(GREEDY, grammar=Grammar.regex("[a-z ]+"), ignore_eos=False, max_tokens=4)
+    requests = [("the", GREEDY), ("the " * 150, GREEDY), ("the", grammar)]
+    right = [llm.generate(*request)[0].token_ids for request in requests]
+    build, threads = llm._requests.build, []
+
+    def watched(*args, **options):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return build(*args, **options)
+
+    async def read(prompt, params):
+        return tuple([piece.token_id async for piece in llm.astream(prompt, params)])
+
+    async def run():
+        return [await read(*request) for request in requests]
+
+    monkeypatch.setattr(llm._requests, "build", watched)
+    assert asyncio.run(run()) == right
+    assert threads == [True, False, False]
+
+
 def test_astream_does_not_wait_in_the_event_loop_for_another_text_s_step(llm):
     turning, go_on, waits = threading.Event(), threading.Event(), []
     forward = llm.engine.runner.forward

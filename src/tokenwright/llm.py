@@ -1,8 +1,6 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -117,16 +115,17 @@ class LLM(OpenedModel):
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
     ) -> AsyncIterator[Piece]:
-        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams."""
-        self._open_loop()
-        prepared = asyncio.get_running_loop().run_in_executor(
-            self._preparing, self._streamed, prompt, params, cache, salt
-        )
-        request = await prepared
+        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams.
+
+        A long prompt is tokenised, and a grammar compiled, in another thread.
+        """
+        prepare = partial(self._streamed, prompt, params, cache, salt)
+        request = prepare() if self._requests.quick(prompt, params) else await self._prepared(prepare)
         [handle] = self._submit([request], self._async_streams.listener())
-        async with aclosing(self._async_streams.pieces(handle, self._transcript(handle))) as pieces:
-            async for piece in pieces:
-                yield piece
+        with self._async_streams.open(handle, self._transcript(handle)) as stream:
+            while (pieces := await stream.pieces()) is not None:
+                for piece in pieces:
+                    yield piece
 
     def _streamed(self, prompt: Prompt, params: SamplingParams | None, cache: bool, salt: str) -> Request:
         params = self._requests.params(params)
@@ -260,17 +259,12 @@ class LLM(OpenedModel):
 
     async def aembed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
         """`embed` for asyncio."""
-        self._open_loop()
-        prepared = asyncio.get_running_loop().run_in_executor(self._preparing, self._embeddings, texts)
-        handles = self._submit(await prepared, self._async_streams.listener())
-        transcripts = {handle: self._transcript(handle) for handle in handles}
-        await self._async_streams.read(transcripts)
-        return self._embedded(transcripts.values())
+        return self._embedded(await self._afinish(await self._prepared(partial(self._embeddings, texts))))
 
     def _embeddings(self, texts: Prompt | Sequence[Prompt]) -> list[Request]:
         return [self._requests.embedding(text) for text in prompts_of(texts)]
 
-    def _embedded(self, transcripts: Collection[Transcript]) -> NDArray[np.float32]:
+    def _embedded(self, transcripts: Sequence[Transcript]) -> NDArray[np.float32]:
         """The means of ended requests, [texts, width]."""
         for transcript in transcripts:
             if transcript.error is not None:

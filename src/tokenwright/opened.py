@@ -1,12 +1,13 @@
 """An engine opened over a loaded model: its KV memory, its thread, and facts about both. LLM generates text with it."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import finalize
 
 import torch
@@ -31,6 +32,8 @@ from tokenwright.text import ChatTemplate
 from tokenwright.trace.recorder import Recorder, device_clock
 from tokenwright.trace.replay import AttentionReplay
 from tokenwright.transcript import Transcript
+
+T = TypeVar("T")
 
 
 class OpenedModel:
@@ -188,6 +191,18 @@ class OpenedModel:
         finally:
             for handle in handles:
                 handle.cancel()
+        return list(transcripts.values())
+
+    async def _prepared(self, prepare: Callable[[], T]) -> T:
+        """`prepare()`, called in another thread: tokenising takes time."""
+        self._open_loop()
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+
+    async def _afinish(self, requests: Sequence[Request]) -> list[Transcript]:
+        """`_finish` for asyncio."""
+        handles = self._submit(requests, self._async_streams.listener())
+        transcripts = {handle: self._transcript(handle) for handle in handles}
+        await self._async_streams.read(transcripts)
         return list(transcripts.values())
 
     def _transcript(self, handle: RequestHandle) -> Transcript:

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine.loop import AsyncListener, Delivery, Inbox, RequestHandle
+from tokenwright.errors import EngineError
 from tokenwright.transcript import Transcript
 
 
@@ -58,18 +60,39 @@ class Stream:
         self._handle.cancel()
 
 
-class _Receiver:
-    """The deliveries of one request in its event loop."""
+class AsyncStream:
+    """The pieces of a request, step by step, in its event loop. Leaving it early cancels the request."""
 
-    def __init__(self) -> None:
-        self.deliveries: deque[Delivery] = deque()
-        self.waiter: asyncio.Future[None] | None = None
+    def __init__(self, receivers: "dict[RequestHandle, AsyncStream]", handle: RequestHandle, transcript: Transcript):
+        self._receivers = receivers
+        self._handle = handle
+        self._transcript = transcript
+        self._deliveries: deque[Delivery] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        receivers[handle] = self
 
-    async def get(self) -> Delivery:
-        while not self.deliveries:
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        return self.deliveries.popleft()
+    async def pieces(self) -> list[Piece] | None:
+        """The pieces of the next step, in order; None after the end. Raises EngineError if the request failed."""
+        while not self._deliveries:
+            if self._transcript.ended:
+                self._transcript.check()
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._transcript.add(self._deliveries.popleft())
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take in the events of a step and wake the task that awaits them."""
+        self._deliveries.append(delivery)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        del self._receivers[self._handle]
+        self._handle.cancel()
 
 
 class AsyncStreams:
@@ -77,7 +100,7 @@ class AsyncStreams:
 
     def __init__(self) -> None:
         self._listeners: WeakKeyDictionary[Any, AsyncListener] = WeakKeyDictionary()
-        self._receivers: dict[RequestHandle, _Receiver] = {}
+        self._receivers: dict[RequestHandle, AsyncStream] = {}
 
     def listener(self) -> AsyncListener:
         """The listener of the running event loop."""
@@ -87,45 +110,28 @@ class AsyncStreams:
             found = self._listeners[event_loop] = AsyncListener(event_loop, self._receive)
         return found
 
-    def _receive(self, deliveries: Iterable[Delivery]) -> None:
-        for delivery in deliveries:
-            receiver = self._receivers.get(delivery.handle)
-            if receiver is None:  # its stream was closed
-                continue
-            receiver.deliveries.append(delivery)
-            if receiver.waiter is not None and not receiver.waiter.done():
-                receiver.waiter.set_result(None)
+    def open(self, handle: RequestHandle, transcript: Transcript) -> AsyncStream:
+        """The stream of a request whose listener is `listener()`. Open it before the event loop runs again."""
+        return AsyncStream(self._receivers, handle, transcript)
 
     async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
-        """Read the deliveries of requests, whose listener is `listener()`, until all have ended.
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
 
         Await it before the event loop runs again, or deliveries are lost.
         """
-        receivers = {handle: _Receiver() for handle in transcripts}
-        self._receivers.update(receivers)
+        with ExitStack() as stack:
+            streams = [stack.enter_context(self.open(*each)) for each in transcripts.items()]
+            await asyncio.gather(*(_drain(stream) for stream in streams))
 
-        async def read_one(handle: RequestHandle, transcript: Transcript) -> None:
-            while not transcript.ended:
-                transcript.add(await receivers[handle].get())
+    def _receive(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            stream = self._receivers.get(delivery.handle)
+            if stream is not None:  # else it was left
+                stream.receive(delivery)
 
-        try:
-            await asyncio.gather(*(read_one(*each) for each in transcripts.items()))
-        finally:
-            for handle in transcripts:
-                del self._receivers[handle]
-                handle.cancel()
 
-    async def pieces(self, handle: RequestHandle, transcript: Transcript) -> AsyncGenerator[Piece, None]:
-        """The pieces of a request whose listener is `listener()`. Raises EngineError if the request failed.
-
-        Start the iteration before the event loop runs again, or deliveries are lost.
-        """
-        receiver = self._receivers[handle] = _Receiver()
-        try:
-            while not transcript.ended:
-                for piece in transcript.add(await receiver.get()):
-                    yield piece
-            transcript.check()
-        finally:
-            del self._receivers[handle]
-            handle.cancel()
+async def _drain(stream: AsyncStream) -> None:
+    """Read a stream to its end; an error stays in its transcript."""
+    with suppress(EngineError):
+        while await stream.pieces() is not None:
+            pass
