@@ -256,6 +256,8 @@ class SamplingParams:
 
     def _check_beams(self) -> None:
         drawing = [name for name, default in DRAWING.items() if getattr(self, name) not in (default, 0.0)]
+        if self.seed is not None:
+            drawing.append("seed")
         if drawing:
             raise RequestError(f"beam search draws nothing; leave {' and '.join(drawing)} out")
         if self.best_of is not None:

@@ -7,6 +7,7 @@ next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, unused_characters
 from tokenwright.text.tokenizer import Tokenizer, check_text
 
-Message = Mapping[str, str]  # "role" and "content"
+Message = Mapping[str, Any]  # "role", and "content": text, or a list of parts {"type": "text", "text": ...}
 
 MOST_MESSAGES = 100_000
 SECONDS = 2.0  # to render one prompt
@@ -272,7 +273,7 @@ class Renderer:
         except OSError as error:
             raise RequestError(f"the chat template's process cannot be started: {error}") from error
         self._running, self._ready = process, False
-        self._ending = weakref.finalize(self, _end, process)
+        self._ending = weakref.finalize(self, _end, process, os.getpid())
         self._say(self._start)
 
     def _say(self, question: Mapping[str, Any]) -> None:
@@ -312,28 +313,50 @@ class Renderer:
         self._running = self._ending = None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    """End a process of ours; in a fork of `owner`, which started it, leave it alone."""
+    if os.getpid() != owner:
+        return
     process.kill()
     process.communicate()  # reaps the process and closes the pipes
 
 
 def check_messages(messages: object) -> list[dict[str, str]]:
-    """A copy of the messages, checked. Raises RequestError for anything but a list of {"role", "content"} in text."""
+    """A copy of the messages, checked, each content as one text.
+
+    Raises RequestError for anything but a list of {"role", "content"} in text.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
     if not 0 < len(messages) <= MOST_MESSAGES:
         raise RequestError(f"there are {len(messages):,} messages; a conversation has 1 to {MOST_MESSAGES:,}")
+    found: list[dict[str, str]] = []
     for at, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
             what = f"the keys {sorted(map(str, message))}" if isinstance(message, Mapping) else type(message).__name__
             raise RequestError(f'message {at} must have "role" and "content" and nothing else; it is {what}'[:500])
-        for name, text in message.items():
+        found.append({"role": message["role"], "content": _content(at, message["content"])})
+        for name, text in found[-1].items():
             if not isinstance(text, str):
                 raise RequestError(f"the {name} of message {at} must be text, not {type(text).__name__}")
             check_text(text)
         if not message["role"]:
             raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
-    return [dict(message) for message in messages]
+    return found
+
+
+def _content(at: int, content: Any) -> Any:
+    """The text of a content in parts, which are joined by line breaks; any other value as it is."""
+    if not isinstance(content, list | tuple):
+        return content
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"the content of message {at} has a part that is no text ({kind!r}); give text, or parts of the form "
+                '{"type": "text", "text": "..."}'
+            )
+    return "\n".join(part["text"] for part in content)
 
 
 def _bordered(messages: Sequence[Message], kept: Mapping[int, _Own], border: str) -> list[Message]:
