@@ -32,7 +32,7 @@ from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.kv_memory import KVMemory
-from tokenwright.planner.units import read_bytes, read_rate, read_tokens
+from tokenwright.units import read_bytes, read_rate, read_tokens
 
 KIB, GIB = 2**10, 2**30
 

@@ -19,7 +19,8 @@ from tokenwright.errors import RequestError
 from tokenwright.trace.recorder import Recorder, Watch
 from tokenwright.trace.replay import AttentionReplay, Text
 from tokenwright.trace.rows import coded
-from tokenwright.trace.schema import AttentionRow, StepFrame
+from tokenwright.trace.schema import AttentionRow, StepFrame, Summary
+from tokenwright.trace.summary import summarise
 from tokenwright.transcript import Transcript
 
 MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
@@ -177,6 +178,11 @@ class Run:
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not 0 <= value < count:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")
+
+    @property
+    def summary(self) -> Summary | None:
+        """The steps so far in figures; None before the first token."""
+        return summarise(self.frames, self._replay.config.layers)
 
     @property
     def completion(self) -> Completion:

@@ -20,6 +20,7 @@ clock.parts.rendered = acknowledge;
 
 const wanted = address.read();
 const root = document.getElementById("app");
+root?.replaceChildren(); // the bar that the document shows before this program is here
 if (root) render(<App />, root);
 install();
 listen();

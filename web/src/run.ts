@@ -135,4 +135,5 @@ const PAUSED: RunState = {
   reason: null,
   message: "",
   watched: [0, 0],
+  summary: null,
 };

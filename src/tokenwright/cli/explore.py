@@ -27,7 +27,8 @@ NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; 
 
 
 def explore(
-    model: opt.ModelName = "stories",
+    named: opt.ModelName = None,
+    model: opt.Model = None,
     port: Port = None,
     no_browser: NoBrowser = False,
     revision: opt.Revision = None,
@@ -41,6 +42,8 @@ def explore(
 
     The server accepts connections from this machine alone. Ctrl-C stops it.
     """
+    name = opt.the_model(named, model)
+    opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
     import uvicorn
 
     from tokenwright.serve.page import page_folder
@@ -56,7 +59,7 @@ def explore(
         leave_a_core()
         try:
             return LLM(
-                model,
+                name,
                 revision=revision,
                 device=device,
                 dtype=dtype,
@@ -72,9 +75,9 @@ def explore(
 
     from tokenwright.serve.explore import Explorer, make_app
 
-    names = [address, address.replace("127.0.0.1", "localhost")]
-    names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(model, load), names, page)
+    hosts = [address, address.replace("127.0.0.1", "localhost")]
+    hosts += [host.removesuffix(":80") for host in hosts]  # browsers omit the default port
+    app = make_app(Explorer(name, load), hosts, page)
     config = uvicorn.Config(app, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:

@@ -175,6 +175,11 @@ class Matched:
         self._mask, self._opens = None, False
         return bool(self._matcher.is_stopped())
 
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far may end here."""
+        return bool(self._matcher.is_accepting())
+
     def fork(self) -> Self:
         """An independent copy in the same state."""
         other = copy(self)

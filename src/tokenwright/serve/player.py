@@ -86,6 +86,7 @@ class Player:
                 reason=self.run.reason and self.run.reason.value,
                 message=self.message,
                 watched=self.run.watched,
+                summary=self.run.summary if self.phase == "done" else None,
             )
 
     def play(self, pace: float | None) -> None:

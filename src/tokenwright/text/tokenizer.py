@@ -213,6 +213,8 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        if "\udc80" <= text[error.start] <= "\udcff":  # Python's mark of a byte that it could not decode
+            raise RequestError(f"character {error.start} of the text is a byte that is not UTF-8; remove it") from None
         raise RequestError(
             f"character {error.start} of the text is half of a surrogate pair ({text[error.start]!r}); "
             "remove it, or decode the input as UTF-16 where it came from"

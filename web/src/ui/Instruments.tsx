@@ -235,7 +235,7 @@ export function Details() {
       <dl class="pairs single">
         {names.map((name) => (
           <div key={name}>
-            <dt title={meaning(name)}>{name}</dt>
+            <dt title={meaning(name)}>{NUMBERS[name]?.label}</dt>
             <dd>
               <Stat name={name} />
             </dd>
