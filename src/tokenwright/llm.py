@@ -1,6 +1,6 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
