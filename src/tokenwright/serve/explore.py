@@ -35,6 +35,7 @@ from tokenwright.serve.player import Player, Runs, new_identity
 from tokenwright.text import TextStream
 from tokenwright.trace.schema import (
     VERSION,
+    HeadMasses,
     Labels,
     Loading,
     ModelCard,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
 WINDOW = 8  # unacknowledged frames of a page at most
+SAMPLE = 4  # a page that is behind gets the attention row of every fourth step
 
 log = logging.getLogger(__name__)
 
@@ -362,6 +364,12 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
         answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
         return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
 
+    @app.get("/runs/{identity}/heads")
+    def heads(identity: str, step: int) -> HeadMasses:
+        player = explorer.player(identity)
+        player.renew()
+        return player.run.heads(step)
+
     @app.get("/runs/{identity}/trace.json")
     def trace(identity: str) -> JSONResponse:
         name = f'attachment; filename="trace-{identity}.json"'
@@ -460,7 +468,8 @@ class Viewer:
                 self._told.update(fresh)
                 await self._say(Labels(self.explorer.looks(fresh)))
             self.throttled = self.throttled and behind > 1
-            await self.socket.send_bytes(pack(replace(frame, attention=None) if self.throttled else frame))
+            dropped = self.throttled and frame.step % SAMPLE > 0
+            await self.socket.send_bytes(pack(replace(frame, attention=None) if dropped else frame))
             self.next += 1
         if behind > 0:  # the credit is spent
             self.throttled = True
