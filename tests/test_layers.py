@@ -16,6 +16,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 ROWS = (
     ("errors",),
     ("checks",),
+    ("units",),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -26,6 +27,7 @@ ROWS = (
     ("restore", "vocabulary"),
     ("loaded", "run", "streams"),
     ("requests", "planner"),
+    ("opened",),
     ("llm",),
     ("bench",),
     ("serve",),

@@ -17,6 +17,8 @@ from tokenwright.text import TextStream
 
 Prompt = str | Sequence[int]  # text, or token ids
 
+QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
+
 
 class RequestBuilder:
     """Builds requests for one loaded model. context: the most tokens of one text. Thread-safe."""
@@ -43,6 +45,12 @@ class RequestBuilder:
             most = given.get("max_tokens", SamplingParams().max_tokens)
             kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0
         return SamplingParams(**{**kept, **given})
+
+    def quick(self, prompt: object, params: SamplingParams | None) -> bool:
+        """Whether `build` is quick enough for an event loop: a short prompt, no constraints, and known end tokens."""
+        short = isinstance(prompt, str | list | tuple) and len(prompt) <= QUICK_PROMPT
+        plain = params is None or not (params.grammar or params.bad_words or params.dry_multiplier)
+        return short and plain and "eos_ids" in self.__dict__
 
     def params(self, params: object) -> SamplingParams:
         """The parameters of a request; None: the checkpoint's defaults. Raises RequestError for another type."""
@@ -115,6 +123,14 @@ class RequestBuilder:
             search=search,
         )
         return replace(request, salt=self.salt(request.limit(self._context), salt))
+
+    def embedding(self, text: Prompt) -> Request:
+        """Build a request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
+        ids = self.ids(text)
+        if not ids:
+            raise RequestError("a text to embed has no tokens; leave it out")
+        request = self.build(ids, SamplingParams(temperature=0.0, max_tokens=0), share=False)
+        return replace(request, hidden=True)
 
     def salt(self, limit: int, salt: str = "") -> bytes:
         """The salt of the prefix hashes: the caller's, and the text's length limit where RoPE depends on it."""

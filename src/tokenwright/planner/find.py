@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.folder import STORIES
+from tokenwright.checkpoints.local import STORIES
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.sized import planned_only
 from tokenwright.checkpoints.strict import read_json
