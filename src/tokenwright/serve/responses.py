@@ -1,0 +1,133 @@
+"""OpenAI's Responses API over the service: a translation of its body, response and events, no more.
+
+A response's output is a reasoning item, a message and function_call items, in the order in which the model wrote them.
+Nothing is stored: a later request sends these items again in its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tokenwright.completion import Piece
+from tokenwright.errors import RequestError
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.contract import Tool
+from tokenwright.serve.responses_schema import (
+    Create,
+    FunctionCall,
+    FunctionOutput,
+    InputText,
+    JsonObject,
+    JsonSchema,
+    Message,
+    NamedChoice,
+    OutputText,
+    Reasoning,
+    Refusal,
+)
+
+WITH_LOGPROBS = "message.output_text.logprobs"
+
+Event = dict[str, Any]
+Render = Callable[[Iterable[Piece]], list[dict[str, Any]]]  # tokens -> their logprobs as this API writes them
+
+
+def overrides_of(body: Create) -> dict[str, Any]:
+    """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
+    found: dict[str, Any] = {
+        "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+    }
+    if isinstance(body.text.format, JsonSchema):
+        found["grammar"] = Grammar.json_schema(body.text.format.schema_)
+    if wants_logprobs(body):
+        found["logprobs"] = body.top_logprobs
+    elif body.top_logprobs:
+        raise RequestError(f'top_logprobs needs "{WITH_LOGPROBS}" in include')
+    return found
+
+
+def wants_logprobs(body: Create) -> bool:
+    return WITH_LOGPROBS in body.include
+
+
+def prompt_of(body: Create) -> dict[str, Any]:
+    """The fields of a Wanted that make its prompt."""
+    choice = body.tool_choice
+    return {
+        "messages": conversation(body),
+        "tools": [Tool(tool.name, tool.description, tool.parameters) for tool in body.tools],
+        "tool_choice": choice.name if isinstance(choice, NamedChoice) else choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "json_object": isinstance(body.text.format, JsonObject),
+    }
+
+
+def conversation(body: Create) -> list[dict[str, Any]]:
+    """The messages of a request as the service reads them. Raises RequestError for an output without its call."""
+    found: list[dict[str, Any]] = []
+    if body.instructions is not None:
+        found.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*found, {"role": "user", "content": body.input}]
+    turn = _Turn(found)
+    names: dict[str, str] = {}  # of the functions, by the id of their call
+    for at, item in enumerate(body.input):
+        match item:
+            case Message(role="assistant"):
+                turn.says(text_of(item.content))
+            case Message():
+                turn.add({"role": item.role, "content": text_of(item.content)})
+            case Reasoning():
+                turn.thinks("\n".join(part.text for part in (*item.content, *item.summary)))
+            case FunctionCall():
+                names[item.call_id] = item.name
+                turn.calls(item)
+            case FunctionOutput():
+                if item.call_id not in names:
+                    raise RequestError(f"input.{at}.call_id: no function_call before it has the id {item.call_id!r}")
+                about = {"tool_call_id": item.call_id, "name": names[item.call_id]}
+                turn.add({"role": "tool", **about, "content": text_of(item.output)})
+    return found
+
+
+class _Turn:
+    """Collects the items that are one answer of the model: its reasoning, its text and its calls."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self._messages = messages
+        self._own: dict[str, Any] | None = None  # the answer to which the next item may belong
+
+    def add(self, message: dict[str, Any]) -> None:
+        self._own = None
+        self._messages.append(message)
+
+    def thinks(self, text: str) -> None:
+        self._own = None
+        self._answer()["reasoning_content"] = text
+
+    def says(self, text: str) -> None:
+        if self._own is not None and (self._own["content"] or "tool_calls" in self._own):
+            self._own = None  # a second message
+        self._answer()["content"] = text
+
+    def calls(self, item: FunctionCall) -> None:
+        function = {"name": item.name, "arguments": arguments_of(item)}
+        self._answer().setdefault("tool_calls", []).append(
+            {"id": item.call_id, "type": "function", "function": function}
+        )
+
+    def _answer(self) -> dict[str, Any]:
+        if self._own is None:
+            self._own = {"role": "assistant", "content": ""}
+            self._messages.append(self._own)
+        return self._own
+
+
+def text_of(content: str | Iterable[InputText | OutputText | Refusal]) -> str:
+    """The text of a message's content."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
