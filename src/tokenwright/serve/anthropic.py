@@ -22,6 +22,7 @@ from tokenwright.serve.anthropic_schema import (
     SystemMessage,
     TextBlock,
     ThinkingBlock,
+    ThinkingOn,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
@@ -61,11 +62,13 @@ def overrides_of(body: Messages) -> dict[str, Any]:
 
 def prompt_of(body: Prompted) -> dict[str, Any]:
     """The fields of a Wanted that make its prompt."""
-    choice, on = body.tool_choice, body.thinking
+    choice, last = body.tool_choice, body.messages[-1]
     return {
         "messages": conversation(body),
         "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
         "tool_choice": choice_of(choice),
+        "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),
+        "continue_last": isinstance(last, AssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
 
@@ -190,9 +193,10 @@ def content_of(answer: Answer) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
-    for call in answer.tool_calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
-    return blocks
+    return blocks + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in answer.tool_calls
+    ]
 
 
 def new_identity() -> str:

@@ -68,7 +68,7 @@ def generate_messages(body: Generate) -> list[dict[str, Any]]:
 
 
 def chat_messages(body: Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat. Calls without an id get one; a result without one belongs to the next open call."""
+    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
     found: list[dict[str, Any]] = []
     calls: list[tuple[str, str]] = []  # (id, name) of those without a result
     for at, message in enumerate(body.messages):

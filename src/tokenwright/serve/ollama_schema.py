@@ -77,7 +77,8 @@ class Request(Body):
     """What /api/generate and /api/chat have in common.
 
     format: "json", or the JSON schema of the answer. keep_alive: a model stays loaded as long as the server runs, which
-    is at least as long as was asked; 0, which unloads it, is refused. think: whether the model reasons first.
+    is at least as long as was asked; 0, which unloads it, is refused. think: whether the model reasons first; it does
+    at any level.
     """
 
     refused = {
@@ -90,20 +91,18 @@ class Request(Body):
     format: Literal["", "json"] | dict[str, Any] = ""
     options: Options = Options()
     keep_alive: float | Annotated[str, Field(max_length=32)] | None = None
-    think: bool | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
 
 
 class Generate(Request):
-    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model.
-
-    context: the tokens that an earlier answer returned; the conversation goes on behind them.
-    """
+    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model."""
 
     refused = {
         **Request.refused,
         "suffix": Refused("models here do not fill in the middle", ("",)),
+        "context": Refused("use /api/chat for conversations", ([],)),
         "images": _NO_IMAGES,
         "template": Refused("the model has its own chat template; use raw for another", ("",)),
         **{name: Refused("models here write text") for name in ("width", "height", "steps")},
@@ -112,7 +111,6 @@ class Generate(Request):
     prompt: Text = ""
     system: Text = ""
     raw: bool = False
-    context: Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(max_length=2**20)] = []
 
 
 class Called(Body):

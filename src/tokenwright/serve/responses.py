@@ -6,10 +6,11 @@ Nothing is stored: a later request sends these items again in its input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Iterable
 from typing import Any
 
-from tokenwright.completion import Piece
+from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.contract import Tool
@@ -28,9 +29,6 @@ from tokenwright.serve.responses_schema import (
 )
 
 WITH_LOGPROBS = "message.output_text.logprobs"
-
-Event = dict[str, Any]
-Render = Callable[[Iterable[Piece]], list[dict[str, Any]]]  # tokens -> their logprobs as this API writes them
 
 
 def overrides_of(body: Create) -> dict[str, Any]:
@@ -61,8 +59,15 @@ def prompt_of(body: Create) -> dict[str, Any]:
         "tools": [Tool(tool.name, tool.description, tool.parameters) for tool in body.tools],
         "tool_choice": choice.name if isinstance(choice, NamedChoice) else choice,
         "parallel_tool_calls": body.parallel_tool_calls,
+        "thinking": thinking_of(body),
         "json_object": isinstance(body.text.format, JsonObject),
     }
+
+
+def thinking_of(body: Create) -> bool | None:
+    """Whether the model shall reason first; None: as its template says."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return None if effort is None else effort != "none"
 
 
 def conversation(body: Create) -> list[dict[str, Any]]:
@@ -84,12 +89,23 @@ def conversation(body: Create) -> list[dict[str, Any]]:
                 turn.thinks("\n".join(part.text for part in (*item.content, *item.summary)))
             case FunctionCall():
                 names[item.call_id] = item.name
-                turn.calls(item)
+                turn.calls(item, at)
             case FunctionOutput():
                 if item.call_id not in names:
                     raise RequestError(f"input.{at}.call_id: no function_call before it has the id {item.call_id!r}")
                 about = {"tool_call_id": item.call_id, "name": names[item.call_id]}
                 turn.add({"role": "tool", **about, "content": text_of(item.output)})
+    return found
+
+
+def arguments_of(item: FunctionCall, at: int) -> dict[str, Any]:
+    """The arguments of an earlier call. Raises RequestError for anything but the JSON text of an object."""
+    try:
+        found = json.loads(item.arguments)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError(f"input.{at}.arguments: it must be a JSON object as text, not {shown(item.arguments)}")
     return found
 
 
@@ -113,8 +129,8 @@ class _Turn:
             self._own = None  # a second message
         self._answer()["content"] = text
 
-    def calls(self, item: FunctionCall) -> None:
-        function = {"name": item.name, "arguments": arguments_of(item)}
+    def calls(self, item: FunctionCall, at: int) -> None:
+        function = {"name": item.name, "arguments": arguments_of(item, at)}
         self._answer().setdefault("tool_calls", []).append(
             {"id": item.call_id, "type": "function", "function": function}
         )
