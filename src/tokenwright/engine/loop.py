@@ -252,7 +252,7 @@ class EngineLoop:
         It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
         the engine thread has ended.
         """
-        self._check()
+        self.check()
         handles = [RequestHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
         if paused:
             for handle in handles:
@@ -262,7 +262,7 @@ class EngineLoop:
 
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         """Run `function(engine)` between two steps and return its result. Raises what it raises."""
-        self._check()
+        self.check()
         call = _Call(function)
         self._send(call)
         return call.wait()
@@ -286,7 +286,8 @@ class EngineLoop:
         """`close` without waiting: for finalizers."""
         self._mailbox.put(None)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises EngineError if the engine thread has ended, with the reason, or stayed behind in a parent process."""
         if os.getpid() != self._pid:
             raise EngineError(FORKED)
         if self._stopped is not None:
