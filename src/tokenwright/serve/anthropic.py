@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
+
+from fastapi import FastAPI, Request, Response
 
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
@@ -16,6 +18,7 @@ from tokenwright.sampling_params import Grammar
 from tokenwright.serve.anthropic_schema import (
     AnyChoice,
     AssistantMessage,
+    CountTokens,
     Messages,
     NoChoice,
     Prompted,
@@ -28,9 +31,15 @@ from tokenwright.serve.anthropic_schema import (
     ToolUseBlock,
     UserMessage,
 )
-from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Tool
+from tokenwright.serve.api import Api, about, body_of, takes
+from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
+from tokenwright.serve.exchange import answered, check_model, event, events_of, started
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.openai_replies import dumps
+from tokenwright.serve.service import Service
+from tokenwright.serve.sse import Streamed
 
-ERROR_TYPES = {
+ERROR_TYPES: dict[Kind, str] = {
     "invalid": "invalid_request_error",
     "key": "authentication_error",
     "forbidden": "permission_error",
@@ -48,6 +57,63 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     """An error as Anthropic's clients read it."""
     error = {"type": ERROR_TYPES[problem.kind], "message": problem.message}
     return {"type": "error", "error": error, "request_id": request_id}
+
+
+API = Api(("/v1/messages",), error_body)
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post("/v1/messages", openapi_extra=takes(Messages), tags=["Anthropic"])
+    async def messages(request: Request) -> Response:
+        body = await body_of(request, Messages)
+        check_model(request, service, body.model)
+        wanted = Wanted(
+            **prompt_of(body),
+            overrides=overrides_of(body),
+            caller=about(request).caller,
+            request_id=about(request).request_id,
+            streamed=body.stream,
+        )
+        shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
+        headers = {"request-id": about(request).request_id}
+        if not body.stream:
+            generation, answer = await answered(request, service, wanted)
+            answer.reasoning = answer.reasoning if shown else ""
+            reply = message_of(new_identity(), body.model, answer, generation.counts())
+            return Response(dumps(reply), media_type="application/json", headers=headers)
+        generation = await started(request, service, wanted)
+        return Streamed(_stream(request, generation, body.model, shown), generation.cancel, headers=headers)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokens), tags=["Anthropic"])
+    async def count_tokens(request: Request) -> dict[str, int]:
+        body = await body_of(request, CountTokens)
+        check_model(request, service, body.model)
+        return {"input_tokens": await service.count(Wanted(**prompt_of(body)))}
+
+
+async def _stream(request: Request, generation: Generation, model: str, shown: bool) -> AsyncIterator[bytes]:
+    """The events of a streamed reply. shown: whether its reasoning is."""
+    events = Events(new_identity(), model)
+    yield _encoded(events.start(generation.counts()))
+
+    def take(delta: Delta) -> Iterator[bytes]:
+        delta.reasoning = delta.reasoning if shown else ""
+        return map(_encoded, events.take(delta))
+
+    def end(delta: Delta) -> Iterator[bytes]:
+        return map(_encoded, events.end(delta, generation.counts()))
+
+    def failed(problem: Problem) -> bytes:
+        return _encoded(error_body(problem, about(request).request_id))
+
+    async for chunk in events_of(request, generation, take, end, failed):
+        yield chunk
+
+
+def _encoded(one: Event) -> bytes:
+    return event(one["type"], one)
 
 
 def overrides_of(body: Messages) -> dict[str, Any]:

@@ -6,16 +6,30 @@ Streams are lines of JSON. A tool call is one object, so it is sent when its arg
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
+
+import tokenwright
+from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall
-from tokenwright.serve.ollama_schema import Chat, Generate, Message, Options, Request
+from tokenwright.serve.api import Api, about, body_of, takes
+from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
+from tokenwright.serve.exchange import answered, check_model, events_of, started
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.ollama_card import card, entry
+from tokenwright.serve.ollama_schema import Chat, Generate, Message, Options, Prompted, Show
+from tokenwright.serve.openai_replies import Tokens, dumps
+from tokenwright.serve.service import Service
+from tokenwright.serve.sse import Streamed
+from tokenwright.text import Tokenizer
 
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
+
+JSON = "application/json"
 
 Line = dict[str, Any]
 
@@ -25,7 +39,91 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
     return {"error": problem.message}
 
 
-def overrides_of(body: Request) -> dict[str, Any]:
+API = Api(("/api/",), error_body)
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post("/api/generate", openapi_extra=takes(Generate), tags=["Ollama"])
+    async def generate(request: Request) -> Response:
+        body = await body_of(request, Generate)
+        return await _reply(request, service, body, generate_prompt(body), empty=not body.prompt)
+
+    @app.post("/api/chat", openapi_extra=takes(Chat), tags=["Ollama"])
+    async def chat(request: Request) -> Response:
+        body = await body_of(request, Chat)
+        prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
+        return await _reply(request, service, body, prompt, empty=not body.messages)
+
+    @app.get("/api/version", tags=["Ollama"])
+    async def version() -> dict[str, str]:
+        return {"version": tokenwright.__version__}
+
+    @app.get("/api/tags", tags=["Ollama"])
+    async def tags() -> dict[str, Any]:
+        llm = await service.opened()
+        return {"models": [entry(name, llm, service.created) for name in service.names]}
+
+    @app.post("/api/show", openapi_extra=takes(Show), tags=["Ollama"])
+    async def show(request: Request) -> dict[str, Any]:
+        body = await body_of(request, Show)
+        check_model(request, service, plain_name(body.model))
+        preparer = await service.preparer()
+        return card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
+
+
+def plain_name(name: str) -> str:
+    """A model's name without the tag that Ollama's clients put behind it."""
+    return name.removesuffix(":latest")
+
+
+async def _reply(
+    request: Request, service: Service, body: Prompted, prompt: dict[str, Any], *, empty: bool
+) -> Response:
+    check_model(request, service, plain_name(body.model))
+    check_keep_alive(body)
+    llm = await service.opened()
+    lines = Lines(body.model, chat=isinstance(body, Chat), tokenizer=llm.tokenizer)
+    if empty:
+        return Response(dumps(lines.loaded()), media_type=JSON)
+    wanted = Wanted(
+        **prompt,
+        overrides=overrides_of(body),
+        json_object=body.format == "json",
+        thinking=None if body.think is None else body.think is not False,
+        context=body.options.num_ctx,
+        caller=about(request).caller,
+        request_id=about(request).request_id,
+        streamed=body.stream,
+    )
+    if not body.stream:
+        generation, answer = await answered(request, service, wanted)
+        return Response(dumps(lines.whole(answer, generation.counts(), generation.timings())), media_type=JSON)
+    generation = await started(request, service, wanted)
+    chunks = _stream(request, generation, lines)
+    return Streamed(chunks, generation.cancel, media_type="application/x-ndjson", ping=None)
+
+
+async def _stream(request: Request, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:
+    def take(delta: Delta) -> Iterator[bytes]:
+        return map(_encoded, lines.take(delta))
+
+    def end(_: Delta) -> Iterator[bytes]:
+        yield _encoded(lines.end(generation.counts(), generation.timings()))
+
+    def failed(problem: Problem) -> bytes:
+        return _encoded(error_body(problem, ""))
+
+    async for chunk in events_of(request, generation, take, end, failed):
+        yield chunk
+
+
+def _encoded(line: Line) -> bytes:
+    return f"{dumps(line)}\n".encode()
+
+
+def overrides_of(body: Prompted) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
     names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
@@ -55,16 +153,20 @@ def _repetition(options: Options) -> dict[str, Any]:
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
 
 
-def check_keep_alive(body: Request) -> None:
+def check_keep_alive(body: Prompted) -> None:
     """Raises RequestError for a request to unload the model."""
     if body.keep_alive in (0, 0.0, "0", "0s", "0m", "0h"):
         raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
 
 
-def generate_messages(body: Generate) -> list[dict[str, Any]]:
-    """The conversation of /api/generate."""
+def generate_prompt(body: Generate) -> dict[str, Any]:
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
+    if body.raw:
+        if body.system:
+            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
+        return {"prompt": body.prompt}
     system = [{"role": "system", "content": body.system}] if body.system else []
-    return [*system, {"role": "user", "content": body.prompt}]
+    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
 
 
 def chat_messages(body: Chat) -> list[dict[str, Any]]:
@@ -134,13 +236,13 @@ def _ns(seconds: float) -> int:
 class Lines:
     """The lines of one reply of /api/chat (`chat`) or /api/generate.
 
-    render(tokens): their logprobs as Ollama writes them.
+    tokenizer: for the texts of tokens with their logprobs.
     """
 
-    def __init__(self, model: str, *, chat: bool, render: Any) -> None:
+    def __init__(self, model: str, *, chat: bool, tokenizer: Tokenizer) -> None:
         self.model = model
         self.chat = chat
-        self._render = render
+        self._tokens = Tokens(tokenizer)
         self._answer = Answer(0)
         self._sent = 0  # tool calls
 
@@ -171,14 +273,14 @@ class Lines:
     def _done(self, counts: Counts, timings: Timings) -> dict[str, Any]:
         return {"done": True, "done_reason": done_reason(self._answer), **durations(counts, timings)}
 
-    def _line(self, text: str, thinking: str, calls: Iterable[ToolCall], tokens: Iterable[Any]) -> Line:
+    def _line(self, text: str, thinking: str, calls: Iterable[ToolCall], tokens: Sequence[Piece]) -> Line:
         content: dict[str, Any] = {"content" if self.chat else "response": text}
         if thinking:
             content["thinking"] = thinking
         if called := [_call(call) for call in calls]:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content
-        logprobs = self._render(tokens)
+        logprobs = self._tokens.chat(tokens)["content"]
         extra = {"logprobs": logprobs} if logprobs else {}
         return {"model": self.model, "created_at": now(), **body, "done": False, **extra}
 

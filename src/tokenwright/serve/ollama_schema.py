@@ -73,7 +73,7 @@ class Show(Body):
     model: Name
 
 
-class Request(Body):
+class Prompted(Body):
     """What /api/generate and /api/chat have in common.
 
     format: "json", or the JSON schema of the answer. keep_alive: a model stays loaded as long as the server runs, which
@@ -96,11 +96,11 @@ class Request(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
 
 
-class Generate(Request):
+class Generate(Prompted):
     """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model."""
 
     refused = {
-        **Request.refused,
+        **Prompted.refused,
         "suffix": Refused("models here do not fill in the middle", ("",)),
         "context": Refused("use /api/chat for conversations", ([],)),
         "images": _NO_IMAGES,
@@ -151,7 +151,7 @@ class Tool(Body):
     function: Function
 
 
-class Chat(Request):
+class Chat(Prompted):
     """POST /api/chat. Without messages it only loads the model."""
 
     messages: Annotated[list[Message], Field(max_length=MOST_ITEMS)] = []

@@ -7,13 +7,21 @@ Nothing is stored: a later request sends these items again in its input.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
+
 from tokenwright.checks import shown
+from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.contract import Tool
+from tokenwright.serve.api import about, body_of, takes
+from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
+from tokenwright.serve.exchange import answered, check_model, event, events_of, started
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.openai_replies import Tokens, dumps
+from tokenwright.serve.responses_output import Envelope, Event, Output
 from tokenwright.serve.responses_schema import (
     Create,
     FunctionCall,
@@ -27,8 +35,67 @@ from tokenwright.serve.responses_schema import (
     Reasoning,
     Refusal,
 )
+from tokenwright.serve.service import Service
+from tokenwright.serve.sse import Streamed
 
 WITH_LOGPROBS = "message.output_text.logprobs"
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post("/v1/responses", openapi_extra=takes(Create), tags=["OpenAI"])
+    async def create(request: Request) -> Response:
+        body = await body_of(request, Create)
+        check_model(request, service, body.model)
+        llm = await service.opened()
+        wanted = Wanted(
+            **prompt_of(body),
+            overrides=overrides_of(body),
+            caller=about(request).caller,
+            request_id=about(request).request_id,
+            streamed=body.stream,
+        )
+
+        def render(tokens: Iterable[Piece]) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = Tokens(llm.tokenizer).chat(list(tokens))["content"]
+            return found
+
+        if not body.stream:
+            generation, answer = await answered(request, service, wanted)
+            output = Output(Envelope(body, body.model, generation.params), render)
+            for _ in output.take(whole(answer)):
+                pass
+            return Response(dumps(output.response(generation.counts())), media_type="application/json")
+        generation = await started(request, service, wanted)
+        output = Output(Envelope(body, body.model, generation.params), render)
+        return Streamed(_stream(request, generation, output), generation.cancel)
+
+
+async def _stream(request: Request, generation: Generation, output: Output) -> AsyncIterator[bytes]:
+    yield b"".join(map(_encoded, output.start()))
+
+    def take(delta: Delta) -> Iterator[bytes]:
+        return map(_encoded, output.take(delta))
+
+    def end(_: Delta) -> Iterator[bytes]:
+        yield _encoded(output.end(generation.counts()))
+
+    def failed(problem: Problem) -> bytes:
+        return _encoded(output.failed(problem.message))
+
+    async for chunk in events_of(request, generation, take, end, failed):
+        yield chunk
+
+
+def _encoded(one: Event) -> bytes:
+    return event(one["type"], one)
+
+
+def whole(answer: Answer) -> Delta:
+    """A whole text as one delta."""
+    calls = [ToolCallDelta(at, call.id, call.name, call.arguments) for at, call in enumerate(answer.tool_calls)]
+    return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
 
 
 def overrides_of(body: Create) -> dict[str, Any]:
@@ -86,7 +153,8 @@ def conversation(body: Create) -> list[dict[str, Any]]:
             case Message():
                 turn.add({"role": item.role, "content": text_of(item.content)})
             case Reasoning():
-                turn.thinks("\n".join(part.text for part in (*item.content, *item.summary)))
+                texts = [part.text for part in item.content] or [part.text for part in item.summary]
+                turn.thinks("\n".join(texts))
             case FunctionCall():
                 names[item.call_id] = item.name
                 turn.calls(item, at)

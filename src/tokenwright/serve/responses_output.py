@@ -170,7 +170,7 @@ class Output:
         self._open = True
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
         if kind != "function_call":
-            part = {"type": _PARTS[kind], "text": ""} | (
+            part: dict[str, Any] = {"type": _PARTS[kind], "text": ""} | (
                 {"annotations": [], "logprobs": []} if kind == "message" else {}
             )
             item["content"].append(part)
