@@ -1,6 +1,6 @@
-"""Each field of the published APIs is implemented, without effect, or refused by name: as the official clients have it."""
+"""Each field that the official clients can send is implemented, without effect, or refused by name."""
 
-from typing import Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import anthropic.types as anthropic_types
 import anthropic.types.beta as anthropic_beta
@@ -11,7 +11,7 @@ from anthropic.types import message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types import shared_params
 from openai.types.responses import response_create_params, response_input_item_param
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from tokenwright.serve import anthropic_schema, ollama_schema, responses_schema
 from tokenwright.serve.fields import Body, Refused, complaint, refusals
@@ -72,16 +72,16 @@ def test_every_published_field_is_implemented_or_refused(ours: type[Body], their
 
 
 class Inner(Body):
-    refused = {"inside": Refused("use another")}
+    refused: ClassVar = {"inside": Refused("use another")}
 
     text: str
 
 
 class Outer(Body):
-    refused = {"store": Refused("nothing is stored", (False,))}
+    refused: ClassVar = {"store": Refused("nothing is stored", (False,))}
 
     number: int = 1
-    parts: list[Inner] = []
+    parts: Annotated[list[Inner], Field(max_length=8)] = []  # noqa: RUF012
 
 
 @pytest.mark.parametrize(
