@@ -286,6 +286,7 @@ class Environment:
     cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
     kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
     isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the CPU's best
+    serve: Mapping[str, str] = field(default_factory=dict)  # all by their names after TOKENWRIGHT_: `serve` has a table
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -299,7 +300,9 @@ class Environment:
             raise RequestError(f"TOKENWRIGHT_KERNELS must be native or reference, not {kernels!r}")
         if isa not in (None, "portable", "avx2", "avx512", "amx"):
             raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
-        return cls(value == "1", Path(cache), cast("Any", kernels), cast("Any", isa))
+        prefix = "TOKENWRIGHT_"
+        ours = {name.removeprefix(prefix): text for name, text in variables.items() if name.startswith(prefix)}
+        return cls(value == "1", Path(cache), cast("Any", kernels), cast("Any", isa), ours)
 
     def cache_folder(self, name: str) -> Path:
         """The folder `name` of the cache. Raises RequestError if the home directory is unknown."""

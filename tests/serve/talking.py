@@ -16,7 +16,11 @@ import uvicorn
 from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import Explorer
+from tokenwright.serve.guard import Policy
 
+PAGES = 256
 HANGS_S = 120.0  # whatever takes longer will not happen any more
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -112,12 +116,9 @@ def running(app: Any, service: Any) -> Iterator[Talker]:
 
 
 @contextmanager
-def talking(folder: Path) -> Iterator[Talker]:
-    import sys
-
-    sys.path.insert(0, "/tmp/ad")
-    import mini
-
-    service, app = mini.make(folder)
-    with running(app, service) as talker:
+def talking(folder: Path, **options: Any) -> Iterator[Talker]:
+    """Serve a checkpoint under the name "tiny". options: of `Policy.of`."""
+    explorer = Explorer("tiny", lambda report: LLM(folder, pages=PAGES, report=report, trace=True))
+    app = make_app(explorer, Policy.of(None, **options), None)
+    with running(app, app.state.service) as talker:
         yield talker

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 import time
 from itertools import pairwise
@@ -16,8 +17,9 @@ from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import explore as explore_module
 from tokenwright.serve import player as player_module
-from tokenwright.serve.explore import WINDOW, Explorer, NewRun, make_app
-from tokenwright.serve.origin import MOST_BODY
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import WINDOW, Explorer, NewRun
+from tokenwright.serve.guard import MOST_BODY
 from tokenwright.serve.player import Player
 from tokenwright.trace.schema import as_json, decode_weights, from_json
 
@@ -455,12 +457,21 @@ ROUTES = [
     ("GET", "/runs/x/trace.json"),
     ("GET", "/"),
     ("GET", "/nothing"),
+    ("GET", "/openapi.json"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/x"),
 ]
 
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {route.path.replace("{identity}", "x").replace("{step}", "0") for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path)}", "x", route.path) for route in client.app.routes}
+    paths = {path.replace("{step}", "0") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 
 
@@ -481,7 +492,8 @@ def test_other_hosts_and_origins_are_turned_away(server, method, path, headers):
     client, _ = server
     answer = client.request(method, path, headers=headers)
     assert answer.status_code == 403
-    assert answer.json()["error"]["kind"] == "forbidden"
+    error = answer.json()["error"]
+    assert (error["type"] == "permission_error") if path.startswith("/v1/") else (error["kind"] == "forbidden")
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])

@@ -37,6 +37,9 @@ class Caller:
     salt: str = ""
 
 
+NOBODY = Caller()  # where no keys are in use
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. parameters: the JSON schema of its arguments, an object."""
@@ -80,7 +83,7 @@ class Wanted:
     thinking: bool | None = None
     reasoning: bool = True
     continue_last: bool = False
-    caller: Caller = Caller()
+    caller: Caller = NOBODY
     request_id: str = ""
     deadline_s: float | None = None
     priority: int = 0
@@ -219,13 +222,17 @@ class Missing(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client may see it. param: the field of the request that is at fault, if it is known."""
+    """An error as a client may see it. param: the field of the request that is at fault, if it is known.
+
+    code: a finer kind, where an API has one.
+    """
 
     status: int
     kind: Kind
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    code: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:

@@ -122,7 +122,8 @@ def complaint(error: ValidationError, data: object) -> Complaint:
         return Complaint(field, f"{field} is not supported: {context['why']}")
     message = _MESSAGES.get(kind) or worst["msg"][:1].lower() + worst["msg"][1:]
     if kind == "union_tag_invalid":
-        message = f"{context['discriminator'].strip(chr(39))} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
+        name = context["discriminator"].strip("'")
+        message = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
     return Complaint(".".join(path) or None, f"{'.'.join(path)}: {message}" if path else message)
 
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from tokenwright.completion import Completion, Piece
-from tokenwright.engine import Finished, FinishReason, SamplingParams
+from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.serve.contract import Answer, Counts, Delta, Finish, Timings
 from tokenwright.serve.prepare import Prepared
@@ -50,6 +50,10 @@ class Generation:
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
         self._deliveries.append(delivery)
+        written = sum(isinstance(event, Token) for event in delivery.events)
+        if written:
+            self._written += written
+            self._times[1:] = [delivery.time]
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
@@ -123,8 +127,6 @@ class Generation:
         while self._deliveries:
             delivery = self._deliveries.popleft()
             for piece in self._transcript.add(delivery):
-                if piece.token_id is not None:
-                    self._count(delivery.time)
                 if not self._prepared.at_end:
                     self._push(piece, deltas)
             if delivery.ended or any(isinstance(event, Finished) for event in delivery.events):
@@ -133,10 +135,6 @@ class Generation:
             self._paused = False
             self._handle.resume()
         return [delta for delta in deltas.values() if _says_something(delta)]
-
-    def _count(self, at: float) -> None:
-        self._written += 1
-        self._times[1:] = [at]
 
     def _push(self, piece: Piece, deltas: dict[int, Delta]) -> None:
         choice = piece.choice

@@ -16,13 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tokenwright.engine import Request, SamplingParams
+from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.errors import EngineError
 from tokenwright.serve.admission import Admission, Place
 from tokenwright.serve.contract import NotReady, Wanted
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.host import Host
+from tokenwright.serve.metrics import Metrics
 from tokenwright.serve.prepare import Prepared, Preparer, check
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
@@ -56,8 +57,11 @@ class _Running:
 class Service:
     """One model behind all APIs. names: what clients may call the model; the first is the one it calls itself."""
 
-    def __init__(self, host: Host, names: Sequence[str], limits: Limits | None = None) -> None:
+    def __init__(
+        self, host: Host, names: Sequence[str], limits: Limits | None = None, metrics: Metrics | None = None
+    ) -> None:
         self.host = host
+        self.metrics = metrics or Metrics()
         self.names = tuple(names)
         self.limits = limits or Limits()
         self.created = int(time.time())
@@ -145,8 +149,15 @@ class Service:
                 continue  # a probe of `healthy`
             running.generation.feed(delivery)
             if delivery.ended:
-                del self._running[delivery.handle]
-                running.place.leave()
+                self._end(delivery, running)
+
+    def _end(self, delivery: Delivery, running: _Running) -> None:
+        del self._running[delivery.handle]
+        running.place.leave()
+        failed = any(isinstance(event, Failed) for event in delivery.events)
+        gone = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
+        outcome = "failed" if failed else "cancelled" if gone else "finished"
+        self.metrics.ended(outcome, running.generation.counts(), running.generation.timings())
 
     @property
     def running(self) -> int:
