@@ -16,6 +16,7 @@ import uvicorn
 from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
+from tokenwright.engine import FinishReason
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explore import Explorer
 from tokenwright.serve.guard import Policy
@@ -44,12 +45,19 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+LONG = {"type": "array", "items": {"type": "boolean"}, "minItems": 1900}  # longer than the context
+
 
 def valid(arguments: dict[str, Any]) -> bool:
     """Whether it follows SCHEMA."""
     return (
         arguments.keys() == {"hot", "where"} and type(arguments["hot"]) is bool and arguments["where"] in ("in", "out")
     )
+
+
+def aborted(generation: Any) -> bool:
+    """Whether it ended because its client went away."""
+    return generation.completion().finish_reason is FinishReason.ABORTED
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -73,6 +81,11 @@ class Talker:
 
     def idle(self) -> bool:
         return not self.service.running and not self.service.admission.used and not self.service.admission.waiting
+
+    def only(self) -> Any:
+        """The one generation that runs."""
+        [one] = self.service._running.values()
+        return one.generation
 
     def greedy(self, messages: list[dict[str, Any]], tokens: int = 8, **more: Any) -> str:
         """What the model answers, asked without a server."""
@@ -118,7 +131,7 @@ def running(app: Any, service: Any) -> Iterator[Talker]:
 @contextmanager
 def talking(folder: Path, **options: Any) -> Iterator[Talker]:
     """Serve a checkpoint under the name "tiny". options: of `Policy.of`."""
-    explorer = Explorer("tiny", lambda report: LLM(folder, pages=PAGES, report=report, trace=True))
+    explorer = Explorer("tiny", lambda report: LLM(folder, pages=PAGES, report=report))
     app = make_app(explorer, Policy.of(None, **options), None)
     with running(app, app.state.service) as talker:
         yield talker

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engines import held
-from tests.serve.talking import SCHEMA, Talker, until, valid
+from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, how are you?"}]
 GREEDY = {"temperature": 0.0}
@@ -255,11 +255,12 @@ def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: ant
 
 
 def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: anthropic.Anthropic) -> None:
-    with client.messages.stream(model="tiny", messages=HELLO, max_tokens=1900, extra_body=GREEDY) as stream:
+    form = {"format": {"type": "json_schema", "schema": LONG}}
+    with client.messages.stream(model="tiny", messages=HELLO, max_tokens=1900, output_config=form) as stream:
         next(iter(stream.text_stream))
-        [one] = talker.service._running.values()
+        generation = talker.only()
     until(talker.idle)
-    assert one.generation.counts().completion < 1900
+    assert aborted(generation)
 
 
 def test_a_cancelled_task_frees_its_place(talker: Talker) -> None:
