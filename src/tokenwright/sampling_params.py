@@ -282,6 +282,19 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def adjusts(self) -> bool:
+        """Whether fields before temperature change rows of logits at any token, besides bad_words and the grammar."""
+        return bool(
+            self.logit_bias
+            or self.allowed_ids is not None
+            or self.banned_ids
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.dry_multiplier
+        )
+
+    @property
     def choices(self) -> int:
         """Number of texts generated in parallel; 1 with beam search."""
         return 1 if self.beams > 1 else self.n if self.best_of is None else self.best_of

@@ -111,6 +111,11 @@ class Transcript:
         """The finish reason of the first text; None before its end, and after a failure."""
         return next(iter(self._texts.values())).reason
 
+    @property
+    def texts(self) -> list[Text]:
+        """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
+        return list(self._texts.values())
+
     def add(self, delivery: Delivery) -> list[Piece]:
         """Record the events of a step; returns its pieces, in order."""
         fresh: list[Piece] = []

@@ -40,7 +40,7 @@ def test_a_pause_is_a_pause(explored):
     explored.tab.wait_for_timeout(2000)
     assert explored.api("")["steps"] == steps
     assert explored.state["steps"] == steps
-    assert explored.api("")["state"] == "held"
+    assert explored.api("")["state"] == "paused"
     explored.step()
     assert explored.api("")["steps"] == steps + 1, "a step is one step"
 

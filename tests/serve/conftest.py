@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
-from tokenwright.serve.explore import Explorer, make_app
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import Explorer
 from tokenwright.trace.schema import unpack
 
 HOST = "127.0.0.1:8321"

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 import time
 from itertools import pairwise
@@ -16,8 +17,9 @@ from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import explore as explore_module
 from tokenwright.serve import player as player_module
-from tokenwright.serve.explore import WINDOW, Explorer, NewRun, make_app
-from tokenwright.serve.origin import MOST_BODY
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import WINDOW, Explorer, NewRun
+from tokenwright.serve.guard import MOST_BODY
 from tokenwright.serve.player import Player
 from tokenwright.trace.schema import as_json, decode_weights, from_json
 
@@ -27,7 +29,7 @@ RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.js
 
 def played(page):
     """Play to the end at engine speed."""
-    page.until(lambda p: p.state == "held")
+    page.until(lambda p: p.state == "paused")
     page.send(op="play", pace=None)
     page.until(lambda p: p.state == "done" and p.frames[-1].step + 1 == p.states[-1]["steps"])
     return page.frames
@@ -84,13 +86,13 @@ def test_nothing_is_computed_before_the_viewer_says_so(server):
     client, explorer = server
     card = begin(client)
     with watching(client, card["run"]) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 0
         assert settled(explorer.llm).pool.available == 64
         for n in range(3):
             page.send(op="step")
             page.until(lambda p, n=n: len(p.frames) == n + 1)
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 3
         assert page.states[-1]["lease_s"] > 500
 
@@ -102,7 +104,7 @@ def test_a_pause_holds_and_the_pace_is_kept_until_then(server):
         page.send(op="play", pace=200)
         page.until(lambda p: len(p.frames) >= 5)
         page.send(op="pause")
-        page.until(lambda p: p.states and p.state == "held")
+        page.until(lambda p: p.states and p.state == "paused")
         steps = client.get(f"/runs/{card['run']}").json()["steps"]
         time.sleep(0.2)
         assert client.get(f"/runs/{card['run']}").json()["steps"] == steps
@@ -155,7 +157,7 @@ def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
     client, _ = server
     card = begin(client, max_tokens=40)
     with watching(client, card["run"], acks=False) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         page.send(op="play", pace=None)
         page.until(lambda p: p.state == "done")
         assert len(page.frames) == WINDOW
@@ -183,7 +185,7 @@ def test_a_page_that_comes_back_goes_on_where_it_was(server):
     while client.get(f"/runs/{card['run']}").json()["state"] == "running":
         time.sleep(0.01)
     steps = client.get(f"/runs/{card['run']}").json()["steps"]
-    assert steps < 20, "nobody looks: it is held"
+    assert steps < 20, "nobody looks: it is paused"
     with watching(client, card["run"], since=seen) as again:
         played(again)
     assert [frame.step for frame in page.frames[:seen] + again.frames] == list(range(20))
@@ -248,18 +250,18 @@ def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
     client, explorer = server
     first, second = (begin(client, max_tokens=390) for _ in range(2))
     with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
-        page.until(lambda p: p.state == "held")
-        other.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
+        other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab", "max_tokens": 390})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
     third = begin(client, max_tokens=390)
     with watching(client, third["run"]) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
     states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
     while "expired" not in states:
         time.sleep(0.01)
         states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
-    assert sorted(states) == ["expired", "held"]
+    assert sorted(states) == ["expired", "paused"]
     assert settled(explorer.llm).pool.available == 64
 
 
@@ -327,8 +329,8 @@ def test_only_so_many_runs_are_watched_at_once(server, monkeypatch):
     monkeypatch.setattr(player_module, "MOST_LIVE", 2)
     first, second = begin(client), begin(client)
     with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
-        page.until(lambda p: p.state == "held")
-        other.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
+        other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab"})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
     while any(client.get(f"/runs/{card['run']}").json()["state"] == "running" for card in (first, second)):
@@ -455,12 +457,21 @@ ROUTES = [
     ("GET", "/runs/x/trace.json"),
     ("GET", "/"),
     ("GET", "/nothing"),
+    ("GET", "/openapi.json"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/x"),
 ]
 
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {route.path.replace("{identity}", "x").replace("{step}", "0") for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path)}", "x", route.path) for route in client.app.routes}
+    paths = {path.replace("{step}", "0") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 
 
@@ -481,7 +492,8 @@ def test_other_hosts_and_origins_are_turned_away(server, method, path, headers):
     client, _ = server
     answer = client.request(method, path, headers=headers)
     assert answer.status_code == 403
-    assert answer.json()["error"]["kind"] == "forbidden"
+    error = answer.json()["error"]
+    assert (error["type"] == "permission_error") if path.startswith("/v1/") else (error["kind"] == "forbidden")
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])
@@ -558,7 +570,7 @@ def test_the_recorded_run_is_what_the_model_inside_does():
     In float32, which all kernels and processors compute nearly alike.
     """
     trace = json.loads(RECORDED.read_text(encoding="utf-8"))
-    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "look_us"}
+    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "recording_us"}
     with served("stories", dtype="float32") as (client, explorer):
         live = client.get("/model").json()
         unlike = {"pages", "version"}

@@ -170,7 +170,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ([user("a")] * (MOST_MESSAGES + 1), "there are 100,001 messages"),
         ([user("a"), "b"], "message 1 must have .* it is str"),
         ([{"role": "user"}], r"nothing else; it is the keys \['role'\]"),
-        ([{"role": "user", "content": "a", "name": "b"}], "'content', 'name', 'role'"),
+        ([{"role": "user", "content": "a", "audio": "b"}], "'audio', 'content', 'role'"),
         ([{"role": "user", "content": None}], "the content of message 0 must be text, not NoneType"),
         ([{"role": "user", "content": ["a"]}], "must be text, not list"),
         ([{"role": 3, "content": "a"}], "the role of message 0 must be text, not int"),

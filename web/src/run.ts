@@ -50,7 +50,7 @@ export class Run {
   readonly looks: SceneToken[] = [];
   readonly pieces: string[] = [];
   readonly count = signal(0); // of frames
-  readonly state = signal<RunState>(HELD);
+  readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
   private readonly labels = new Map<number, TokenCard>();
 
@@ -124,9 +124,9 @@ export class Run {
   }
 }
 
-const HELD: RunState = {
+const PAUSED: RunState = {
   kind: "state",
-  state: "held",
+  state: "paused",
   steps: 0,
   cache: true,
   pace: null,

@@ -86,7 +86,7 @@ export interface Summary {
 }
 
 export interface RunState {
-  state: "held" | "running" | "done" | "failed" | "expired";
+  state: "paused" | "running" | "done" | "failed" | "expired";
   steps: number;
   cache: boolean;
   pace: number | null;
@@ -124,16 +124,16 @@ export interface StepFrame {
   kv_read: bigint; // B; K and V read by attention
   kv_written: bigint; // B; K and V stored
   kv_resident: bigint; // B; for the next step; without the cache only between the parts of a text
-  kv_allocated: bigint; // B; pages held, times their size
+  kv_allocated: bigint; // B; pages in use, times their size
   began_us: bigint; // us; from the acceptance of the run to the begin of this step
   step_us: number; // us; the whole step, scheduling included
   attention_us: number; // us; the attention halves of all layers
   mlp_us: number; // us; the MLP halves of all layers
   head_us: number; // us; final norm and language-model head
   sampling_us: number; // us; choosing the token
-  look_us: number; // us; the attention row and the candidates; not part of the step
+  recording_us: number; // us; the attention row and the candidates; not part of the step
   token: number | null; // the id that was chosen; none while a prompt is read in parts
-  rank: number | null; // how many ids were likelier than the one chosen
+  rank: number | null; // how many ids were more probable than the one chosen
   logprob: number | null; // nat; of the token, by the model, at temperature 1
   sampled: number | null; // probability of the token after the sampler
   entropy: number | null; // bit; of the model's distribution at temperature 1
@@ -176,16 +176,16 @@ export const NUMBERS: Record<string, About> = {
   kv_read: { source: "counted", unit: "B", label: "K and V read", meaning: "K and V read by attention" },
   kv_written: { source: "counted", unit: "B", label: "K and V written", meaning: "K and V stored" },
   kv_resident: { source: "counted", unit: "B", label: "K and V kept", meaning: "for the next step; without the cache only between the parts of a text" },
-  kv_allocated: { source: "counted", unit: "B", label: "pages held", meaning: "pages held, times their size" },
+  kv_allocated: { source: "counted", unit: "B", label: "pages in use", meaning: "pages in use, times their size" },
   began_us: { source: "measured", unit: "us", label: "began after", meaning: "from the acceptance of the run to the begin of this step" },
   step_us: { source: "measured", unit: "us", label: "time of the step", meaning: "the whole step, scheduling included" },
   attention_us: { source: "measured", unit: "us", label: "time in attention", meaning: "the attention halves of all layers" },
   mlp_us: { source: "measured", unit: "us", label: "time in the MLPs", meaning: "the MLP halves of all layers" },
   head_us: { source: "measured", unit: "us", label: "time in the LM head", meaning: "final norm and language-model head" },
   sampling_us: { source: "measured", unit: "us", label: "time for choosing the token", meaning: "choosing the token" },
-  look_us: { source: "measured", unit: "us", label: "time for looking", meaning: "the attention row and the candidates; not part of the step" },
+  recording_us: { source: "measured", unit: "us", label: "time for recording", meaning: "the attention row and the candidates; not part of the step" },
   token: { source: "given", unit: "", label: "id of the token", meaning: "the id that was chosen; none while a prompt is read in parts" },
-  rank: { source: "counted", unit: "", label: "rank", meaning: "how many ids were likelier than the one chosen" },
+  rank: { source: "counted", unit: "", label: "rank", meaning: "how many ids were more probable than the one chosen" },
   logprob: { source: "counted", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
   sampled: { source: "counted", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
   entropy: { source: "counted", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },
@@ -232,7 +232,7 @@ export function decodeFrame(data: ArrayBuffer): StepFrame {
     mlp_us: view.getUint32(101, true),
     head_us: view.getUint32(105, true),
     sampling_us: view.getUint32(109, true),
-    look_us: view.getUint32(113, true),
+    recording_us: view.getUint32(113, true),
     token: some(view.getUint32(117, true)),
     rank: some(view.getUint32(121, true)),
     logprob: some(view.getFloat32(125, true)),

@@ -100,7 +100,7 @@ export const pageState = computed<PageState>(() => {
   if (state === "expired") return "expired";
   if (state === "done") return "throttled"; // the last frames are still to come
   if (link.value === "opening" && current.count.value === 0) return "queued";
-  if (state === "held") return current.count.value === 0 && playing.value ? "prefill" : "paused";
+  if (state === "paused") return current.count.value === 0 && playing.value ? "prefill" : "paused";
   if (current.count.value === 0 || current.frames[last.value]?.token === null) return "prefill";
   return throttled ? "throttled" : "running";
 });

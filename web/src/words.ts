@@ -63,7 +63,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "throttled":
       return plain("running; the page is behind, so attention rows are left out");
     case "paused":
-      return plain("held: the engine computes nothing");
+      return plain("paused: the engine computes nothing");
     case "done":
       return ending(current.state.value) ?? plain("done");
     case "disconnected":

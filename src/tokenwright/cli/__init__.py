@@ -23,6 +23,7 @@ from tokenwright.cli.naming import options_of, spoken
 from tokenwright.cli.plan import plan
 from tokenwright.cli.quantize import quantize
 from tokenwright.cli.race import race
+from tokenwright.cli.serve import serve
 from tokenwright.cli.version import version_text
 from tokenwright.config import Environment
 from tokenwright.errors import EngineError, TokenwrightError
@@ -131,6 +132,7 @@ def _options(
 
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(explore)
 app.command()(inspect)
 app.command()(plan)

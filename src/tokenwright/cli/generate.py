@@ -304,26 +304,26 @@ class Run:
         return {"prompt": self.prompt, **texts[0], **more, "facts": facts(self.llm, done)}
 
     def _one(self, one: Completion) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "text": one.text,
             "token_ids": list(one.token_ids),
             "finish_reason": str(one.finish_reason),
         }
         if one.stopped is not None:
-            told["stopped"] = one.stopped
+            record["stopped"] = one.stopped
         if self.params.grammar is not None:
-            told["complete"] = one.complete
+            record["complete"] = one.complete
         if one.score is not None:
-            told["score"] = one.score
+            record["score"] = one.score
         if self.params.logprobs is not None:
             text = self.llm.tokenizer.token_text
-            told["tokens"] = [text(token) for token in one.token_ids]
-            told["logprobs"] = list(one.logprobs)
-            told["sampler_logprobs"] = [_finite(value) for value in one.sampler_logprobs]
-            told["top_logprobs"] = [
+            record["tokens"] = [text(token) for token in one.token_ids]
+            record["logprobs"] = list(one.logprobs)
+            record["sampler_logprobs"] = [_finite(value) for value in one.sampler_logprobs]
+            record["top_logprobs"] = [
                 [{"token": text(other.token), **_likely(other)} for other in top] for top in one.top_logprobs
             ]
-        return told
+        return record
 
 
 def _asked(llm: LLM, prompt: str, *, chat: bool = False, system: str | None = None) -> str | tuple[int, ...]:

@@ -51,11 +51,11 @@ NewTokens = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    Option(help="0 takes the likeliest token; higher is more adventurous.", rich_help_panel=SAMPLING),
+    Option(help="0 takes the most probable token; higher values spread the draws.", rich_help_panel=SAMPLING),
 ]
 Seed = Annotated[
     int | None,
-    Option(help="Fixes the draws; without it a fresh one is taken and told.", rich_help_panel=SAMPLING),
+    Option(help="Fixes the draws; without it a random one is used and printed.", rich_help_panel=SAMPLING),
 ]
 
 Model = Annotated[
@@ -115,9 +115,9 @@ Kv = Annotated[
 ]
 Window = Annotated[
     int | None,
-    Option(help="The most tokens that any layer reads back; what is behind is let go.", rich_help_panel=ENGINE),
+    Option(help="Attention window in tokens, for all layers; pages behind it are freed.", rich_help_panel=ENGINE),
 ]
-Sinks = Annotated[int, Option(help="First tokens that stay in reach of a window.", rich_help_panel=ENGINE)]
+Sinks = Annotated[int, Option(help="First tokens that stay visible beyond the window.", rich_help_panel=ENGINE)]
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text alone.", rich_help_panel=OUTPUT)]

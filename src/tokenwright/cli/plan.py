@@ -59,7 +59,7 @@ Weights = Annotated[
 Window = Annotated[
     str | None,
     Option(
-        help="The most tokens that any layer reads back, such as 4k; what is behind is let go.",
+        help="Attention window in tokens, for all layers, such as 4k; pages behind it are freed.",
         rich_help_panel=PLANNED,
         show_default=False,
     ),
@@ -175,11 +175,11 @@ def _kept(plan: Plan) -> list[str]:
 
 def _kept_tokens(plan: Plan) -> str:
     """The number of tokens that a sequence keeps in the cache, and the layers that keep fewer."""
-    reaches = Counter(
+    windows = Counter(
         window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
     )
     fewer = []
-    for window, count in reaches.items():
+    for window, count in windows.items():
         who = (
             "all layers keep"
             if count == len(plan.attention_windows)

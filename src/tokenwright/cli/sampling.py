@@ -27,10 +27,10 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
 _NUMBER, _WHOLE, _TEXTS, _IDS = float, int, list[str], list[int]
 COMMON: dict[str, Any] = {
     "max_tokens": None,  # each command has its own default, see `_max_tokens`
-    "temperature": _option(_NUMBER, DRAW, "0 takes the likeliest token; higher is more adventurous."),
-    "top_k": _option(_WHOLE, DRAW, "Draw among the k likeliest tokens; 0 is all of them."),
-    "top_p": _option(_NUMBER, DRAW, "Draw among the likeliest tokens that hold this much probability."),
-    "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least so many times as probable as the likeliest."),
+    "temperature": _option(_NUMBER, DRAW, "0 takes the most probable token; higher values spread the draws."),
+    "top_k": _option(_WHOLE, DRAW, "Draw among the k most probable tokens; 0 is all of them."),
+    "top_p": _option(_NUMBER, DRAW, "Draw among the most probable tokens that together have this probability."),
+    "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least so many times as probable as the most probable one."),
     "typical_p": _option(_NUMBER, DRAW, "Draw among the tokens of most expected surprise with this much probability."),
     "top_n_sigma": _option(_NUMBER, DRAW, "Draw among logits within n standard deviations of the highest; 0 is off."),
     "seed": Seed,
@@ -59,8 +59,8 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 MORE: dict[str, Any] = {
     "n": _option(_WHOLE, SEVERAL, "Texts to write; of beam search, the best so many.", "--choices"),
-    "best_of": _option(_WHOLE, SEVERAL, "Write so many and show the likeliest of them."),
-    "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the likeliest text that it finds."),
+    "best_of": _option(_WHOLE, SEVERAL, "Write so many and show the most probable of them."),
+    "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the most probable text that it finds."),
     "length_penalty": _option(_NUMBER, SEVERAL, "A beam's score is divided by its length to this power."),
     "early_stopping": _option(str, SEVERAL, "true, false or never: when the beams that have ended are enough."),
     "beam_groups": _option(_WHOLE, SEVERAL, "Groups of beams that avoid each other's tokens,"),

@@ -7,8 +7,8 @@ a lazily computed value only when it is complete, and no call switches a flag of
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -36,8 +36,9 @@ class Tokenizer:
         self._add_bos = files.add_bos
         self._lock = Lock()
         self._secret = secrets.token_hex(16)
-        self._bytes: dict[tuple[int, bool], bytes] = {}
         self._pieces = Pieces(files.library.decoder)
+        both = (False, True)
+        self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
         top = max(files.library.get_vocab(with_added_tokens=True).values(), default=-1)
         if vocab_size is not None and top >= vocab_size:
             raise CheckpointError(
@@ -114,7 +115,7 @@ class Tokenizer:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
         pieces: list[bytes] = []
         for token in ids:
-            piece = self.token_bytes(token, first=not pieces, skip_special=skip_special)
+            piece = self.bytes_table(first=not pieces, skip_special=skip_special)[token]
             if piece is not None:
                 pieces.append(piece)
         return b"".join(pieces).decode("utf-8", errors="replace")
@@ -124,16 +125,11 @@ class Tokenizer:
 
         Ids without a token have none, nor do special tokens if `skip_special`. Raises RequestError.
         """
-        self._check_id(token)
-        if skip_special and token in self.special_ids:
-            return None
-        piece = self._bytes.get((token, first))
-        if piece is None:
-            text = self._library.id_to_token(token)
-            if text is None:
-                return None
-            piece = self._bytes[token, first] = self._compute(token, text, first)
-        return piece
+        return self._tables[first, skip_special][token]
+
+    def bytes_table(self, *, first: bool = False, skip_special: bool = True) -> "TokenBytes":
+        """{token: its bytes}, as `token_bytes` returns them: for code that looks up a token per step."""
+        return self._tables[first, skip_special]
 
     def token_text(self, token: int) -> str:
         """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""
@@ -145,7 +141,12 @@ class Tokenizer:
         escaped = piece.decode("utf-8", errors="surrogateescape")
         return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if "\udc80" <= c <= "\udcff" else c for c in escaped)
 
-    def _compute(self, token: int, text: str, first: bool) -> bytes:
+    def _bytes(self, first: bool, skip_special: bool, token: int) -> bytes | None:
+        if not 0 <= token < self.vocab_size:
+            raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
+        text = self._library.id_to_token(token)
+        if text is None or (skip_special and token in self.special_ids):
+            return None
         if token in self._added and self._pieces.byte_level:
             return text.encode()  # an added token is its own text; "é" is not the byte 0xE9
         return self._pieces.first(text) if first else self._pieces.middle(text)
@@ -191,9 +192,17 @@ class Tokenizer:
         assert all(plain.token_to_id(text) == at for text, at in added.items()), "renaming moved an id"
         return plain
 
-    def _check_id(self, token: int) -> None:
-        if not 0 <= token < self.vocab_size:
-            raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
+
+class TokenBytes(dict[int, bytes | None]):
+    """{token: the bytes that it adds to a text; None if none}, computed on first use, so that a hit calls no code."""
+
+    def __init__(self, compute: Callable[[int], bytes | None]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, token: int) -> bytes | None:
+        found = self[token] = self._compute(token)
+        return found
 
 
 def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:

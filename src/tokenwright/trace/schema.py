@@ -51,7 +51,7 @@ _M, _C, _D, _G = Source.MEASURED, Source.COUNTED, Source.DERIVED, Source.GIVEN
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One of the likeliest next tokens."""
+    """One of the most probable next tokens."""
 
     token: int
     logprob: float  # the model's, natural logarithm, over the whole vocabulary at temperature 1
@@ -102,7 +102,7 @@ class StepFrame:
     kv_resident: Annotated[
         int, Wire("Q", _C, "B", "K and V kept", "for the next step; without the cache only between the parts of a text")
     ]
-    kv_allocated: Annotated[int, Wire("Q", _C, "B", "pages held", "pages held, times their size")]
+    kv_allocated: Annotated[int, Wire("Q", _C, "B", "pages in use", "pages in use, times their size")]
     began_us: Annotated[
         int, Wire("Q", _M, "us", "began after", "from the acceptance of the run to the begin of this step")
     ]
@@ -111,13 +111,13 @@ class StepFrame:
     mlp_us: Annotated[int, Wire("I", _M, "us", "time in the MLPs", "the MLP halves of all layers")]
     head_us: Annotated[int, Wire("I", _M, "us", "time in the LM head", "final norm and language-model head")]
     sampling_us: Annotated[int, Wire("I", _M, "us", "time for choosing the token", "choosing the token")]
-    look_us: Annotated[
-        int, Wire("I", _M, "us", "time for looking", "the attention row and the candidates; not part of the step")
+    recording_us: Annotated[
+        int, Wire("I", _M, "us", "time for recording", "the attention row and the candidates; not part of the step")
     ]
     token: Annotated[
         int | None, Wire("I", _G, "", "id of the token", "the id that was chosen; none while a prompt is read in parts")
     ]
-    rank: Annotated[int | None, Wire("I", _C, "", "rank", "how many ids were likelier than the one chosen")]
+    rank: Annotated[int | None, Wire("I", _C, "", "rank", "how many ids were more probable than the one chosen")]
     logprob: Annotated[float | None, Wire("f", _C, "nat", "log p", "of the token, by the model, at temperature 1")]
     sampled: Annotated[
         float | None, Wire("f", _C, "", "p after the sampler", "probability of the token after the sampler")
@@ -128,7 +128,7 @@ class StepFrame:
     ]
     cache: Annotated[bool, Wire("B", _G, "", "KV cache", "whether this step used and kept the KV cache")]
     layers: tuple[LayerTime, ...]
-    candidates: tuple[Candidate, ...]  # likeliest first
+    candidates: tuple[Candidate, ...]  # the most probable first
     attention: AttentionRow | None  # none: no row was asked for, or it was dropped for a slow reader
     text: str  # what can be shown now; a character cut by a token border is held back
 
@@ -335,11 +335,11 @@ class Summary:
 class RunState:
     """What the run is doing. Sent whenever it changes."""
 
-    state: Literal["held", "running", "done", "failed", "expired"]
+    state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int  # frames so far, from 0
     cache: bool
     pace: float | None  # tokens per second; null: as fast as the engine
-    lease_s: float | None  # seconds that the engine keeps its pages while held
+    lease_s: float | None  # seconds that the engine keeps its pages while paused
     throttled: bool  # the reader is behind: attention rows are left out
     reason: str | None  # eos, stop, length, context, aborted
     message: str  # of a failure
