@@ -7,7 +7,7 @@ import { install } from "./hook";
 import { listen } from "./keys";
 import { acknowledge } from "./live";
 import { take } from "./player";
-import { boot, openTrace } from "./session";
+import { boot, follow, openTrace } from "./session";
 import { App } from "./ui/App";
 import "./style/roles.css";
 import "./style/base.css";
@@ -32,4 +32,5 @@ addEventListener("drop", (event) => {
   if (file) void openTrace(file);
 });
 
+address.listen((link) => void follow(link));
 void boot(wanted).finally(address.keep);

@@ -5,6 +5,7 @@
 import { batch } from "@preact/signals";
 import * as clock from "./clock";
 import * as live from "./live";
+import type { Run } from "./run";
 import { last, pace, playing, run, shown } from "./store";
 
 let following = true; // whether the playhead goes along with new frames
@@ -108,12 +109,20 @@ export function resume(): void {
 export function take(): void {
   const current = run.value;
   if (current?.origin !== "live" || !following) return;
-  if (shown.value < last.value) show(last.value);
+  if (shown.value < last.value) show(newest(current));
   if (current.ended) {
     playing.value = false;
     working = false;
     single = 0;
   }
+}
+
+/** The frame to show of those that have come. At engine speed the rows of some are left out, so the newest frame that
+ * has one is shown: the beams are sampled. */
+function newest(current: Run): number {
+  if (pace.value !== null || !playing.value || current.ended) return last.value;
+  for (let index = last.value; index > shown.value; index--) if (current.frames[index]?.attention) return index;
+  return last.value;
 }
 
 function show(end: number): void {

@@ -119,7 +119,7 @@ export class Run {
 
   private grow(token: TokenCard, kind: SceneToken["kind"], piece: string): void {
     this.tokens.push(token);
-    this.looks.push(look(token, kind));
+    this.looks.push(look(token, kind, piece));
     this.pieces.push(piece);
   }
 }

@@ -99,6 +99,14 @@ export interface RunState {
   kind: "state";
 }
 
+export interface HeadMasses {
+  step: number;
+  sink: number[];
+  local: number[];
+  entropy: number[];
+  kind: "heads";
+}
+
 export interface Labels {
   tokens: TokenCard[];
   kind: "labels";

@@ -39,13 +39,18 @@ export async function boot(wanted: Link): Promise<void> {
   player.introduce();
   void playRecording();
   await ready();
-  if (wanted.layer !== undefined || wanted.head !== undefined) select(wanted.layer ?? 0, wanted.head ?? 0);
   if (run.value?.origin === "file") return; // someone opened a file meanwhile
+  player.introduce();
+  await follow(wanted);
+}
+
+/** Runs what a link asks for. A link with an empty prompt runs nothing. */
+export async function follow(wanted: Link): Promise<void> {
+  if (model.value === null) return; // the prompt box has it, and it runs when the model is there
+  if (wanted.layer !== undefined || wanted.head !== undefined)
+    select(wanted.layer ?? layer.value, wanted.head ?? head.value);
   if (wanted.prompt === "") leave();
-  else {
-    player.introduce();
-    await start(wanted.step ?? null);
-  }
+  else await start(wanted.step ?? null);
 }
 
 /** Waits until the model is there. Fails never: it asks for as long as the page is open. */
@@ -105,7 +110,7 @@ export async function start(stopAt: number | null = null): Promise<void> {
     if (before?.origin === "live" && link.value !== "lost") api.deleteRun(before.id.value);
     const fresh = new Run(model.value, card, "live");
     show(fresh, -1);
-    follow(fresh);
+    watch(fresh);
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
   } catch (error) {
@@ -115,7 +120,7 @@ export async function start(stopAt: number | null = null): Promise<void> {
   }
 }
 
-function follow(current: Run): void {
+function watch(current: Run): void {
   live.attach(current, {
     ready: player.resume,
     lost: () => {
@@ -148,7 +153,7 @@ async function rebuild(): Promise<void> {
     });
     if (run.value !== current) return api.deleteRun(card.run);
     current.id.value = card.run;
-    follow(current);
+    watch(current);
   } catch (error) {
     if (error instanceof api.ApiError && error.kind === "unreachable") return rebuild();
     player.pause();

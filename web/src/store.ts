@@ -45,7 +45,8 @@ export const resultClosed = signal(false); // whether the card at the end of a r
 
 /** How it goes on. */
 export const playing = signal(false);
-export const pace = signal<number | null>(4); // tokens per second; null: as fast as the engine
+export const PACE = 4; // tokens per second, until somebody says otherwise
+export const pace = signal<number | null>(PACE); // null: as fast as the engine
 export const cache = signal(true); // for the next step of a live run
 export const switched = signal(false); // whether the cache was ever switched: then nobody needs to be told how
 

@@ -349,6 +349,17 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadMasses:
+    """GET /runs/ID/heads: what every head did at a step, by its whole row. Lists go by layer, then by head."""
+
+    step: int
+    sink: tuple[float, ...]  # weight of the first token
+    local: tuple[float, ...]  # weight of the last eight positions, the row's own included
+    entropy: tuple[float, ...]  # of the row in bits, divided by that of an even one: 0 one token, 1 all alike
+    kind: Literal["heads"] = "heads"
+
+
+@dataclass(frozen=True, slots=True)
 class Labels:
     """The looks of tokens that frames name; each is sent once, before the frame that needs it."""
 
@@ -369,7 +380,7 @@ class Trace:
     steps: tuple[StepFrame, ...]
 
 
-MESSAGES = (Loading, ModelCard, TokenCard, RunCard, Summary, RunState, Labels)
+MESSAGES = (Loading, ModelCard, TokenCard, RunCard, Summary, RunState, HeadMasses, Labels)
 PARTS = (Candidate, LayerTime)
 _READERS = {
     "B": "getUint8({at}) === 1",

@@ -295,7 +295,7 @@ interface TotalProps {
   measured?: boolean;
 }
 
-function Total({ name, value, unit, measured = false }: TotalProps) {
+export function Total({ name, value, unit, measured = false }: TotalProps) {
   const summed = name === "forward_tokens" ? meaning("length") : meaning(name as Name);
   return (
     <Figure

@@ -41,7 +41,7 @@ export function Result() {
             {sum.layer_tokens >= sum.naive ? "Run it with the cache" : "Run it without the cache"}
           </button>
           <button type="button" onClick={() => void session.start()}>
-            <Icon name="again" /> Run again
+            <Icon name="again" /> Run it again
           </button>
         </div>
       )}

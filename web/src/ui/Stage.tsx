@@ -6,10 +6,13 @@ import * as actions from "../actions";
 import { CAMERAS, type Camera, camerasOf } from "../renderers/renderer";
 import { selected } from "../rows";
 import * as stage from "../stage";
-import { cache, camera, card, frame, live, pictureTime, renderer, run, shown, summary, switched } from "../store";
+import { cache, camera, card, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
 import { Icon } from "./icons";
 import { Banners, Centre } from "./Overlay";
+import { Total } from "./Instruments";
+import { Minimap } from "./Minimap";
 import { Result } from "./Result";
+import { Stat } from "./Stat";
 import { Story } from "./Story";
 
 const NAMES: Record<Camera, string> = { iso: "Iso", top: "Top", side: "Side", head: "Head", follow: "Follow" };
@@ -24,13 +27,27 @@ export function Stage() {
         <Cameras />
       </div>
       <Story />
+      <Figures />
       <Banners />
+      <Result />
       <View />
+      <Minimap />
       <div class="stage-foot">
         <Legend />
         <Selectors />
       </div>
     </main>
+  );
+}
+
+/** On a narrow screen, where the instruments are on a tab of their own: the work of the step and of the run. */
+function Figures() {
+  return (
+    <p class="figures">
+      <span>COMPUTE</span>
+      <Stat name="layer_tokens" class="figures-big" /> this step
+      <Total name="layer_tokens" value={totals.value?.layer_tokens} unit="" /> so far
+    </p>
   );
 }
 
@@ -41,7 +58,6 @@ function View() {
     <div class="view">
       <div class={run.value === null ? "canvas blank" : "canvas"} ref={host} />
       <Centre />
-      <Result />
     </div>
   );
 }

@@ -68,7 +68,7 @@ export function poseFor(
   const angles = ANGLES[camera];
   const yaw = clamp(angles.yaw + turn.yaw, -80 * DEGREE, 80 * DEGREE);
   const pitch = clamp(angles.pitch + turn.pitch, 4 * DEGREE, 90 * DEGREE);
-  const pixels = clamp(Math.min((0.86 * width) / span.count, height / 8.5), 4, 80); // of a unit, about
+  const pixels = clamp(Math.min((0.86 * width) / span.count, height / 7.2), 4, 80); // of a unit, about
   const high = (0.92 * height) / pixels;
   const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 460 ? 56 : 66) / pixels + 0.3;
   const free = Math.max(1, high - strip - 2.6);
