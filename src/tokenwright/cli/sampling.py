@@ -26,7 +26,7 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
 
 _NUMBER, _WHOLE, _TEXTS, _IDS = float, int, list[str], list[int]
 COMMON: dict[str, Any] = {
-    "max_tokens": None,  # each command has its own default, see `_max_tokens`
+    "max_tokens": _option(_WHOLE, DRAW, "The most tokens to write.", "-n", "--max-tokens", "--new-tokens"),
     "temperature": _option(_NUMBER, DRAW, "0 takes the most probable token; higher values spread the draws."),
     "top_k": _option(_WHOLE, DRAW, "Draw among the k most probable tokens; 0 is all of them."),
     "top_p": _option(_NUMBER, DRAW, "Draw among the most probable tokens that together have this probability."),
@@ -102,7 +102,7 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
 
 
 def _max_tokens(default: int) -> Any:
-    """The option -n, whose default is not of the option: what is typed wins over the user's settings."""
+    """The option -n with its default in words alone: what is typed wins over the user's settings, and they over it."""
     return _option(int, DRAW, f"The most tokens to write; by default {default}.", "-n", "--max-tokens", "--new-tokens")
 
 
