@@ -76,7 +76,7 @@ class RequestBuilder:
             prompt = _listed(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-        ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
+        ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
         size = self._loaded.config.vocab_size
         for token in ids:
             if type(token) is not int or not 0 <= token < size:

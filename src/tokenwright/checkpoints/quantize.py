@@ -12,10 +12,14 @@ from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.strict import read_json
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text import Tokenizer
 
 
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
-    """Raises RequestError, before any work, if `write_folder` would refuse these arguments."""
+    """Raises RequestError, before any work, if `write_folder` would refuse these arguments.
+
+    Raises CheckpointError for a model without a usable tokenizer.
+    """
     if not form.quantised:
         raise RequestError(f"{form} is no quantised format; choose int8 or int4, and perhaps a group, such as int4:64")
     if checkpoint.packed is not None:
@@ -24,6 +28,7 @@ def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -
         )
     if folder.exists() or folder.is_symlink():
         raise RequestError(f"{folder} exists already and is not overwritten; remove it, or give another folder")
+    Tokenizer.load(checkpoint.path, vocab_size=checkpoint.config.vocab_size)  # without it the folder cannot be opened
 
 
 def write_folder(
