@@ -265,7 +265,9 @@ class SamplingParams:
         if self.n > self.beams:
             raise RequestError(f"n is {self.n}, but only {self.beams} beams are searched; raise beams, or lower n")
         if self.beams % self.beam_groups:
-            raise RequestError(f"{self.beams} beams cannot be parted into {self.beam_groups} groups of equal size")
+            raise RequestError(
+                f"beam_groups is {self.beam_groups}, which does not divide the {self.beams} beams (beams)"
+            )
         if self.diversity_penalty and self.beam_groups == 1:
             raise RequestError("diversity_penalty keeps groups of beams apart; set beam_groups as well")
 
