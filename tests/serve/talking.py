@@ -129,9 +129,9 @@ def running(app: Any, service: Any) -> Iterator[Talker]:
 
 
 @contextmanager
-def talking(folder: Path, **options: Any) -> Iterator[Talker]:
-    """Serve a checkpoint under the name "tiny". options: of `Policy.of`."""
+def talking(folder: Path, page: Path | None = None, **options: Any) -> Iterator[Talker]:
+    """Serve a checkpoint under the name "tiny". page: the folder of the page. options: of `Policy.of`."""
     explorer = Explorer("tiny", lambda report: LLM(folder, pages=PAGES, report=report))
-    app = make_app(explorer, Policy.of(None, **options), None)
+    app = make_app(explorer, Policy.of(None, **options), page)
     with running(app, app.state.service) as talker:
         yield talker

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
+from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 from tokenwright.serve.fields import complaint
@@ -82,7 +83,7 @@ async def body_of(request: Request, model: type[B]) -> B:
 
 def _parsed(raw: bytes, model: type[B]) -> B:
     try:
-        data = json.loads(raw, parse_constant=_refuse_constant)
+        data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise Refusal(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
@@ -93,6 +94,16 @@ def _parsed(raw: bytes, model: type[B]) -> B:
         raise Refusal(Problem(400, "invalid", found.message, found.param)) from None
     except RecursionError:
         raise Refusal(Problem(400, "invalid", "the body is nested too deeply")) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a body. Raises ValueError for one that has a key twice, which readers understand differently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:
