@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,9 +64,14 @@ class Live:
         self.service: Service = self.app.state.service
         self.said: list[str] = []
         self.server = Server(self.app, 5.0, self.said.append)
-        self.thread = threading.Thread(target=self.server.run, args=([listener],), name="server", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, args=([listener],), name="server", daemon=True)
         self.thread.start()
         assert self.explorer.host.settled.wait(HANGS)
+
+    def _run(self, sockets: list[Any]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self.server.serve(sockets))
 
     @property
     def llm(self) -> LLM:

@@ -162,14 +162,23 @@ def add_schemas(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def add_errors(app: FastAPI, apis: Sequence[Api], kinds: Sequence[type[Exception]] = ()) -> None:
-    """Answer every error in the shape of the API whose path it is. kinds: exceptions that the APIs raise as well."""
+def add_errors(
+    app: FastAPI,
+    apis: Sequence[Api],
+    kinds: Sequence[type[Exception]] = (),
+    refused: Callable[[Problem], object] = lambda _: None,
+) -> None:
+    """Answer every error in the shape of the API whose path it is.
+
+    kinds: exceptions that the APIs raise as well. refused: called with each problem.
+    """
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         known, api = about(request), api_of(apis, request.scope["path"])
         if isinstance(error, Gone):
             return JSONResponse({}, 499)
         problem = api.problem(error) or problem_from(error)
+        refused(problem)
         if problem.kind == "engine":
             log.error("request %s failed", known.request_id, exc_info=error)
         return JSONResponse(api.error(problem, known.request_id), problem.status, problem.headers)

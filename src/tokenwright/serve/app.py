@@ -60,7 +60,7 @@ def make_app(
         title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    add_errors(app, APIS, (explore.Gone,))
+    add_errors(app, APIS, (explore.Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service, served.timings)
     for other in (responses, anthropic, ollama):
