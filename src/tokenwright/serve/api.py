@@ -72,10 +72,13 @@ def about(request: Request) -> About:
     return found if isinstance(found, About) else About("")
 
 
-async def body_of(request: Request, model: type[B]) -> B:
-    """The body as a `model`. Raises Refusal for anything else, naming the field."""
+async def body_of(request: Request, model: type[B], *, any_type: bool = False) -> B:
+    """The body as a `model`. Raises Refusal for anything else, naming the field.
+
+    any_type: the body is JSON whatever its Content-Type is.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise Refusal(Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json"))
     raw = await request.body()
     return await asyncio.to_thread(_parsed, raw, model) if len(raw) > LARGE else _parsed(raw, model)
