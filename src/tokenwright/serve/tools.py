@@ -20,6 +20,7 @@ from tokenwright.engine import Grammar
 from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
 from tokenwright.serve.reading import CallReader, held_back
 
+_PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
 _TEXT = "\nTEXT: /(.|\\n)*/\n"
 
 
@@ -41,7 +42,7 @@ class ToolFormat:
     @property
     def marks(self) -> tuple[str, ...]:
         """The strings that steer the reading, which may be special tokens."""
-        return tuple(filter(None, (self.mark, self.end, "<|python_tag|>" if not self.mark else "")))
+        return tuple(filter(None, (self.mark, self.end, _PYTHON if not self.mark else "")))
 
     def reader(self, tools: Sequence[Tool], opened: bool = False) -> CallReader:
         """Reads the calls of one text. opened: the prompt ends with the mark."""
@@ -247,20 +248,20 @@ class _Calls:
             text = text.lstrip()  # what stands between two calls
         said, mark, rest = text.partition(self._form.mark) if self._form.mark else (text, "", "")
         if mark:
-            delta.text += "" if said.isspace() else said
+            delta.text += said.rstrip()
             self._state = "open"
             return rest
-        keep = len(said) - held_back(said, self._form.mark)
+        keep = len(said[: len(said) - held_back(said, self._form.mark)].rstrip())  # white space before a mark goes
         delta.text += said[:keep]
         self._held = said[keep:]
         return ""
 
     def _open(self, text: str, delta: Delta) -> str:
         """After a mark, or at the start of a text that may be a call as a whole."""
-        core = text.lstrip(" \t\r\n").removeprefix("<|python_tag|>")
+        core = text.lstrip().removeprefix(_PYTHON)
         core = core.removeprefix("[") if self._form.listed and self._state == "open" else core
         core = core.lstrip()
-        if not core:
+        if _PYTHON.startswith(core):
             self._held = text
         elif core[0] == "{":
             self._state, self._call = "call", _Call(self._form, self._names, self._count)
