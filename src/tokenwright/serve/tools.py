@@ -215,7 +215,7 @@ class _Calls:
         self._form = form
         self._names = names
         self._state = "start" if not form.mark else "open" if opened else "text"
-        self._held = ""
+        self._held = self._lead = ""  # lead: what stands between a mark and its object
         self._count = 0
         self._call = _Call(form, names, 0)
 
@@ -237,7 +237,7 @@ class _Calls:
 
     def finish(self, delta: Delta) -> None:
         if self._state == "call" and self._call.phase == "head":
-            delta.text += self._call.raw
+            delta.text += self._form.mark + self._lead + self._call.raw
         elif self._state == "open":
             delta.text += self._form.mark + self._held
         elif self._state != "after":
@@ -265,6 +265,7 @@ class _Calls:
             self._held = text
         elif core[0] == "{":
             self._state, self._call = "call", _Call(self._form, self._names, self._count)
+            self._lead = text[: len(text) - len(core)]
             return core
         else:
             delta.text += self._form.mark + text if self._state == "open" else text
@@ -278,7 +279,7 @@ class _Calls:
         if self._call.phase == "done":
             self._state = "after"
         elif self._call.phase == "bad":
-            delta.text += self._form.mark + self._call.raw
+            delta.text += self._form.mark + self._lead + self._call.raw
             self._state = "text"
         return rest
 
