@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from tokenwright.errors import TokenwrightError
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 LARGE = 2**15  # bytes of a body from which on a thread parses it
 _REFS = "#/components/schemas/{model}"
+_BODIES: dict[str, type[BaseModel]] = {}  # of all routes, by module and name
 
 log = logging.getLogger(__name__)
 
@@ -121,24 +123,28 @@ async def disconnected(request: Request) -> None:
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
     """For a route's `openapi_extra`: it takes this body."""
-    content = {"application/json": {"schema": {"$ref": _REFS.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}, "x-bodies": [model]}
+    name = f"{model.__module__}.{model.__name__}"
+    _BODIES[name] = model
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"x-body": name}}}}}
 
 
 def add_schemas(app: FastAPI) -> None:
-    """Let the OpenAPI document hold the schemas of the bodies that `takes` names."""
+    """Let the OpenAPI document hold the schemas of the bodies that `takes` names; names that collide get longer."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = original()
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+                (one, "validation") for one in _BODIES.values()
+            ]
+            refs, definitions = models_json_schema(bodies, ref_template=_REFS)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
             for path in document["paths"].values():
                 for operation in path.values():
-                    for model in operation.pop("x-bodies", ()):
-                        made = model.model_json_schema(ref_template=_REFS)
-                        schemas.update(made.pop("$defs", {}))
-                        schemas[model.__name__] = made
+                    for content in operation.get("requestBody", {}).get("content", {}).values():
+                        if (name := content["schema"].get("x-body")) is not None:
+                            content["schema"] = refs[_BODIES[name], "validation"]
             app.openapi_schema = document
         return app.openapi_schema
 
