@@ -137,7 +137,7 @@ class Explored:
         return self
 
     def run(self, prompt, tokens, *, seed=1, temperature=0.7, renderer=None, stop=0):
-        """Begin a run that is held after its step `stop`."""
+        """Begin a run that is paused after its step `stop`."""
         look = f"&renderer={renderer}" if renderer else ""
         self.open(f"#p={look}")
         self.until_state("empty")

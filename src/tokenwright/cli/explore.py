@@ -23,11 +23,12 @@ Port = Annotated[
     int | None,
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
-NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is told anyway.")]
+NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
 def explore(
-    model: opt.ModelName = "stories",
+    named: opt.ModelName = None,
+    model: opt.Model = None,
     port: Port = None,
     no_browser: NoBrowser = False,
     revision: opt.Revision = None,
@@ -41,6 +42,8 @@ def explore(
 
     The server accepts connections from this machine alone. Ctrl-C stops it.
     """
+    name = opt.the_model(named, model)
+    opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
     from tokenwright.serve.page import page_folder
     from tokenwright.serve.run import listen
 
@@ -55,7 +58,7 @@ def explore(
         leave_a_core()
         try:
             return LLM(
-                model,
+                name,
                 revision=revision,
                 device=device,
                 dtype=dtype,
@@ -75,7 +78,7 @@ def explore(
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(model, load), names, page)
+    app = make_app(Explorer(name, load), names, page)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.

@@ -108,7 +108,7 @@ def serve(
     flags = {name: value for name, value in locals().items() if name in _SETTINGS}
     from tokenwright.serve.settings import read_settings
 
-    settings = read_settings(config, Environment.read().serve, flags)
+    settings = read_settings(config, Environment.read().defaults, flags)
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import leave_a_core

@@ -31,6 +31,7 @@ from tokenwright.serve.player import Player, Runs, new_identity
 from tokenwright.text import TextStream
 from tokenwright.trace.schema import (
     VERSION,
+    HeadMasses,
     Labels,
     Loading,
     ModelCard,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
 WINDOW = 8  # unacknowledged frames of a page at most
+SAMPLE = 4  # a page that is behind gets the attention row of every fourth step
 
 Step = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Index = Annotated[int, Field(ge=0, le=2**16)]
@@ -303,6 +305,12 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
         answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
         return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
 
+    @app.get("/runs/{identity}/heads", **HIDDEN)
+    def heads(identity: str, step: int) -> HeadMasses:
+        player = explorer.player(identity)
+        player.renew()
+        return player.run.heads(step)
+
     @app.get("/runs/{identity}/trace.json", **HIDDEN)
     def trace(identity: str) -> JSONResponse:
         name = f'attachment; filename="trace-{identity}.json"'
@@ -401,7 +409,8 @@ class Viewer:
                 self._told.update(fresh)
                 await self._say(Labels(self.explorer.looks(fresh)))
             self.throttled = self.throttled and behind > 1
-            await self.socket.send_bytes(pack(replace(frame, attention=None) if self.throttled else frame))
+            dropped = self.throttled and frame.step % SAMPLE > 0
+            await self.socket.send_bytes(pack(replace(frame, attention=None) if dropped else frame))
             self.next += 1
         if behind > 0:  # the credit is spent
             self.throttled = True
