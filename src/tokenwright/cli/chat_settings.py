@@ -13,13 +13,14 @@ from tokenwright.sampling_params import Grammar
 FORMATS = ("json_schema", "regex", "lark", "choice")  # options that set the field `grammar`
 
 
-def _named(key: str) -> str:
-    """The option's name on the command line, without its dashes."""
+def _names(key: str) -> list[str]:
+    """The option's names on the command line, without their dashes."""
     declared = [name for name in get_args(COMMON[key])[1].param_decls or () if name.startswith("--")]
-    return declared[0].removeprefix("--") if declared else key.replace("_", "-")
+    return [name.removeprefix("--") for name in declared] or [key.replace("_", "-")]
 
 
-NAMES: Mapping[str, str] = {_named(key): key for key in COMMON}  # as typed -> key of COMMON
+NAMES: Mapping[str, str] = {_names(key)[0]: key for key in COMMON}  # as typed -> key of COMMON
+ALIASES: Mapping[str, str] = {name: _names(key)[0] for key in COMMON for name in _names(key)}
 
 
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
@@ -33,15 +34,16 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     except ValueError as error:
         raise RequestError(f"/set {text[:80]} cannot be read: {error}; quote a value that has quotes") from None
     name = name.lstrip("-").replace("_", "-")
+    name = ALIASES.get(name, name)
     if name not in NAMES:
         raise RequestError(f"there is no option {name[:40]!r}; /set shows them")
     key = NAMES[name]
-    field = {"new_tokens": "max_tokens", **dict.fromkeys(FORMATS, "grammar")}.get(key, key)
+    field = "grammar" if key in FORMATS else key
     if not values:
         return dict(chosen), f"{name} is {_shown(chosen[field]) if field in chosen else 'at its default'}"
     if values == ["default"]:
         return {one: value for one, value in chosen.items() if one != field}, f"{name} is at its default"
-    given: dict[str, Any] = {**dict.fromkeys(COMMON), "new_tokens": 1, key: _value(key, name, values)}
+    given: dict[str, Any] = {**dict.fromkeys(COMMON), key: _value(key, name, values)}
     value = chosen_from(given)[field]
     return {**chosen, field: value}, f"{name} is {_shown(value)}"
 
@@ -49,8 +51,6 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
 def listed(chosen: Mapping[str, Any]) -> str:
     """The chosen options, and the names of all."""
     set_ = [f"{name} {_shown(chosen[key])}" for name, key in NAMES.items() if key in chosen]
-    if "max_tokens" in chosen:
-        set_.append(f"new-tokens {chosen['max_tokens']}")
     if "grammar" in chosen:
         set_.append(f"{chosen['grammar'].kind.replace('_', '-')} {_shown(chosen['grammar'])}")
     return f"set: {', '.join(set_) or 'nothing'}\noptions: {', '.join(NAMES)}\n/set NAME default undoes one"
