@@ -30,7 +30,7 @@ def make_store(
         if pages < 1:
             page_bytes = size * sum(spec.bytes_per_token for spec in specs)
             raise CapacityError(
-                f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
+                f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more (kv_memory)"
             )
     groups = groups_for(specs, size, pages, chunk, sequences)
     needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # each group has one extra page
