@@ -16,6 +16,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 ROWS = (
     ("errors", "progress"),
     ("checks",),
+    ("units",),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),

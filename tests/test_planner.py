@@ -32,7 +32,7 @@ from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.kv_memory import KVMemory
-from tokenwright.planner.units import read_bytes, read_rate, read_tokens
+from tokenwright.units import read_bytes, read_rate, read_tokens
 
 KIB, GIB = 2**10, 2**30
 
@@ -171,6 +171,16 @@ class TestPublished:
         gemma = plan("gemma-3-4b", context=2000, sinks=10, kv="int8,first=4")  # 29 layers of W = 1,024
         wide, narrow = 4 * 2 * 512, 4 * 2 * 272
         assert gemma.kv_bytes_total == 34 * 4 * wide + narrow * (5 * 1996 + 29 * 1030)
+
+    def test_the_memory_that_this_process_may_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small = plan("gpt2")
+        for free, fits in ((small.total_bytes, True), (small.total_bytes - 1, False)):
+            monkeypatch.setattr("tokenwright.planner.free_memory", lambda device, free=free: free)
+            found = plan("gpt2", memory="here")
+            assert (found.memory, found.fits) == (free, fits)
+        monkeypatch.setattr("tokenwright.planner.free_memory", lambda device: None)
+        with pytest.raises(RequestError, match="does not report its free memory; give memory in bytes"):
+            plan("gpt2", memory="here")
 
     def test_steps_of_llama(self) -> None:
         """2 (P_b + P_lm) + 4 H D L t, and bytes without the embedding, which is looked up."""
@@ -348,7 +358,7 @@ class TestEngine:
         ("kind", "options", "told"),
         [
             ("gpt2", {"window": 9, "sinks": 1}, "sinks need rotary positions"),
-            ("llama2", {"sinks": 4}, "sinks are what stays in reach beside a window"),
+            ("llama2", {"sinks": 4}, "sinks stay visible beyond a window"),
             ("llama2", {"window": 9, "sinks": -1}, "sinks must be a whole number"),
             ("llama2", {"kv": "int8,native=3"}, "native: there is no layer 3; use 0 to 2, or -1 to -3"),
             ("dynamic", {"window": 9}, "RoPE scaling that depends on the length"),
@@ -388,11 +398,11 @@ class TestRemarks:
         [
             ("llama-3.1-8b", {}, [], ["window", "sinks", "end", "native"]),
             ("llama-3.1-8b", {"context": "1m"}, ["1,048,576 tokens are more than the model's context of 131,072"], []),
-            ("llama-3.1-8b", {"context": "1m", "window": 4096}, ["without end", "is let go"], ["are more than"]),
-            ("llama-3.1-8b", {"window": 200_000}, ["without end", "a window of 200,000 tokens is more"], ["let go"]),
-            ("llama-3.1-8b", {"window": 9, "sinks": 1}, ["the first token stays in reach"], []),
-            ("mistral-7b", {"sinks": 4}, ["the first 4 tokens stay in reach", "is let go"], ["without end"]),
-            ("gpt-2", {"window": 100, "context": 2000}, ["is let go", "2,000 tokens are more"], ["without end"]),
+            ("llama-3.1-8b", {"context": "1m", "window": 4096}, ["without end", "are freed"], ["are more than"]),
+            ("llama-3.1-8b", {"window": 200_000}, ["without end", "a window of 200,000 tokens is more"], ["are freed"]),
+            ("llama-3.1-8b", {"window": 9, "sinks": 1}, ["the first token stays visible"], []),
+            ("mistral-7b", {"sinks": 4}, ["the first 4 tokens stay visible", "are freed"], ["without end"]),
+            ("gpt-2", {"window": 100, "context": 2000}, ["are freed", "2,000 tokens are more"], ["without end"]),
             ("gpt-2", {"kv": "int8,first=9,native=-1"}, ["float32 all the same: the first 9 tokens, and layer 11"], []),
             ("gpt-2", {"kv": "int8,native=1+0"}, ["all the same: layers 0 and 1"], ["the first"]),
             ("gpt-2", {"kv": "int8,first=9", "window": 50}, ["a sequence keeps 979,200 bytes; the memory"], []),

@@ -211,7 +211,11 @@ class LLM(ScoringModel):
         markup: encode control tokens that are written in the messages as control tokens; by default they are text.
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
-        return self.template.render(messages, markup=markup)
+        template = self.template
+        for message in messages:
+            if isinstance(message, Mapping) and isinstance(content := message.get("content"), str):
+                self._requests.check_length(content)
+        return template.render(messages, markup=markup)
 
     def chat(
         self,

@@ -28,6 +28,7 @@ from tokenwright.models.graph import Graph
 from tokenwright.progress import Report
 from tokenwright.requests import Prompt, RequestBuilder
 from tokenwright.restore import load_pages, save_pages
+from tokenwright.sampling_params import SamplingParams
 from tokenwright.streams import AsyncStreams
 from tokenwright.text import ChatTemplate
 from tokenwright.trace.recorder import Recorder, device_clock
@@ -58,7 +59,7 @@ class OpenedModel:
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
         self._store = store
-        self._model = Model(loaded.config, loaded.decoder, self.specs, loaded.device)
+        self._model = Model(loaded.decoder, self.specs, loaded.device)
         self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
         runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()
@@ -160,6 +161,34 @@ class OpenedModel:
         """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
         form = {"dtype": self.dtype, "weights' form": str(self.weights), "kernels": self.kernels}
         return about(self.loaded.checkpoint, form, self.specs, self.options.page_size)
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, *, salt: str = "") -> Request:
+        """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
+        return self._requests.build(prompt, params, salt=salt)
+
+    def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
+        """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
+
+        Raises ContextError or CapacityError for one that cannot be served, EngineError where the engine has ended.
+        """
+        return self._submit(requests, listener)
+
+    def transcript(self, handle: RequestHandle) -> Transcript:
+        """What puts the texts of a submitted request together from its deliveries."""
+        return self._transcript(handle)
+
+    def check(self) -> None:
+        """Raises EngineError if the engine has failed, or the LLM is closed."""
+        self._open_loop().check()
+
+    def longest(self) -> int:
+        """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
+        engine, least, most = self._open_loop().engine, 1, self.context
+        while least < most:
+            middle = (least + most + 1) // 2
+            fits = engine.scheduler.fits(engine.scheduler.new(Request((0,)), middle))
+            least, most = (middle, most) if fits else (least, middle - 1)
+        return least
 
     def close(self) -> None:
         """Free the memory. Unfinished requests fail; the LLM cannot be used afterwards."""

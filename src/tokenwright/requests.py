@@ -44,7 +44,7 @@ class RequestBuilder:
         given = _given(overrides)
         beams = given.get("beams", 1) != 1
         if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
-            raise RequestError("beam search draws nothing; leave temperature out, or beams")
+            raise RequestError("beam search draws nothing; leave temperature out, or beams", "temperature", "beams")
         suggested = self._loaded.generation.sampling
         kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # the caller's max_tokens limits the default
@@ -76,12 +76,23 @@ class RequestBuilder:
             prompt = _listed(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+        if isinstance(prompt, str):
+            self.check_length(prompt)
         ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
         size = self._loaded.config.vocab_size
         for token in ids:
             if type(token) is not int or not 0 <= token < size:
                 raise RequestError(f"a prompt's token ids must be from 0 to {size - 1}, not {shown(token)}")
         return ids
+
+    def check_length(self, text: str) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
+        least = self._loaded.tokenizer.least_tokens(text)
+        if least > self._context:
+            raise RequestError(
+                f"the prompt has {len(text):,} characters, so at least {least:,} tokens, and the model's context is "
+                f"{self._context:,}; shorten it"
+            )
 
     def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
         """The ids of prompt and continuation, tokenised as one text if the prompt's own `ids` then stay the same."""

@@ -3,14 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine.loop import AsyncListener, Delivery, Inbox, RequestHandle
-from tokenwright.errors import EngineError
 from tokenwright.transcript import Transcript
 
 
@@ -73,13 +72,18 @@ class AsyncStream:
 
     async def pieces(self) -> list[Piece] | None:
         """The pieces of the next step, in order; None after the end. Raises EngineError if the request failed."""
+        if self._transcript.ended:
+            self._transcript.check()
+            return None
         while not self._deliveries:
-            if self._transcript.ended:
-                self._transcript.check()
-                return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._transcript.add(self._deliveries.popleft())
+
+    async def finish(self) -> None:
+        """Read on to the end, also of a request that fails; its transcript has the error."""
+        while not self._transcript.ended:
+            await self.pieces()
 
     def receive(self, delivery: Delivery) -> None:
         """Take in the events of a step and wake the task that awaits them."""
@@ -114,24 +118,17 @@ class AsyncStreams:
         """The stream of a request whose listener is `listener()`. Open it before the event loop runs again."""
         return AsyncStream(self._receivers, handle, transcript)
 
-    async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
-        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
-
-        Await it before the event loop runs again, or deliveries are lost.
-        """
-        with ExitStack() as stack:
-            streams = [stack.enter_context(self.open(*each)) for each in transcripts.items()]
-            await asyncio.gather(*(_drain(stream) for stream in streams))
-
     def _receive(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             stream = self._receivers.get(delivery.handle)
             if stream is not None:  # else it was left
                 stream.receive(delivery)
 
+    async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
 
-async def _drain(stream: AsyncStream) -> None:
-    """Read a stream to its end; an error stays in its transcript."""
-    with suppress(EngineError):
-        while await stream.pieces() is not None:
-            pass
+        Await it before the event loop runs again, or deliveries are lost.
+        """
+        with ExitStack() as stack:
+            for stream in [stack.enter_context(self.open(*each)) for each in transcripts.items()]:
+                await stream.finish()

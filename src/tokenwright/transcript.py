@@ -18,6 +18,7 @@ from tokenwright.engine import (
     HiddenAdded,
     PromptLogprobsAdded,
     Sequence,
+    StopChecker,
     Token,
     TopLogprob,
 )
@@ -36,6 +37,7 @@ class Text:
         self.score: float | None = None
         self.reason: FinishReason | None = None
         self.stopped: str | int | None = None
+        self.checker: StopChecker = sequence.stop_checker  # the engine's until the text has ended
 
     def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
         """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
@@ -109,6 +111,11 @@ class Transcript:
         """The finish reason of the first text; None before its end, and after a failure."""
         return next(iter(self._texts.values())).reason
 
+    @property
+    def texts(self) -> list[Text]:
+        """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
+        return list(self._texts.values())
+
     def add(self, delivery: Delivery) -> list[Piece]:
         """Record the events of a step; returns its pieces, in order."""
         fresh: list[Piece] = []
@@ -165,7 +172,7 @@ class Transcript:
             last = text.pieces[-1]
             text.pieces[-1] = last._replace(text=last.text + checker.finish())
             text.times = self._step_times[: len(text.pieces)]
-            text.score, text.stopped = hypothesis.score, checker.stopped
+            text.score, text.stopped, text.checker = hypothesis.score, checker.stopped, checker
             text.reason = FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
 
     def completion(self) -> Completion:
@@ -200,10 +207,17 @@ class Transcript:
             sampler_logprobs=tuple(piece.sampler_logprob for piece in tokens),
             top_logprobs=tuple(piece.top for piece in tokens) if params.logprobs is not None else (),
             stopped=text.stopped if self.ended else None,
+            complete=not self.ended or self._complete(text),
             score=text.score,
             prompt_logprobs=tuple(self.prompt_logprobs),
             prompt_top_logprobs=tuple(self._prompt_tops),
         )
+
+    def _complete(self, text: Text) -> bool:
+        """Whether the text is one of its grammar. Reads the stop checker only where the engine has ended the text."""
+        if text.reason in (None, FinishReason.ABORTED):
+            return self.handle.request.params.grammar is None
+        return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
 
     def _usage(self, text: Text, tokens: int) -> Usage:
         handle, sequence = self.handle, text.sequence

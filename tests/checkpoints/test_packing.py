@@ -452,6 +452,6 @@ def test_a_damaged_quantised_folder_is_not_to_be_downloaded(model: Checkpoint, t
     content = file.read_bytes()
     for kept in (content[:-1], b"", b"x" * 200):
         file.write_bytes(kept)
-        with pytest.raises(CheckpointError, match="; quantise the model again$") as caught:
+        with pytest.raises(CheckpointError, match=r"; quantise the model again$") as caught:
             Checkpoint.open(tmp_path / "q")
         assert "download" not in str(caught.value)

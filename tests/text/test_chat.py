@@ -170,7 +170,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ([user("a")] * (MOST_MESSAGES + 1), "there are 100,001 messages"),
         ([user("a"), "b"], "message 1 must have .* it is str"),
         ([{"role": "user"}], r"nothing else; it is the keys \['role'\]"),
-        ([{"role": "user", "content": "a", "name": "b"}], "'content', 'name', 'role'"),
+        ([{"role": "user", "content": "a", "audio": "b"}], "'audio', 'content', 'role'"),
         ([{"role": "user", "content": None}], "the content of message 0 must be text, not NoneType"),
         ([{"role": "user", "content": ["a"]}], r"a part that is no text \('str'\); give text, or parts"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "no text \\('image_url'\\)"),

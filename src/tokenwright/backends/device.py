@@ -16,14 +16,14 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps") from None
+        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device") from None
     there = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
         "mps": torch.backends.mps.is_available(),
     }
     if not there.get(device.type, False):
-        raise RequestError(f"device {name!r} is not usable with this torch on this machine; use auto or cpu")
+        raise RequestError(f"device {name!r} is not usable with this torch on this machine; use auto or cpu", "device")
     return device
 
 
@@ -39,7 +39,7 @@ def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool =
     for dtype in get_args(DType):
         if name == dtype:
             return cast(DType, dtype)
-    raise RequestError(f"dtype {name!r} is not known; use auto, {', '.join(get_args(DType))}")
+    raise RequestError(f"dtype {name!r} is not known; use auto, {', '.join(get_args(DType))}", "dtype")
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -47,6 +47,11 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_ram()
+
+
+def compute_with(threads: int) -> None:
+    """Compute with so many threads, in this thread and in threads that start later."""
+    torch.set_num_threads(threads)
 
 
 def leave_a_core() -> None:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.folder import STORIES, Report
+from tokenwright.checkpoints.folder import Report
+from tokenwright.checkpoints.local import STORIES
 from tokenwright.config import Environment
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.planner.known import KNOWN

@@ -20,6 +20,7 @@ from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import Family, Source, parse_config
 from tokenwright.checkpoints.generation import parse_generation
+from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
@@ -29,7 +30,6 @@ from tokenwright.models.graph import Graph
 
 log = logging.getLogger(__name__)
 
-STORIES = Path(__file__).parent.parent / "stories"  # the model inside the package
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 Report = Callable[[int, int], None]  # bytes read so far, total bytes
 
@@ -141,24 +141,8 @@ def stamp(file: Path) -> tuple[int, int]:
 
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
     """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
-    text = str(name_or_path)
-    try:
-        folder = STORIES if text == "stories" else Path(text).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
-        raise CheckpointError(f"cannot look at {text[:200]} ({str(error)[:80]})") from error
-    if is_folder:
-        if revision is not None:
-            raise CheckpointError(f"{text} is a folder here, which has no revision {revision!r}; leave it out")
-        return folder
-    if exists:
-        raise CheckpointError(f"{text} is a file; give the folder that has config.json and the weights")
-    if isinstance(name_or_path, str) and hub.is_hub_name(text):
-        return hub.download(text, revision, progress, _check_config)
-    raise CheckpointError(
-        f"there is no folder {text[:200]}; give a model's folder, owner/name on the Hugging Face hub "
-        "(such as openai-community/gpt2), or stories for the model that ships inside"
-    )
+    folder = local_folder(name_or_path, revision)
+    return hub.download(str(name_or_path), revision, progress, _check_config) if folder is None else folder
 
 
 def _check_config(folder: Path) -> None:

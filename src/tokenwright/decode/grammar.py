@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from queue import Empty, LifoQueue
@@ -175,6 +175,11 @@ class Matched:
         self._mask, self._opens = None, False
         return bool(self._matcher.is_stopped())
 
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far may end here."""
+        return bool(self._matcher.is_accepting())
+
     def fork(self) -> Self:
         """An independent copy in the same state."""
         other = copy(self)
@@ -312,9 +317,17 @@ def _schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError('a JSON schema is an object, such as {"type": "object"}; false allows no text')
+    return _lark(f"start: {json_rule(schema)}")
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """JSON that matches a schema, as an expression in a rule of a Lark grammar. Raises RequestError."""
     if "x-guidance" in schema:
         raise RequestError("x-guidance in a JSON schema is not supported; leave it out")
-    return _lark("start: %json " + json.dumps(schema | {"x-guidance": {"whitespace_pattern": _WHITESPACE}}))
+    try:
+        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> None:

@@ -252,7 +252,7 @@ class EngineLoop:
         It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
         the engine thread has ended.
         """
-        self._check()
+        self.check()
         handles = [RequestHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
         if paused:
             for handle in handles:
@@ -262,7 +262,7 @@ class EngineLoop:
 
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         """Run `function(engine)` between two steps and return its result. Raises what it raises."""
-        self._check()
+        self.check()
         call = _Call(function)
         self._send(call)
         return call.wait()
@@ -296,7 +296,8 @@ class EngineLoop:
         if self.forked:
             raise EngineError(FORKED)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises EngineError if the engine thread has ended, with the reason, or stayed behind in a parent process."""
         self.refuse_forked()
         if self._stopped is not None:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
@@ -315,8 +316,7 @@ class EngineLoop:
         stopped = EngineError(CLOSED)
         try:
             while self._read_mail():
-                if self.engine.busy:
-                    self._step()
+                self._step()
         except BaseException as error:  # the engine itself: its state is unknown from here on
             log.exception("the engine thread has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
@@ -325,7 +325,7 @@ class EngineLoop:
         self._refuse_all(stopped)
 
     def _read_mail(self) -> bool:
-        """Carry out all messages; wait for one where there is nothing to compute. False: close."""
+        """Carry out all messages, and wait for more until there is something to compute. False: close."""
         mailbox, engine = self._mailbox, self.engine
         while not mailbox.empty() or not engine.busy:
             message = mailbox.get()

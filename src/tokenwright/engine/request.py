@@ -102,6 +102,7 @@ class Request:
     hidden: report the hidden states of the prompt's tokens, and write nothing (max_tokens is 0).
     width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
     1: each advances on its own. search: for the sampler, which picks for such a request through it.
+    argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
     prompt: tuple[int, ...]
@@ -115,6 +116,11 @@ class Request:
     width: int = 1
     search: Any = None
     hidden: bool = False
+    argmax: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        object.__setattr__(self, "argmax", params.greedy and not params.adjusts and not self.constraints.bad)
 
     def limit(self, context: int) -> int:
         """The most tokens that a sequence of this request can have, the last of which is never computed."""

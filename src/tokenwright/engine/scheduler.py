@@ -17,7 +17,7 @@ search. A beam that nothing is picked from ends.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
@@ -150,7 +150,12 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget = self.token_budget
         for group in self._groups(chunks):
-            for sequence, length in group.plan(budget, self.kv.attach_cached):
+            if len(group.sequences) == 1:  # nearly always
+                alone = group.sequences[0]
+                plan: Iterable[tuple[Sequence, int]] = ((alone, min(len(alone.tokens) - alone.computed, budget)),)
+            else:
+                plan = group.plan(budget, self.kv.attach_cached)
+            for sequence, length in plan:
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, admit nobody.
                     return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
@@ -171,7 +176,7 @@ class Scheduler:
 
     def _active(self) -> list[SequenceGroup]:
         """The running groups that are not paused, oldest first."""
-        return [group for group in self.running if not group.paused]
+        return [group for group in self.running if group.pause_at is None or not group.paused]
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         start = sequence.computed
@@ -179,7 +184,8 @@ class Scheduler:
         if sequence.request.hidden:
             return Chunk(sequence, start, stop, HIDDEN)
         logits_needed = LAST if stop == len(sequence.tokens) else NONE
-        if sequence.needs_logprobs and stop >= sequence.next_logprob:
+        asked = sequence.request.prompt_logprobs_from is not None
+        if asked and sequence.needs_logprobs and stop >= sequence.next_logprob:
             logits_needed = ALL
         return Chunk(sequence, start, stop, logits_needed)  # by place: keywords would take nearly three times as long
 
@@ -206,7 +212,8 @@ class Scheduler:
                 stop = len(sequence.tokens)
             if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
                 self.kv.cache_pages(sequence, start, stop)
-            self.pool.trim(sequence.tables, stop)
+            if self.pool.windowed:
+                self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         answers: dict[int, list[Result]] = {}
         for result in results:
@@ -267,7 +274,9 @@ class Scheduler:
                 sequence.tokens.append(token)
                 event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
                 events.append(event)
-                reason = checker.advance(token) or sequence.exhausted()
+                reason = checker.advance(token)
+                if not reason and len(sequence.tokens) >= sequence.limit:
+                    reason = sequence.exhausted()
                 event.text = checker.take_text()
                 if reason is not None:
                     break

@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def following(self) -> list[int]:
-        """The known tokens at [start + 1, ...), one for each row but perhaps the last: whose logprobs can be told."""
+        """The known tokens at [start + 1, ...), whose logprobs the rows give: one each, but perhaps for the last."""
         return self.sequence.tokens[self.start + 1 : self.stop + 1]
 
     @property

@@ -28,34 +28,11 @@ log = logging.getLogger(__name__)
 class Workspace:
     """The scratch memory of the kernels: it grows to the need of the largest call, and is freed with its owner.
 
-    It serves one call at a time. A concurrent call from another thread gets a temporary workspace of its own.
+    `address` is for one call at a time; calls at once from other threads compute in temporary memory of the library.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._idle: list[_Memory] = []
-
-    def run(self, call: Callable[[int], int], failure: str) -> None:
-        """Call `call` with the address of a workspace. Raises CapacityError(failure) if memory runs out.
-
-        call: returns 0, or another number if the workspace could not grow.
-        """
-        try:
-            memory = self._idle.pop()  # atomic: needs no lock, which a fork could copy while it is locked
-        except IndexError:
-            memory = _Memory(self._library)
-        failed = memory.address is None or call(memory.address)
-        if not self._idle:
-            self._idle.append(memory)
-        if failed:
-            raise CapacityError(failure)
-
-
-class _Memory:
-    """One workspace of the library. `address` is None if the library could not allocate it."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.address: int | None = library.tw_workspace_new()
+        self.address: int | None = library.tw_workspace_new()  # None: out of memory, and so will be every call
         weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
 
 
@@ -70,7 +47,7 @@ class NativeKernels:
             raise RequestError(
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
-        self.workspace = Workspace(library)  # for kernels that Python calls one by one
+        self._workspace = Workspace(library)  # for kernels that Python calls one by one
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         packed = _packed(weight)
@@ -187,10 +164,8 @@ class NativeKernels:
 
         Raises CapacityError if the workspace cannot grow.
         """
-        self.workspace.run(
-            lambda memory: function(self.handle, memory, *arguments),
-            "there is not enough memory for this step; compute fewer tokens at once (token_budget)",
-        )
+        if function(self.handle, self._workspace.address, *arguments):
+            raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
 
 
 class ChunkArray:

@@ -20,6 +20,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
 from tokenwright.config import DynamicScaling, Rope
 from tokenwright.engine import AttentionWindow, Batch
+from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
@@ -86,10 +87,8 @@ class Program:
         )
         struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
         at = struct.buffer_info()[0]
-        self._workspace.run(
-            lambda memory: kernels.library.tw_forward(kernels.handle, memory, byref(model.struct), at, threads),
-            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
-        )
+        if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
+            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals), hidden)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
@@ -128,7 +127,8 @@ class NativeBackend:
 class RotaryCache:
     """The rotary cache: cosines and sines of positions, [n][2][D / 2] in fp32, kept from step to step.
 
-    If the angles depend on a sequence's maximum length, the cache holds them for one such length at a time.
+    If the angles depend on a sequence's maximum length, there are rows for each such length: for the one used last,
+    and for as many others, the most recent first, as have `ROTARY_POSITIONS` positions together.
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:
@@ -137,6 +137,8 @@ class RotaryCache:
         self._half = head_size // 2
         self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
         self._length = 0  # the maximum length that the rows belong to
+        self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
+        self._other_rows = 0  # of them together
         self._set(torch.empty(0, 2 * self._half))
 
     def _set(self, rows: torch.Tensor) -> None:
@@ -151,9 +153,7 @@ class RotaryCache:
         if self._shortest is not None:
             length = max(limit, self._shortest)  # up to the original context all angles are equal
             if length != self._length:
-                alive.append(self._cached)
-                self._set(self._cached[:0])
-                self._length = length
+                self._switch(length, alive)
         if stop > self._count:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)
@@ -162,6 +162,18 @@ class RotaryCache:
             alive.append(self._cached)
             self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
         return self._address + start * self._row_bytes
+
+    def _switch(self, length: int, alive: list[object]) -> None:
+        """Use the rows of another maximum length; drop those that were not used for longest, where they are many."""
+        others = self._others
+        others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
+        found = others.pop(length, None)
+        self._set(torch.empty(0, 2 * self._half) if found is None else found)
+        self._other_rows -= self._count
+        while self._other_rows > ROTARY_POSITIONS:
+            dropped = others.pop(next(iter(others)))
+            self._other_rows -= len(dropped)
+            alive.append(dropped)
 
     def at_edge(self, window: AttentionWindow) -> torch.Tensor | None:
         """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.

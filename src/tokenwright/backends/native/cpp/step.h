@@ -77,6 +77,21 @@ Workspace* new_workspace();  // null if memory runs out
 void free_workspace(Workspace*);
 int64_t count_workspaces();  // live ones, for tests
 
+// The workspace of one call: the shared one, or a temporary one while another call uses that or if it is null.
+class CallWorkspace {
+ public:
+  explicit CallWorkspace(Workspace* shared);  // throws std::bad_alloc
+  ~CallWorkspace();
+  CallWorkspace(const CallWorkspace&) = delete;
+  CallWorkspace& operator=(const CallWorkspace&) = delete;
+
+  Workspace& operator*() const { return *used_; }
+
+ private:
+  Workspace* const shared_;  // null: `used_` is temporary
+  Workspace* const used_;
+};
+
 // Each of these uses at most `threads` threads, and throws std::bad_alloc if the workspace cannot grow.
 void forward(const Kernels&, Workspace&, const Model&, const Batch&, int64_t threads);
 
