@@ -150,14 +150,14 @@ def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> P
     if exists:
         raise CheckpointError(f"{text} is a file; give the folder that has config.json and the weights")
     if isinstance(name_or_path, str) and hub.is_hub_name(text):
-        return hub.download(text, revision, progress, _check_config)
+        return hub.download(text, revision, progress, check_config)
     raise CheckpointError(
         f"there is no folder {text[:200]}; give a model's folder, owner/name on the Hugging Face hub "
         "(such as openai-community/gpt2), or stories for the model that ships inside"
     )
 
 
-def _check_config(folder: Path) -> None:
+def check_config(folder: Path) -> None:
     """Refuse a model that Tokenwright cannot run before its weights are downloaded."""
     where = str(folder / "config.json")
     settings = read_json(folder / "config.json")

@@ -12,10 +12,12 @@ import typer
 from typer.core import TyperGroup
 
 from tokenwright.cli.bench import bench
+from tokenwright.cli.cache import cache
 from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
+from tokenwright.cli.models import models, pull, rm
 from tokenwright.cli.plan import plan
 from tokenwright.cli.quantize import quantize
 from tokenwright.cli.race import race
@@ -77,6 +79,10 @@ app.command()(plan)
 app.command()(quantize)
 app.command()(race)
 app.command()(bench)
+app.command()(models)
+app.command()(pull)
+app.command()(rm)
+app.command()(cache)
 
 
 def main() -> None:
