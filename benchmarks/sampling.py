@@ -111,7 +111,7 @@ def main() -> None:
     record = []
     for kind, row in rows(arguments.vocabulary).items():
         kept = int(top_p(row, P).isfinite().sum())
-        print(f"{kind}: {kept:,} ids in the nucleus")
+        print(f"{kind}: {kept:,} ids kept by top-p")
         for name in WAYS:
             ours, by_sort = measure(name, row, arguments.pairs)
             ratios = [mine / theirs for mine, theirs in zip(ours, by_sort, strict=True)]

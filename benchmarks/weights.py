@@ -111,7 +111,7 @@ def model_of(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> Log
     """A model over dense weights, everything in fp32."""
     graph = checkpoint.graph
     decoder = Decoder(graph, ReferenceKernels(), {**tensors})
-    return logprobs_of(Model(checkpoint.config, decoder, layer_specs(graph, "float32"), torch.device("cpu")))
+    return logprobs_of(Model(decoder, layer_specs(graph, "float32"), torch.device("cpu")))
 
 
 def logprobs_of(model: Model) -> Logprobs:

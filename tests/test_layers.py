@@ -14,8 +14,9 @@ PACKAGE = Path(tokenwright.__file__).parent
 
 # From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
 ROWS = (
-    ("errors",),
+    ("errors", "progress"),
     ("checks",),
+    ("units",),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -26,6 +27,8 @@ ROWS = (
     ("restore", "vocabulary"),
     ("loaded", "run", "streams"),
     ("requests", "planner"),
+    ("opened",),
+    ("scoring",),
     ("llm",),
     ("bench",),
     ("serve",),

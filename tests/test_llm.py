@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import resource
 import signal
 import threading
 import time
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,7 +119,8 @@ def test_score_is_the_log_softmax(llm):
     logits, _ = llm.model(ids)
     right = logits.log_softmax(-1)[range(6), ids[1:]]
     assert llm.score(ids) == pytest.approx(right.tolist(), abs=1e-4)
-    assert llm.score([5]) == []
+    assert llm.score([5]).shape == (0,)
+    assert llm.score(ids).dtype == np.float64
 
 
 def test_a_stream_that_is_closed_or_dropped_frees_its_pages(llm):
@@ -252,6 +255,28 @@ def test_astream_writes_what_stream_writes_and_ends_when_closed_or_cancelled(llm
             await task
 
     asyncio.run(run())
+
+
+def test_astream_prepares_what_takes_time_in_another_thread(llm, monkeypatch):
+    """Short prompts are tokenised in the event loop: that is faster than to wake a thread."""
+    grammar = replace(GREEDY, grammar=Grammar.regex("[a-z ]+"), ignore_eos=False, max_tokens=4)
+    requests = [("the", GREEDY), ("the " * 150, GREEDY), ("the", grammar)]
+    right = [llm.generate(*request)[0].token_ids for request in requests]
+    build, threads = llm._requests.build, []
+
+    def watched(*args, **options):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return build(*args, **options)
+
+    async def read(prompt, params):
+        return tuple([piece.token_id async for piece in llm.astream(prompt, params)])
+
+    async def run():
+        return [await read(*request) for request in requests]
+
+    monkeypatch.setattr(llm._requests, "build", watched)
+    assert asyncio.run(run()) == right
+    assert threads == [True, False, False]
 
 
 def test_astream_does_not_wait_in_the_event_loop_for_another_text_s_step(llm):
@@ -405,6 +430,17 @@ def test_sampling_takes_the_checkpoints_suggestions(llm):
 def test_options_that_cannot_be_had(folder, options, error, match):
     with pytest.raises(error, match=match):
         LLM(folder, **options)
+
+
+def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
+    """Its angles are computed for the positions of a step, not for all of the window."""
+    with LLM(folder, pages=64) as llm:
+        [right] = llm.generate([5, 6, 7], GREEDY)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with LLM(folder, pages=64, window=10_000_000, sinks=4) as llm:
+        [wide] = llm.generate([5, 6, 7], GREEDY)
+    assert wide.token_ids == right.token_ids
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB; the whole table has 640 MB
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):

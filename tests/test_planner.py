@@ -32,7 +32,7 @@ from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.kv_memory import KVMemory
-from tokenwright.planner.units import read_bytes, read_rate, read_tokens
+from tokenwright.units import read_bytes, read_rate, read_tokens
 
 KIB, GIB = 2**10, 2**30
 
@@ -348,7 +348,7 @@ class TestEngine:
         ("kind", "options", "told"),
         [
             ("gpt2", {"window": 9, "sinks": 1}, "sinks need rotary positions"),
-            ("llama2", {"sinks": 4}, "sinks are what stays in reach beside a window"),
+            ("llama2", {"sinks": 4}, "sinks stay visible beyond a window"),
             ("llama2", {"window": 9, "sinks": -1}, "sinks must be a whole number"),
             ("llama2", {"kv": "int8,native=3"}, "native: there is no layer 3; use 0 to 2, or -1 to -3"),
             ("dynamic", {"window": 9}, "RoPE scaling that depends on the length"),
@@ -388,11 +388,11 @@ class TestRemarks:
         [
             ("llama-3.1-8b", {}, [], ["window", "sinks", "end", "native"]),
             ("llama-3.1-8b", {"context": "1m"}, ["1,048,576 tokens are more than the model's context of 131,072"], []),
-            ("llama-3.1-8b", {"context": "1m", "window": 4096}, ["without end", "is let go"], ["are more than"]),
-            ("llama-3.1-8b", {"window": 200_000}, ["without end", "a window of 200,000 tokens is more"], ["let go"]),
-            ("llama-3.1-8b", {"window": 9, "sinks": 1}, ["the first token stays in reach"], []),
-            ("mistral-7b", {"sinks": 4}, ["the first 4 tokens stay in reach", "is let go"], ["without end"]),
-            ("gpt-2", {"window": 100, "context": 2000}, ["is let go", "2,000 tokens are more"], ["without end"]),
+            ("llama-3.1-8b", {"context": "1m", "window": 4096}, ["without end", "are freed"], ["are more than"]),
+            ("llama-3.1-8b", {"window": 200_000}, ["without end", "a window of 200,000 tokens is more"], ["are freed"]),
+            ("llama-3.1-8b", {"window": 9, "sinks": 1}, ["the first token stays visible"], []),
+            ("mistral-7b", {"sinks": 4}, ["the first 4 tokens stay visible", "are freed"], ["without end"]),
+            ("gpt-2", {"window": 100, "context": 2000}, ["are freed", "2,000 tokens are more"], ["without end"]),
             ("gpt-2", {"kv": "int8,first=9,native=-1"}, ["float32 all the same: the first 9 tokens, and layer 11"], []),
             ("gpt-2", {"kv": "int8,native=1+0"}, ["all the same: layers 0 and 1"], ["the first"]),
             ("gpt-2", {"kv": "int8,first=9", "window": 50}, ["a sequence keeps 979,200 bytes; the memory"], []),

@@ -24,4 +24,9 @@ def is_whole(value: object) -> TypeGuard[int]:
 def check_whole(name: str, value: object, least: int = 0, most: int = MAX_TOKENS) -> None:
     """Raises RequestError for anything but a whole number from `least` to `most`."""
     if not is_whole(value) or not least <= value <= most:
-        raise RequestError(f"{name} must be a whole number from {least:,} to {most:,}, not {shown(value)}")
+        raise RequestError(f"{name} must be a whole number from {least:,} to {most:,}, not {shown(value)}", name)
+
+
+def escaped_byte(character: str) -> bool:
+    """Whether Python put this surrogate in the place of a byte that is not UTF-8: in arguments, names and input."""
+    return "\udc80" <= character <= "\udcff"

@@ -90,7 +90,8 @@ class Completion:
     """The continuation of a prompt: `text` and `token_ids` exclude the prompt; the ids include an end token.
 
     logprobs, sampler_logprobs, top_logprobs: as in Piece, one per token. stopped: the stop string or stop id that ended
-    the text. score: of beam search, the sum of log-probabilities divided by length ** length_penalty.
+    the text. complete: False for a text under a grammar that was cut before the grammar could end. score: of beam
+    search, the sum of log-probabilities divided by length ** length_penalty.
     prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the
     request's other texts, each with its own fields; with best_of and beam search the best first. tree: all nodes
     of a beam search, parents before children; ends: index in `tree` of the last token of each text of `choices`.
@@ -104,6 +105,7 @@ class Completion:
     sampler_logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     stopped: str | int | None = None
+    complete: bool = True
     score: float | None = None
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()

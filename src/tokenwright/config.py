@@ -176,7 +176,7 @@ class KVFormat:
     def __post_init__(self) -> None:
         for name in (self.k, self.v):
             if name not in KV_NAMES:
-                raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}")
+                raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}", "kv")
         check_whole("first", self.first)
         if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
             raise RequestError(f"native must be numbers of layers, each once, not {self.native!r}")
@@ -189,13 +189,13 @@ class KVFormat:
             key, given, value = (one.strip() for one in part.partition("="))
             for name, said in {key: value}.items() if given else {"k": key, "v": key}.items():
                 if name not in ("k", "v", "first", "native") or name in found:
-                    raise RequestError(f"{_KV_USAGE}; not {text!r}")
+                    raise RequestError(f"{_KV_USAGE}; not {text!r}", "kv")
                 found[name] = said
         try:
             first = int(found.pop("first", "0"))
             native = tuple(int(layer) for layer in found.pop("native").split("+")) if "native" in found else ()
         except ValueError:
-            raise RequestError(f"{_KV_USAGE}; not {text!r}") from None
+            raise RequestError(f"{_KV_USAGE}; not {text!r}", "kv") from None
         return cls(first=first, native=native, **found)
 
     def __str__(self) -> str:
@@ -224,7 +224,7 @@ class WeightFormat:
 
     def __post_init__(self) -> None:
         if self.name not in WEIGHT_NAMES:
-            raise RequestError(f"weights {self.name!r} is not known; use {', '.join(WEIGHT_NAMES)}")
+            raise RequestError(f"weights {self.name!r} is not known; use {', '.join(WEIGHT_NAMES)}", "weights")
         if self.name in WEIGHT_GROUPS and (type(self.group) is not int or self.group not in (32, 64)):
             raise RequestError(f"{self.name} weights share a scale in groups of 32 or 64, not of {self.group!r}")
         if self.name not in WEIGHT_GROUPS and self.group != 0:
@@ -236,7 +236,8 @@ class WeightFormat:
         name, given, group = (part.strip() for part in text.lower().partition(":"))
         if given and not (group.isascii() and group.isdigit()):
             raise RequestError(
-                f"weights must be a format, such as int8, or one with its group, such as int8:32; not {text!r}"
+                f"weights must be a format, such as int8, or one with its group, such as int8:32; not {text!r}",
+                "weights",
             )
         return cls(name, int(group) if given else WEIGHT_GROUPS.get(name, 0))
 
@@ -275,7 +276,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, most)
         if self.pages is not None and self.kv_memory is not None:
-            raise RequestError("pages and kv_memory both set the size of the KV cache; give one of them")
+            raise RequestError("pages and kv_memory both set the size of the KV cache; give one of them", "pages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,9 @@ class Environment:
     cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
     kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
     isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the CPU's best
+    settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
+    settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
+    defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -299,7 +303,19 @@ class Environment:
             raise RequestError(f"TOKENWRIGHT_KERNELS must be native or reference, not {kernels!r}")
         if isa not in (None, "portable", "avx2", "avx512", "amx"):
             raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
-        return cls(value == "1", Path(cache), cast("Any", kernels), cast("Any", isa))
+        named = variables.get("TOKENWRIGHT_SETTINGS")
+        settings = named or f"{variables.get('XDG_CONFIG_HOME') or '~/.config'}/tokenwright/settings.toml"
+        prefix = "TOKENWRIGHT_"
+        defaults = {name.removeprefix(prefix): text for name, text in variables.items() if name.startswith(prefix)}
+        return cls(
+            value == "1",
+            Path(cache),
+            cast("Any", kernels),
+            cast("Any", isa),
+            Path(settings),
+            bool(named),
+            defaults,
+        )
 
     def cache_folder(self, name: str) -> Path:
         """The folder `name` of the cache. Raises RequestError if the home directory is unknown."""

@@ -24,7 +24,14 @@ __all__ = [
 
 
 class TokenwrightError(Exception):
-    """Base of every error that Tokenwright raises on purpose."""
+    """Base of every error that Tokenwright raises on purpose.
+
+    fields: names of parameters in the message, so that the command line can write its own options in their place.
+    """
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class RequestError(TokenwrightError, ValueError):

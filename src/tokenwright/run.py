@@ -5,7 +5,7 @@ the attention row of one head and the top logprobs. Between two steps a caller m
 replay the attention row of any head at any earlier step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +18,9 @@ from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.trace.recorder import Recorder, Watch
 from tokenwright.trace.replay import AttentionReplay, Text
-from tokenwright.trace.rows import coded
-from tokenwright.trace.schema import AttentionRow, StepFrame
+from tokenwright.trace.rows import coded, masses
+from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
+from tokenwright.trace.summary import summarise
 from tokenwright.transcript import Transcript
 
 MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
@@ -159,24 +160,40 @@ class Run:
         limit = self._handle.sequence.limit
         return self._loop.call(lambda _: self._replay.reference(tokens, limit, layer, head))
 
+    def heads(self, step: int) -> HeadMasses:
+        """What every head of every layer did at a step's last token: from the cache, as `attention`.
+
+        Raises RequestError for a step that does not exist.
+        """
+        return masses(self._replayed(step, self._replay.rows), step)
+
     def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
         self._check(layer, head)
+        return self._replayed(step, lambda text, position: self._replay.row(text, position, layer, head))
+
+    def _replayed(self, step: int, read: Callable[[Text, int], torch.Tensor]) -> torch.Tensor:
+        """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
         frame = self.frame(step)
         stop, sequence = frame.start + frame.length, self._handle.sequence
 
-        def read(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (`call` only keeps the engine between steps)
+        def between_steps(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (`call` only keeps the engine between steps)
             text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
             if sequence.computed < stop or not text.holds(stop - 1):
                 text = self._replay.rebuilt(self.tokens, sequence.limit)
-            return self._replay.row(text, stop - 1, layer, head)
+            return read(text, stop - 1)
 
-        return self._loop.call(read)
+        return self._loop.call(between_steps)
 
     def _check(self, layer: int, head: int) -> None:
         config = self._replay.config
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not 0 <= value < count:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")
+
+    @property
+    def summary(self) -> Summary | None:
+        """The steps so far in figures; None before the first token."""
+        return summarise(self.frames, self._replay.config.layers)
 
     @property
     def completion(self) -> Completion:

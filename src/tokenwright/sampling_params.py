@@ -7,7 +7,7 @@ from io import StringIO
 from itertools import islice
 from typing import Any, Literal
 
-from tokenwright.checks import MAX_TOKENS, check_whole, shown
+from tokenwright.checks import MAX_TOKENS, check_whole, escaped_byte, shown
 from tokenwright.errors import RequestError
 
 MOST_CHOICES = 256  # texts of one request, and beams
@@ -19,23 +19,27 @@ MOST_GRAMMAR = 500_000  # characters
 
 def _real(name: str, value: object, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}")
+        raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}", name)
 
 
 def check_unicode(name: str, text: str) -> None:
     """Raises RequestError for half of a surrogate pair, which is not a character."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"{name} has half of a surrogate pair in {shown(text)}; remove it") from None
+    except UnicodeEncodeError as error:
+        if escaped_byte(text[error.start]):
+            raise RequestError(f"{name} is not UTF-8 text: {shown(text)}", name) from None
+        raise RequestError(f"{name} has half of a surrogate pair in {shown(text)}; remove it", name) from None
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     texts = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"{name} must be a string, or a list of strings, that are not empty; not {shown(value)}")
+        raise RequestError(
+            f"{name} must be a string, or a list of strings, that are not empty; not {shown(value)}", name
+        )
     if len(texts) > MOST_IDS:
-        raise RequestError(f"{name} has {len(texts):,} strings; {MOST_IDS:,} are allowed")
+        raise RequestError(f"{name} has {len(texts):,} strings; {MOST_IDS:,} are allowed", name)
     for text in texts:
         check_unicode(name, text)
     return texts
@@ -43,10 +47,10 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
 
 def _ids(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple | set | frozenset | range):
-        raise RequestError(f"{name} must be a list of token ids, not {shown(value)}")
+        raise RequestError(f"{name} must be a list of token ids, not {shown(value)}", name)
     ids = list(islice(value, MOST_VOCABULARY + 1))
     if len(ids) > MOST_VOCABULARY:
-        raise RequestError(f"{name} has more than {MOST_VOCABULARY:,} ids")
+        raise RequestError(f"{name} has more than {MOST_VOCABULARY:,} ids", name)
     for token in ids:
         check_whole(f"each id of {name}", token, 0, MAX_TOKENS)
     return tuple(sorted(set(ids)))
@@ -230,12 +234,12 @@ class SamplingParams:
             raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
         if self.allowed_ids is not None and not set(self.allowed_ids) - set(self.banned_ids):
             why = "banned_ids has all of allowed_ids" if self.allowed_ids else "allowed_ids has none; None allows all"
-            raise RequestError(f"no id is left to choose: {why}")
+            raise RequestError(f"no id is left to choose: {why}", "banned_ids", "allowed_ids")
         if self.grammar is not None and self.ignore_eos:
             raise RequestError("a grammar says where the text may end; leave ignore_eos out")
         if self.best_of is not None and self.best_of < self.n:
             raise RequestError(
-                f"best_of is {self.best_of}, less than n, which is {self.n}; n texts of these are returned"
+                f"best_of is {self.best_of}, less than n, which is {self.n}; raise best_of, or lower n", "best_of", "n"
             )
         if self.beams == 1:
             self._check_samples()
@@ -244,7 +248,10 @@ class SamplingParams:
 
     def _check_samples(self) -> None:
         if self.choices > 1 and self.greedy:
-            raise RequestError("n and best_of above 1 need a temperature above 0: greedy texts are all the same")
+            raise RequestError(
+                "n and best_of above 1 need a temperature above 0: greedy texts are all the same",
+                *("n", "best_of", "temperature"),
+            )
         for name, default in (
             ("length_penalty", 1.0),
             ("early_stopping", False),
@@ -252,24 +259,40 @@ class SamplingParams:
             ("diversity_penalty", 0.0),
         ):
             if getattr(self, name) != default:
-                raise RequestError(f"{name} belongs to beam search; set beams as well, or leave it out")
+                raise RequestError(f"{name} belongs to beam search; set beams as well, or leave it out", name, "beams")
 
     def _check_beams(self) -> None:
         drawing = [name for name, default in DRAWING.items() if getattr(self, name) not in (default, 0.0)]
+        drawing += [] if self.seed is None else ["seed"]
         if drawing:
-            raise RequestError(f"beam search draws nothing; leave {' and '.join(drawing)} out")
+            raise RequestError(f"beam search draws nothing; leave {' and '.join(drawing)} out", *drawing)
         if self.best_of is not None:
             raise RequestError("beam search returns its n best beams; leave best_of out")
         if self.n > self.beams:
-            raise RequestError(f"n is {self.n}, but only {self.beams} beams are searched; raise beams, or lower n")
+            raise RequestError(
+                f"n is {self.n}, more than beams, which is {self.beams}; raise beams, or lower n", "n", "beams"
+            )
         if self.beams % self.beam_groups:
-            raise RequestError(f"{self.beams} beams cannot be parted into {self.beam_groups} groups of equal size")
+            raise RequestError(f"{self.beams} beams cannot be divided into {self.beam_groups} groups of equal size")
         if self.diversity_penalty and self.beam_groups == 1:
             raise RequestError("diversity_penalty keeps groups of beams apart; set beam_groups as well")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether fields before temperature change rows of logits at any token, besides bad_words and the grammar."""
+        return bool(
+            self.logit_bias
+            or self.allowed_ids is not None
+            or self.banned_ids
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.dry_multiplier
+        )
 
     @property
     def choices(self) -> int:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -58,18 +59,44 @@ class Stream:
         self._handle.cancel()
 
 
-class _Receiver:
-    """The deliveries of one request in its event loop."""
+class AsyncStream:
+    """The pieces of a request, step by step, in its event loop. Leaving it early cancels the request."""
 
-    def __init__(self) -> None:
-        self.deliveries: deque[Delivery] = deque()
-        self.waiter: asyncio.Future[None] | None = None
+    def __init__(self, receivers: "dict[RequestHandle, AsyncStream]", handle: RequestHandle, transcript: Transcript):
+        self._receivers = receivers
+        self._handle = handle
+        self._transcript = transcript
+        self._deliveries: deque[Delivery] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        receivers[handle] = self
 
-    async def get(self) -> Delivery:
-        while not self.deliveries:
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        return self.deliveries.popleft()
+    async def pieces(self) -> list[Piece] | None:
+        """The pieces of the next step, in order; None after the end. Raises EngineError if the request failed."""
+        if self._transcript.ended:
+            self._transcript.check()
+            return None
+        while not self._deliveries:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._transcript.add(self._deliveries.popleft())
+
+    async def finish(self) -> None:
+        """Read on to the end, also of a request that fails; its transcript has the error."""
+        while not self._transcript.ended:
+            await self.pieces()
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take in the events of a step and wake the task that awaits them."""
+        self._deliveries.append(delivery)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        del self._receivers[self._handle]
+        self._handle.cancel()
 
 
 class AsyncStreams:
@@ -77,7 +104,7 @@ class AsyncStreams:
 
     def __init__(self) -> None:
         self._listeners: WeakKeyDictionary[Any, AsyncListener] = WeakKeyDictionary()
-        self._receivers: dict[RequestHandle, _Receiver] = {}
+        self._receivers: dict[RequestHandle, AsyncStream] = {}
 
     def listener(self) -> AsyncListener:
         """The listener of the running event loop."""
@@ -87,26 +114,21 @@ class AsyncStreams:
             found = self._listeners[event_loop] = AsyncListener(event_loop, self._receive)
         return found
 
+    def open(self, handle: RequestHandle, transcript: Transcript) -> AsyncStream:
+        """The stream of a request whose listener is `listener()`. Open it before the event loop runs again."""
+        return AsyncStream(self._receivers, handle, transcript)
+
     def _receive(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
-            receiver = self._receivers.get(delivery.handle)
-            if receiver is None:  # its stream was closed
-                continue
-            receiver.deliveries.append(delivery)
-            if receiver.waiter is not None and not receiver.waiter.done():
-                receiver.waiter.set_result(None)
+            stream = self._receivers.get(delivery.handle)
+            if stream is not None:  # else it was left
+                stream.receive(delivery)
 
-    async def pieces(self, handle: RequestHandle, transcript: Transcript) -> AsyncGenerator[Piece, None]:
-        """The pieces of a request whose listener is `listener()`. Raises EngineError if the request failed.
+    async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
 
-        Start the iteration before the event loop runs again, or deliveries are lost.
+        Await it before the event loop runs again, or deliveries are lost.
         """
-        receiver = self._receivers[handle] = _Receiver()
-        try:
-            while not transcript.ended:
-                for piece in transcript.add(await receiver.get()):
-                    yield piece
-            transcript.check()
-        finally:
-            del self._receivers[handle]
-            handle.cancel()
+        with ExitStack() as stack:
+            for stream in [stack.enter_context(self.open(*each)) for each in transcripts.items()]:
+                await stream.finish()

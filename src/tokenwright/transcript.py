@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenwright.completion import Completion, Piece, TreeToken, Usage
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import (
@@ -12,8 +15,10 @@ from tokenwright.engine import (
     Finished,
     FinishReason,
     Forked,
+    HiddenAdded,
     PromptLogprobsAdded,
     Sequence,
+    StopChecker,
     Token,
     TopLogprob,
 )
@@ -32,6 +37,7 @@ class Text:
         self.score: float | None = None
         self.reason: FinishReason | None = None
         self.stopped: str | int | None = None
+        self.checker: StopChecker = sequence.stop_checker  # the engine's until the text has ended
 
     def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
         """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
@@ -59,6 +65,27 @@ class Text:
         return sum(logprobs) / max(1, len(logprobs))
 
 
+class MeanPool:
+    """The mean over rows [n, width], added one by one in fp64, so that it does not depend on how they arrive."""
+
+    def __init__(self) -> None:
+        self._sum: NDArray[np.float64] | None = None
+        self._count = 0
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """Add rows [n, width]."""
+        total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
+        for row in rows:
+            total += row
+        self._sum = total
+        self._count += len(rows)
+
+    def mean(self) -> NDArray[np.float32]:
+        """[width]; there must be a row."""
+        assert self._sum is not None, "a text to embed has a token"
+        return (self._sum / self._count).astype(np.float32)
+
+
 class Transcript:
     """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
@@ -70,6 +97,7 @@ class Transcript:
         self.ended = False
         self.error: Exception | None = None
         self.prompt_logprobs: list[float] = []
+        self.hidden = MeanPool()  # over the hidden states of the prompt's tokens, if the request asks for them
         self._search: BeamSearch | None = handle.request.search
         self._layers = layers
         self._kv_bytes = kv_bytes
@@ -82,6 +110,11 @@ class Transcript:
     def reason(self) -> FinishReason | None:
         """The finish reason of the first text; None before its end, and after a failure."""
         return next(iter(self._texts.values())).reason
+
+    @property
+    def texts(self) -> list[Text]:
+        """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
+        return list(self._texts.values())
 
     def add(self, delivery: Delivery) -> list[Piece]:
         """Record the events of a step; returns its pieces, in order."""
@@ -96,6 +129,8 @@ class Transcript:
                 case PromptLogprobsAdded(logprobs=logprobs, tops=tops):
                     self.prompt_logprobs += logprobs
                     self._prompt_tops += tops
+                case HiddenAdded(rows=rows):
+                    self.hidden.add(rows)
                 case Failed(error=error):
                     self.error = self.error or error
                 case _ if self._search is None:
@@ -137,7 +172,7 @@ class Transcript:
             last = text.pieces[-1]
             text.pieces[-1] = last._replace(text=last.text + checker.finish())
             text.times = self._step_times[: len(text.pieces)]
-            text.score, text.stopped = hypothesis.score, checker.stopped
+            text.score, text.stopped, text.checker = hypothesis.score, checker.stopped, checker
             text.reason = FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
 
     def completion(self) -> Completion:
@@ -172,10 +207,17 @@ class Transcript:
             sampler_logprobs=tuple(piece.sampler_logprob for piece in tokens),
             top_logprobs=tuple(piece.top for piece in tokens) if params.logprobs is not None else (),
             stopped=text.stopped if self.ended else None,
+            complete=not self.ended or self._complete(text),
             score=text.score,
             prompt_logprobs=tuple(self.prompt_logprobs),
             prompt_top_logprobs=tuple(self._prompt_tops),
         )
+
+    def _complete(self, text: Text) -> bool:
+        """Whether the text is one of its grammar. Reads the stop checker only where the engine has ended the text."""
+        if text.reason in (None, FinishReason.ABORTED):
+            return self.handle.request.params.grammar is None
+        return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
 
     def _usage(self, text: Text, tokens: int) -> Usage:
         handle, sequence = self.handle, text.sequence

@@ -142,7 +142,7 @@ void attention(const Kernels* k) {
   const tw::Heads heads{4, 2, size, 0.2};
   const int32_t table[pages] = {4, 0, 5, 2, 1, 3};
   const int32_t* tables[] = {table};
-  const ChunkRows chunk{0, rows, 0, nullptr, nullptr, tables};
+  const ChunkRows chunk{0, rows, 0, nullptr, tables};
   const Floats keys = noise(rows * 2 * size, 9, 3), values = noise(rows * 2 * size, 10, 3), q = noise(rows * 4 * size, 11, 3);
   for (const Kept& form : KEPT)
     for (int64_t window : {0, 20}) {
@@ -154,7 +154,7 @@ void attention(const Kernels* k) {
         scales[i].resize(pages * page_size * 2 * form.scales);
         sides[i] = KVTensor{form.format, codes[i].data(), form.scales ? scales[i].data() : nullptr};
       }
-      const KVLayer layer{1, {Part{0, -1, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0};
+      const KVLayer layer{1, {Part{0, -1, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0, nullptr};
       store_kv(k, &layer, &heads, 1, &chunk, page_size, keys.data(), values.data());
       Floats out(rows * 4 * size);
       const Queries queries{0, 0, 0, 0, q.data(), nullptr, out.data(), 4 * size, 4 * size, 4 * size};

@@ -3,6 +3,7 @@
 import math
 import pickle
 from collections.abc import Sequence
+from ctypes import c_float
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,15 +21,17 @@ from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
 from tests.profiles import examples
 from tokenwright.backends import Logits, ReferenceKernels
-from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.native import program
+from tokenwright.backends.native.program import NativeDecoder, RotaryCache
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import KVFormat, WeightFormat
+from tokenwright.config import DynamicScaling, KVFormat, Rope, WeightFormat
 from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
 from tokenwright.engine.page_table import PageTable
+from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site
 
 KINDS = ("gpt2", "llama3", "dynamic", "mistral", "qwen2", "qwen2-window", "qwen3", "smollm3")
@@ -160,12 +163,15 @@ def test_the_whole_step_is_its_parts(
     edges = sorted(cut for cut in cuts if cut < max(lengths))
     for ours, theirs in zip(*(steps(bench, texts, edges, logits_needed) for bench in (one, other)), strict=True):
         tokens = sum(len(chunk.tokens) for chunk in ours)
-        wanted = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}[logits_needed]
+        wanted = {LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}.get(logits_needed, 0)
         with threads(team):
             logits = one.whole(ours)
         right = other.by_parts(theirs)
         assert torch.equal(logits.rows, right.rows)
         assert logits.rows.shape == (wanted, VOCAB)
+        if logits_needed is LogitsNeeded.HIDDEN:
+            assert logits.hidden is not None and right.hidden is not None
+            assert torch.equal(logits.hidden, right.hidden) and len(right.hidden) == tokens
         assert all(map(torch.equal, one.memory(), other.memory()))
         assert logits.best == tuple(right.rows.argmax(-1).tolist())
         torch.testing.assert_close(
@@ -260,3 +266,30 @@ def test_layer_tokens_are_counted_in_both() -> None:
         before = made.layer_tokens
         run([bench.chunk(0, tokens, 0, 20)])
         assert made.layer_tokens == before + 20 * made.graph.layers
+
+
+def rows_at(address: int, count: int, size: int) -> torch.Tensor:
+    """fp32 numbers [count, size] in memory."""
+    return torch.tensor((c_float * (count * size)).from_address(address)[:]).view(count, size)
+
+
+def test_the_rotary_cache_keeps_the_rows_of_streams_with_different_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dynamic scaling each limit has rows of its own: made once while all of them fit, and right in any case."""
+    rope = checkpoint("dynamic")[0].graph.positions
+    assert isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling)
+    monkeypatch.setattr(program, "ROTARY_POSITIONS", 4 * 1024)
+    size, table = 16, RotaryTable(rope, 16, CPU)
+    rotary = RotaryCache(rope, size)
+    made: list[int] = []
+    rows = rotary._rows
+    monkeypatch.setattr(rotary, "_rows", lambda start, stop, limit: made.append(limit) or rows(start, stop, limit))
+    for limits, times in (((200, 300, 400), 3), (range(500, 510), 2)):
+        for _ in range(times):
+            alive: list[object] = []
+            places = [(limit, rotary.address(3, 90, limit, alive)) for limit in limits]
+            for limit, address in places:  # as a step reads them: after all of them were asked for
+                right = table.rows(torch.arange(3, 90), limit)
+                expected = torch.cat((right.cos[:, : size // 2], right.sin[:, : size // 2]), 1)
+                assert torch.equal(rows_at(address, 87, size), expected), limit
+        assert rotary._other_rows == sum(map(len, rotary._others.values())) <= 4 * 1024
+    assert made == [200, 300, 400, *range(500, 510), *range(500, 510)], "ten do not fit, and so are made again"

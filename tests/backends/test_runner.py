@@ -276,7 +276,7 @@ def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:
     """Two functions over one decoder do not meet."""
     subject = make_subject("tinyllama")
     decoder = Decoder(subject.graph, subject.decoder().kernels, dict(subject.weights))
-    one, two = (Model(subject.config, decoder, layer_specs(subject.graph, "float32"), CPU) for _ in range(2))
+    one, two = (Model(decoder, layer_specs(subject.graph, "float32"), CPU) for _ in range(2))
     tokens = prompt_of(20)
     alone, _ = in_pieces(subject.model(), tokens, [10])
     first, cache = one(tokens[:10])

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from ctypes import byref
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.backends.native import KERNELS, WEIGHTS, needs_native, noise, packed, threads
-from tokenwright.backends.native.kernels import NativeKernels, Workspace
+from tokenwright.backends.native.kernels import NativeKernels, matrix
 from tokenwright.bench import limits
 from tokenwright.errors import CapacityError
 
@@ -256,42 +257,37 @@ def test_idle_threads_keep_no_workspace() -> None:
 
 
 def test_a_workspace_goes_with_its_owner() -> None:
-    library, before = any_kernels().library, workspaces()
-    workspace = Workspace(library)
-    workspace.run(lambda memory: 0 if memory else 1, "no memory")
-    workspace.run(lambda memory: 0 if memory else 1, "no memory")
+    before = workspaces()
+    kernels, weight, x = NativeKernels(any_kernels().library, "portable"), packed("int8", 100, 150), noise(20, 150)
+    kernels.linear(x, weight)
+    kernels.linear(noise(40, 150), weight)
     assert workspaces() == before + 1
-    del workspace
+    del kernels
     assert workspaces() == before
 
 
 def test_calls_at_once_compute_in_memory_of_their_own() -> None:
-    library, before = any_kernels().library, workspaces()
-    workspace = Workspace(library)
-    seen: list[int] = []
+    kernels, weight, before = any_kernels(), packed("int8", 300, 600), workspaces()
+    xs = [noise(200, 600, seed=seed) for seed in range(4)]
+    right = [kernels.linear(x, weight) for x in xs]
+    together = threading.Barrier(len(xs))
 
-    def inner(memory: int) -> int:
-        seen.append(memory)
-        return 0
+    def client(x: torch.Tensor) -> list[torch.Tensor]:
+        torch.set_num_threads(1)  # several threads of the pool would take turns
+        together.wait()
+        return [kernels.linear(x, weight) for _ in range(40)]
 
-    def outer(memory: int) -> int:
-        seen.append(memory)
-        workspace.run(inner, "no memory")
-        return 0
-
-    workspace.run(outer, "no memory")
-    assert len(set(seen)) == 2
-    assert workspaces() == before + 1  # one is kept
+    with ThreadPoolExecutor(len(xs)) as clients:
+        for of_one, alone in zip(clients.map(client, xs), right, strict=True):
+            assert all(torch.equal(y, alone) for y in of_one)
+    assert workspaces() == before
 
 
-def test_a_call_that_lacks_memory_is_told_so() -> None:
-    before, workspace = workspaces(), Workspace(any_kernels().library)
-    with pytest.raises(CapacityError, match="too much"):
-        workspace.run(lambda memory: 1, "too much")
-    with pytest.raises(KeyboardInterrupt):
-        workspace.run(_interrupt, "too much")
-    assert workspaces() == before  # what was interrupted is not used again
-
-
-def _interrupt(memory: int) -> int:
-    raise KeyboardInterrupt
+def test_a_call_that_lacks_memory_raises_and_the_next_one_computes() -> None:
+    kernels, weight, x = any_kernels(), packed("int8", 100, 150), noise(20, 150)
+    right, before = kernels.linear(x, weight), workspaces()
+    for _ in range(2):
+        with pytest.raises(CapacityError, match="token_budget"):
+            kernels.compute(kernels.library.tw_linear, byref(matrix(weight)), 1 << 50, None, None, 1)
+    assert torch.equal(kernels.linear(x, weight), right)
+    assert workspaces() == before

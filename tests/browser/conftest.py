@@ -22,7 +22,8 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 
 from tokenwright import LLM
-from tokenwright.serve.explore import Explorer, make_app
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import Explorer
 from tokenwright.serve.page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +137,7 @@ class Explored:
         return self
 
     def run(self, prompt, tokens, *, seed=1, temperature=0.7, renderer=None, stop=0):
-        """Begin a run that is held after its step `stop`."""
+        """Begin a run that is paused after its step `stop`."""
         look = f"&renderer={renderer}" if renderer else ""
         self.open(f"#p={look}")
         self.until_state("empty")

@@ -77,7 +77,7 @@ def vermillion(explored):
 @pytest.mark.parametrize("kind", RENDERERS)
 def test_no_cache_is_seen_in_every_earlier_column_and_nowhere_after(explored, kind):
     explored.run(PROMPT, 30, renderer=kind, stop=5)
-    explored.press("2")
+    explored.press("3")  # the wall, from the front
     share, columns = vermillion(explored)
     assert share < 0.001 and not any(columns)
     explored.press("n")

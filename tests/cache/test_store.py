@@ -1,5 +1,8 @@
 """The KV memory: where a row goes and comes back from, its bytes, and pages that are copied, taken out and put back."""
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -63,6 +66,23 @@ def test_bytes_are_those_of_the_tensors(specs: list[LayerSpec], page_size: int, 
 def test_memory_that_is_not_there_is_told_in_bytes() -> None:
     with pytest.raises(CapacityError, match=r"4000000000000000 pages needs \d+ bytes, which cpu does not have"):
         KVStore(specs_of("native", "llama2"), 4 * 10**15, 16, CPU)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts the resident pages of Linux")
+def test_memory_is_taken_as_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before, count = resident(), 2**15
+    store = KVStore(specs_of("native", "llama2"), count, 16, CPU)
+    assert store.nbytes > 200 * 2**20
+    assert resident() - before < store.nbytes / 10
+    contents = store.read(0, [0, count // 2, count])
+    assert not any(part.any() for part in contents), "no old memory comes into a cache file"
+    half = range(count // 2)
+    for tensor in store.tensors(0):
+        tensor[:, : len(half)] = 1
+    assert resident() - before > store.nbytes / 3
 
 
 @pytest.mark.parametrize("kv", KVS)

@@ -304,8 +304,31 @@ def test_unknown_keys_are_refused_and_harmless_ones_pass() -> None:
     assert "embedding_multiplier = 12.0" in message
     assert "remove it" in message
     assert "3 more" in refusal("llama2", **{f"new_key_{i}": i for i in range(8)})
-    harmless = {"auto_map": {"AutoModel": "evil.py"}, "_private": 1, "attention_dropout": 0.1, "future": None}
+    harmless = {
+        "license": "apache-2.0",
+        "model_name": "x",
+        "auto_map": {"AutoModel": "evil.py"},
+        "_private": 1,
+        "attention_dropout": 0.1,
+        "future": None,
+    }
     assert parse("llama2", **harmless) == parse("llama2")
+
+
+@pytest.mark.parametrize("key", ["max_sequence_length", "model_max_length", "seq_length", "max_seq_len"])
+def test_a_key_that_repeats_the_context_must_agree_with_it(key: str) -> None:
+    for kind, contexts in (("llama2", [512]), ("gpt2", [512]), ("linear", [128, 512]), ("qwen2", [512])):
+        for context in contexts:  # under a scaling, with it or without
+            assert parse(kind, **{key: context}) == parse(kind)
+        message = refusal(kind, **{key: 256})
+        assert f"{key} is 256" in message
+        assert f"context is {contexts[0]}" in message
+    assert f"{key} must be a whole number" in refusal("llama2", **{key: "512"})
+
+
+def test_a_config_that_names_no_architecture_says_so() -> None:
+    message = refusal("llama2", architectures=None, model_type=None)
+    assert "it names no architecture" in message
 
 
 def test_messages_stay_short_and_printable() -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
-from tokenwright.checkpoints import folder as module
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
 
@@ -149,7 +148,7 @@ def test_a_folder_without_generation_config_is_served(copy: Callable[[str], Path
 def test_the_model_inside_is_called_stories(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "STORIES", made("llama2"))
+    monkeypatch.setattr("tokenwright.checkpoints.local.STORIES", made("llama2"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
     assert Checkpoint.open("stories").path == made("llama2")

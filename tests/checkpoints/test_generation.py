@@ -1,10 +1,14 @@
 """What generation_config.json and config.json suggest, together."""
 
+import json
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.models.fixtures import VOCAB, make_checkpoint
+from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.config import GenerationDefaults
 from tokenwright.engine import SamplingParams
@@ -88,6 +92,25 @@ WRONG: list[dict[str, Any]] = [
     {"eos_token_id": -2},
     {"do_sample": 1},
 ]
+
+
+@pytest.mark.parametrize("key", ["temperature", "min_p"])
+def test_a_bound_is_told_in_plain_numbers(key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{key} must be a finite number of at least 0, not -1"):
+        parse_generation({key: -1}, {})
+    assert getattr(parse_generation({key: 0}, {}), key) == 0.0
+
+
+def test_ids_beyond_the_vocabulary_are_warned_of_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, _ = make_checkpoint(tmp_path / "model", "llama2", changes={"eos_token_id": [2, VOCAB]})
+    (path / "generation_config.json").write_text(json.dumps({"suppress_tokens": [9, 10**6], "eos_token_id": VOCAB - 1}))
+    with caplog.at_level("WARNING"):
+        found = Checkpoint.open(path).generation
+    assert (found.eos_ids, found.banned_ids) == ((VOCAB - 1, 2), (9,))
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        f"eos_token_id has {VOCAB}, beyond the model's {VOCAB} ids; left out",
+        f"suppress_tokens has {10**6}, beyond the model's {VOCAB} ids; left out",
+    ]
 
 
 @pytest.mark.parametrize("suggested", WRONG)

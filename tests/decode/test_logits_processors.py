@@ -14,7 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tokenwright.decode import logits_processors as ours
-from tokenwright.decode.top_p import FEW, last_key, nucleus, typical
+from tokenwright.decode.top_p import FEW, last_key, top_p_mask, typical_mask
 from tokenwright.engine import SamplingParams, TokenConstraints
 
 SIZE = 24  # ids
@@ -270,7 +270,7 @@ def test_top_n_sigma_is_the_definition(row, n):
     assert ours.top_n_sigma(row, n).tolist() == right
 
 
-def naive_nucleus(row, p):
+def naive_top_p(row, p):
     """The definition by a full sort; None where rounding would decide."""
     order = sorted(np.flatnonzero(row > -math.inf).tolist(), key=lambda i: (-row[i], i))
     chances = np.exp(row - row.max())
@@ -282,7 +282,7 @@ def naive_nucleus(row, p):
 
 @given(cut_rows(rows_of(coarse)), st.floats(0.01, 0.999))
 def test_top_p_keeps_the_fewest_and_the_lower_id_on_ties(row, p):
-    right = naive_nucleus(row.numpy(), p)
+    right = naive_top_p(row.numpy(), p)
     assume(right is not None)
     assert ours.top_p(row, p).isfinite().nonzero().flatten().tolist() == right
 
@@ -317,10 +317,10 @@ def test_selection_on_wide_rows_is_the_sort(kind, size):
         if np.abs(masses - p).min() > 1e-12 * math.sqrt(size):
             right = np.zeros(size, bool)
             right[order[: np.searchsorted(masses, p) + 1]] = True
-            assert (nucleus(row, p) == right & np.isfinite(row)).all(), p
+            assert (top_p_mask(row, p) == right & np.isfinite(row)).all(), p
         logp = np.log(np.maximum(chances, 1e-320) / chances.sum())
         off = np.where(np.isfinite(row), np.abs(-logp + (chances / chances.sum() * logp).sum()), math.inf)
-        kept = typical(row, p)
+        kept = typical_mask(row, p)
         assert chances[kept].sum() / chances.sum() >= p - 1e-9
         nearer = off < off[kept].max() - 1e-9  # without the last ones it is not enough
         assert kept[nearer & (off < 700)].all()

@@ -144,14 +144,14 @@ def chunk(
     return Chunk(sequence, 0, 3, logits_needed)
 
 
-def pick(chunks, logits, look=sampler.unseen):
+def pick(chunks, logits, observe=sampler.unobserved):
     """One row for each chunk, but n for one that scores n tokens."""
     rows, first = [], 0
     for one in chunks:
         count = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: 1, LogitsNeeded.ALL: len(one.tokens)}[one.logits_needed]
         rows.append(range(first, first + count))
         first += count
-    return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), look)
+    return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), observe)
 
 
 def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():

@@ -2,7 +2,7 @@
 
 import pickle
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 
 import pytest
 from hypothesis import given
@@ -31,9 +31,11 @@ def steps() -> st.SearchStrategy[Step]:
     return chunks.map(tuple).map(Step)
 
 
-def wanted(chunk: Chunk) -> list[int]:
-    """The rows of a chunk whose logits are needed, counted in the chunk."""
+def wanted(chunk: Chunk, hidden: bool = False) -> list[int]:
+    """The rows of a chunk whose logits, or hidden states, are needed, counted in the chunk."""
     rows = list(range(len(chunk.tokens)))
+    if hidden or chunk.logits_needed is LogitsNeeded.HIDDEN:
+        return rows if hidden and chunk.logits_needed is LogitsNeeded.HIDDEN else []
     return {LogitsNeeded.NONE: [], LogitsNeeded.LAST: rows[-1:], LogitsNeeded.ALL: rows}[chunk.logits_needed]
 
 
@@ -46,12 +48,15 @@ def test_a_batch_describes_its_step(step: Step) -> None:
         (first, stop - first, chunk.start, chunk.limit)
         for chunk, (first, stop) in zip(chunks, pairwise(edges), strict=True)
     ]
-    assert list(batch.logits_rows) == [
-        first + row for chunk, first in zip(chunks, edges, strict=False) for row in wanted(chunk)
-    ]
-    for chunk, first, rows in zip(chunks, edges, batch.output_rows, strict=False):
-        assert [batch.logits_rows[row] - first for row in rows] == wanted(chunk)
-    assert [row for rows in batch.output_rows for row in rows] == list(range(len(batch.logits_rows)))
+    for hidden, found in ((False, batch.logits_rows), (True, batch.hidden_rows)):
+        assert list(found) == [
+            first + row for chunk, first in zip(chunks, edges, strict=False) for row in wanted(chunk, hidden)
+        ]
+        of_these = [(chunk.logits_needed is LogitsNeeded.HIDDEN) is hidden for chunk in chunks]
+        for chunk, first, rows in compress(zip(chunks, edges, batch.output_rows, strict=False), of_these):
+            assert [found[row] - first for row in rows] == wanted(chunk, hidden)
+        its = compress(batch.output_rows, of_these)
+        assert [row for rows in its for row in rows] == list(range(len(found)))
     assert len(batch.output_rows) == len(chunks)
 
 

@@ -1,6 +1,7 @@
 """A page table is a dictionary in the order of the text, and plain numbers for who reads it by its address."""
 
 import ctypes
+import gc
 import sys
 
 import pytest
@@ -67,11 +68,14 @@ def work(act):
         return trace
 
     before = sys.gettrace()
+    gc.collect()
+    gc.disable()  # finalizers of other tests' objects would be counted
     sys.settrace(trace)
     try:
         act()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

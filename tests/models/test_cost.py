@@ -100,10 +100,10 @@ def counted_steps(tmp_path, kind, steps=STEPS, kv="native", window=None, sinks=0
     """The cost of each step twice: as derived, and as counted."""
     folder, _ = make_checkpoint(tmp_path / "m", kind)
     checkpoint = Checkpoint.open(folder)
-    config, graph = checkpoint.config, checkpoint.graph
+    graph = checkpoint.graph
     specs = layer_specs(graph, "float32", KVFormat.parse(kv), window, sinks)
     kernels = Counting(Model.PAGE_SIZE)
-    model = Model(config, Decoder(graph, kernels, checkpoint.tensors(torch.float32)), specs, torch.device("cpu"))
+    model = Model(Decoder(graph, kernels, checkpoint.tensors(torch.float32)), specs, torch.device("cpu"))
     costs = CostModel(graph, specs)
     cache = None
     for start, length in steps:

@@ -121,7 +121,7 @@ class Subject:
         return layer_specs(self.graph, self.dtype, KVFormat.parse(kv), window, sinks)
 
     def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
-        return Model(self.config, self.decoder(kernels), specs or self.specs(), device_of(kernels))
+        return Model(self.decoder(kernels), specs or self.specs(), device_of(kernels))
 
     def engine(
         self,

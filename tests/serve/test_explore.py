@@ -2,6 +2,8 @@
 
 import base64
 import json
+import math
+import re
 import threading
 import time
 from itertools import pairwise
@@ -16,8 +18,9 @@ from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import explore as explore_module
 from tokenwright.serve import player as player_module
-from tokenwright.serve.explore import WINDOW, Explorer, NewRun, make_app
-from tokenwright.serve.origin import MOST_BODY
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import SAMPLE, WINDOW, Explorer, NewRun
+from tokenwright.serve.guard import MOST_BODY
 from tokenwright.serve.player import Player
 from tokenwright.trace.schema import as_json, decode_weights, from_json
 
@@ -27,7 +30,7 @@ RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.js
 
 def played(page):
     """Play to the end at engine speed."""
-    page.until(lambda p: p.state == "held")
+    page.until(lambda p: p.state == "paused")
     page.send(op="play", pace=None)
     page.until(lambda p: p.state == "done" and p.frames[-1].step + 1 == p.states[-1]["steps"])
     return page.frames
@@ -84,13 +87,13 @@ def test_nothing_is_computed_before_the_viewer_says_so(server):
     client, explorer = server
     card = begin(client)
     with watching(client, card["run"]) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 0
         assert settled(explorer.llm).pool.available == 64
         for n in range(3):
             page.send(op="step")
             page.until(lambda p, n=n: len(p.frames) == n + 1)
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         assert client.get(f"/runs/{card['run']}").json()["steps"] == 3
         assert page.states[-1]["lease_s"] > 500
 
@@ -102,7 +105,7 @@ def test_a_pause_holds_and_the_pace_is_kept_until_then(server):
         page.send(op="play", pace=200)
         page.until(lambda p: len(p.frames) >= 5)
         page.send(op="pause")
-        page.until(lambda p: p.states and p.state == "held")
+        page.until(lambda p: p.states and p.state == "paused")
         steps = client.get(f"/runs/{card['run']}").json()["steps"]
         time.sleep(0.2)
         assert client.get(f"/runs/{card['run']}").json()["steps"] == steps
@@ -155,7 +158,7 @@ def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
     client, _ = server
     card = begin(client, max_tokens=40)
     with watching(client, card["run"], acks=False) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
         page.send(op="play", pace=None)
         page.until(lambda p: p.state == "done")
         assert len(page.frames) == WINDOW
@@ -168,9 +171,82 @@ def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
     assert all(frame.candidates for frame in page.frames), "the figures of no step are lost"
     dropped = [frame.step for frame in page.frames if frame.attention is None]
     assert dropped and set(dropped) <= set(range(WINDOW, 39))
+    assert {step % SAMPLE for step in dropped} == {1, 2, 3}, "every fourth row is there: the beams do not stop"
     assert page.frames[-1].attention is not None
     step = client.get(f"/runs/{card['run']}/steps/{dropped[0]}").json()
     assert step["attention"] is not None, "what was left out can be had later"
+
+
+def test_the_state_is_sent_when_it_changes_and_not_at_each_step(server):
+    client, _ = server
+    card = begin(client, max_tokens=30)
+    with watching(client, card["run"]) as page:
+        played(page)
+    lasting = [{k: v for k, v in state.items() if k not in ("lease_s", "steps")} for state in page.states]
+    assert all(one != other for one, other in pairwise(lasting))
+    assert (lasting[0]["state"], lasting[-1]["state"]) == ("held", "done")
+    assert len(lasting) < 30
+
+
+@pytest.mark.parametrize("without", [(), range(30), (4, 5, 6)], ids=["with the cache", "without", "mixed"])
+@pytest.mark.parametrize("prompt", ["ab", "ab " * 60], ids=["one chunk", "several chunks"])
+def test_a_finished_run_has_its_sums(tiny, without, prompt):
+    """Counted over the frames, and by the formulas of both ways of doing it."""
+    with served(tiny, pages=64, token_budget=32) as (client, explorer):
+        card = begin(client, prompt=prompt, max_tokens=10)
+        player, layers = explorer.player(card["run"]), explorer.llm.config.layers
+        for step in range(10):
+            player.use_cache(step not in without)
+            player.step()
+            while sum(frame.token is not None for frame in player.run.frames) <= step:
+                time.sleep(0.005)
+        player.join()
+        state = client.get(f"/runs/{card['run']}").json()
+    frames, n = player.run.frames, len(card["tokens"])
+    assert (len(frames) > 10) is (n > 32), "a long prompt is read in chunks"
+    naive, cached = layers * sum(range(n, n + 10)), layers * (n + 9)
+    done = sum(frame.layer_tokens for frame in frames)
+    first = next(index for index, frame in enumerate(frames) if frame.token is not None)
+    assert (done == cached) is (not without) and (done == naive) is (len(without) == 30)
+    assert state["state"] == "done"
+    times = [frame.step_us for frame in frames]
+    assert state["summary"] == {
+        "written": 10,
+        "layer_tokens": done,
+        "cached": cached,
+        "naive": naive,
+        "times": naive / cached,
+        "reused": naive - done,
+        "prefix": 0,
+        "ttft_us": sum(times[: first + 1]),
+        "engine_us": sum(times),
+        "tokens_per_s": 9e6 / sum(times[first + 1 :]),
+    }
+
+
+def test_a_run_that_is_not_over_has_no_sums(server):
+    client, explorer = server
+    card = begin(client)
+    explorer.player(card["run"]).step()
+    assert client.get(f"/runs/{card['run']}").json()["summary"] is None
+
+
+def test_the_heads_masses_are_those_of_their_rows(server):
+    client, explorer = server
+    card = begin(client, max_tokens=12)
+    with watching(client, card["run"]) as page:
+        played(page)
+    config, run = explorer.llm.config, f"/runs/{card['run']}"
+    found = client.get(f"{run}/heads?step=10").json()
+    places = [(layer, head) for layer in range(config.layers) for head in range(config.heads)]
+    assert len(found["sink"]) == len(found["local"]) == len(found["entropy"]) == len(places)
+    for place, (layer, head) in enumerate(places):
+        row = client.get(f"{run}/attention?step=10&layer={layer}&head={head}&reference=true").json()["weights"]
+        entropy = -sum(w * math.log(w) for w in row if w > 0) / math.log(len(row))
+        assert found["sink"][place] == pytest.approx(row[0], abs=1e-4)
+        assert found["local"][place] == pytest.approx(sum(row[-8:]), abs=1e-4)
+        assert found["entropy"][place] == pytest.approx(entropy, abs=1e-3)
+    assert "there is no step 99" in client.get(f"{run}/heads?step=99").json()["error"]["message"]
 
 
 def test_a_page_that_comes_back_goes_on_where_it_was(server):
@@ -183,7 +259,7 @@ def test_a_page_that_comes_back_goes_on_where_it_was(server):
     while client.get(f"/runs/{card['run']}").json()["state"] == "running":
         time.sleep(0.01)
     steps = client.get(f"/runs/{card['run']}").json()["steps"]
-    assert steps < 20, "nobody looks: it is held"
+    assert steps < 20, "nobody looks: it is paused"
     with watching(client, card["run"], since=seen) as again:
         played(again)
     assert [frame.step for frame in page.frames[:seen] + again.frames] == list(range(20))
@@ -248,18 +324,18 @@ def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
     client, explorer = server
     first, second = (begin(client, max_tokens=390) for _ in range(2))
     with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
-        page.until(lambda p: p.state == "held")
-        other.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
+        other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab", "max_tokens": 390})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
     third = begin(client, max_tokens=390)
     with watching(client, third["run"]) as page:
-        page.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
     states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
     while "expired" not in states:
         time.sleep(0.01)
         states = [client.get(f"/runs/{card['run']}").json()["state"] for card in (first, second)]
-    assert sorted(states) == ["expired", "held"]
+    assert sorted(states) == ["expired", "paused"]
     assert settled(explorer.llm).pool.available == 64
 
 
@@ -327,8 +403,8 @@ def test_only_so_many_runs_are_watched_at_once(server, monkeypatch):
     monkeypatch.setattr(player_module, "MOST_LIVE", 2)
     first, second = begin(client), begin(client)
     with watching(client, first["run"]) as page, watching(client, second["run"]) as other:
-        page.until(lambda p: p.state == "held")
-        other.until(lambda p: p.state == "held")
+        page.until(lambda p: p.state == "paused")
+        other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab"})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
     while any(client.get(f"/runs/{card['run']}").json()["state"] == "running" for card in (first, second)):
@@ -432,7 +508,7 @@ def test_a_head_that_is_not_there_closes_the_stream_with_the_reason(server):
 def test_what_is_not_there_is_gone(server):
     client, _ = server
     card = begin(client)
-    for path in ("/runs/x", "/runs/x/steps/0", "/runs/x/attention?step=0&layer=0&head=0", "/runs/x/trace.json"):
+    for path in ("/runs/x", "/runs/x/steps/0", "/runs/x/attention?step=0&layer=0&head=0", "/runs/x/heads?step=0"):
         assert client.get(path).json()["error"]["kind"] == "gone"
     assert client.delete("/runs/x").status_code == 404
     assert "there is no step 5" in client.get(f"/runs/{card['run']}/steps/5").json()["error"]["message"]
@@ -452,15 +528,25 @@ ROUTES = [
     ("DELETE", "/runs/x"),
     ("GET", "/runs/x/steps/0"),
     ("GET", "/runs/x/attention"),
+    ("GET", "/runs/x/heads"),
     ("GET", "/runs/x/trace.json"),
     ("GET", "/"),
     ("GET", "/nothing"),
+    ("GET", "/openapi.json"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/x"),
 ]
 
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {route.path.replace("{identity}", "x").replace("{step}", "0") for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path)}", "x", route.path) for route in client.app.routes}
+    paths = {path.replace("{step}", "0") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 
 
@@ -481,7 +567,8 @@ def test_other_hosts_and_origins_are_turned_away(server, method, path, headers):
     client, _ = server
     answer = client.request(method, path, headers=headers)
     assert answer.status_code == 403
-    assert answer.json()["error"]["kind"] == "forbidden"
+    error = answer.json()["error"]
+    assert (error["type"] == "permission_error") if path.startswith("/v1/") else (error["kind"] == "forbidden")
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])
@@ -558,7 +645,7 @@ def test_the_recorded_run_is_what_the_model_inside_does():
     In float32, which all kernels and processors compute nearly alike.
     """
     trace = json.loads(RECORDED.read_text(encoding="utf-8"))
-    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "look_us"}
+    measured = {"began_us", "step_us", "attention_us", "mlp_us", "head_us", "sampling_us", "recording_us"}
     with served("stories", dtype="float32") as (client, explorer):
         live = client.get("/model").json()
         unlike = {"pages", "version"}

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from tests.text import kinds
+from tokenwright.checkpoints.local import STORIES
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.text import Tokenizer
+from tokenwright.text import Tokenizer, files
 
 END = "<|endoftext|>"
 
@@ -171,7 +173,7 @@ def test_added_tokens_keep_their_ids_without_specials() -> None:
     assert 259 not in tokenizer.encode("<|im_end|>", parse_special=False)
 
 
-def test_configs_add_tokens_that_tokenizer_json_lacks(tmp_path: Path) -> None:
+def test_configs_add_tokens_that_tokenizer_json_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     extra = {
         "257": {"content": "<|im_end|>", "special": True},
         "258": {"content": "<tool>", "special": False},
@@ -183,11 +185,49 @@ def test_configs_add_tokens_that_tokenizer_json_lacks(tmp_path: Path) -> None:
         eos_token=["<|im_end|>", {"content": END}, "<gone>"],
     )
     (tmp_path / "added_tokens.json").write_text(json.dumps({END: 256, "<more>": 259}))
-    tokenizer = Tokenizer.load(tmp_path)
+    with caplog.at_level("WARNING"):
+        tokenizer = Tokenizer.load(tmp_path)
+    assert "eos_token '<gone>'" in caplog.text
     assert tokenizer.encode("<|im_end|><tool><more>") == [257, 258, 259]
     assert tokenizer.special_ids == {256, 257}
     assert tokenizer.eos_ids == (257, 256)
     assert tokenizer.bos_id is None
+
+
+def test_many_added_tokens_are_added_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same tokenizer as one by one; each call takes time that grows with all tokens added before it."""
+    library = kinds.letters()
+    there = [AddedToken(f"<there {i}>", special=i % 3 == 0) for i in range(60)]
+    for token in there:
+        (library.add_special_tokens if token.special else library.add_tokens)([token])
+    first = library.get_vocab_size()
+    spec = {i: {"content": f"<there {i}>", "special": i % 2 == 0, "rstrip": i % 5 == 0} for i in range(60)}
+    extra = {str(first - 60 + i): one for i, one in spec.items()}
+    extra |= {str(first + i): {"content": f"<new {i}>", "special": i > 30, "normalized": i % 2 == 0} for i in range(60)}
+    save(tmp_path, library, added_tokens_decoder=extra)
+    calls: list[int] = []
+    added = files._add
+    monkeypatch.setattr(files, "_add", lambda library, tokens: (calls.append(len(tokens)), added(library, tokens)))
+    together = files.read_folder(tmp_path).library
+    assert calls == [120]
+    one_by_one = Library.from_file(str(tmp_path / "tokenizer.json"))
+    for one in extra.values():
+        flags = {name: one[name] for name in ("rstrip", "normalized") if name in one}
+        token = AddedToken(one["content"], special=one["special"], **flags)
+        (one_by_one.add_special_tokens if token.special else one_by_one.add_tokens)([token])
+    assert json.loads(together.to_str())["added_tokens"] == json.loads(one_by_one.to_str())["added_tokens"]
+
+    class Counted:
+        calls = 0
+
+        def add_tokens(self, tokens: list[AddedToken]) -> None:
+            self.calls += 1
+
+        add_special_tokens = add_tokens
+
+    counted: Any = Counted()
+    added(counted, [AddedToken(str(i), special=i >= 2000) for i in range(4000)])
+    assert counted.calls == 2
 
 
 def test_of_tokens_that_both_files_list_the_config_decides(tmp_path: Path) -> None:
@@ -218,6 +258,12 @@ def test_an_eos_that_is_a_plain_entry_becomes_special(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(save(tmp_path, library, eos_token="<end>"))
     assert tokenizer.encode("a<end>") == [0, 1]
     assert tokenizer.decode([0, 1]) == "a"
+
+
+@pytest.mark.parametrize("value", [5, True, {"text": "</s>"}, ["</s>", 2], {"content": None}])
+def test_an_eos_that_is_no_text_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(CheckpointError, match="eos_token must be the text of a token"):
+        Tokenizer.load(save(tmp_path, llama(), eos_token=value))
 
 
 @pytest.mark.parametrize(
@@ -456,3 +502,27 @@ def test_an_interrupt_is_not_taken_for_a_bad_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tokenwright.text.files._read_library", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Tokenizer.load(tmp_path)
+
+
+COMPOSED = st.lists(
+    st.sampled_from(["\u1f82", "\u03b1\u0313\u0300\u0345", "e\u0301", "  ", "\0", "ab", "\u0344"]), max_size=40
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(kinds.texts, COMPOSED.map("".join)), st.integers(1, 50), st.sampled_from(["letters", "stories"]))
+def test_a_text_has_at_least_the_tokens_that_its_length_says(text: str, times: int, kind: str) -> None:
+    tokenizer = kinds.wrap(kinds.letters()) if kind == "letters" else Tokenizer.load(STORIES)
+    assert tokenizer.least_tokens(text * times) <= len(tokenizer.encode(text * times))
+
+
+def test_a_long_text_has_many_tokens() -> None:
+    assert Tokenizer.load(STORIES).least_tokens("\0" * 1_000_000) > 10_000
+
+
+@pytest.mark.parametrize("part", [normalizers.Strip(), normalizers.Replace("aaaa", ""), normalizers.StripAccents()])
+def test_a_tokenizer_that_drops_text_says_nothing_about_its_length(part: normalizers.Normalizer) -> None:
+    library = kinds.letters()
+    assert kinds.wrap(library).least_tokens("a" * 100_000) > 0
+    library.normalizer = part
+    assert kinds.wrap(library).least_tokens("a" * 100_000) == 0

@@ -23,7 +23,7 @@ import {
   shown,
   switched,
 } from "./store";
-import type { Camera } from "./renderers/renderer";
+import { type Camera, camerasOf } from "./renderers/renderer";
 
 /** Play or pause; on a finished run: run again, or for a replay from the beginning. */
 export function toggle(): void {
@@ -72,7 +72,7 @@ export function changeHead(by: number): void {
 
 /** Asked for a second time, a camera goes back to its place: hence a new object each time. */
 export function setCamera(name: Camera): void {
-  camera.value = { name };
+  if (camerasOf(renderer.value).includes(name)) camera.value = { name };
 }
 
 export function setRenderer(kind: "2d" | "3d"): void {

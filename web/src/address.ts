@@ -4,19 +4,47 @@
 import { effect } from "@preact/signals";
 import { format, parse, type Link } from "./hash";
 import * as form from "./form";
-import { camera, frame, head, last, layer, live, picked, playing, rendererChoice, run, shown } from "./store";
+import {
+  PACE,
+  cache,
+  camera,
+  frame,
+  head,
+  last,
+  layer,
+  live,
+  pace,
+  picked,
+  playing,
+  rendererChoice,
+  run,
+  shown,
+} from "./store";
 
 const PAUSE = 300; // ms
 
-/** Takes over what the address says. Layer and head wait for the model, which says how many there are. */
+let written = location.hash; // what the page itself put there
+
+/** Takes over what the address says; what it does not say is as in a fresh page. Layer and head wait for the model, which
+ * says how many there are. */
 export function read(): Link {
   const link = parse(location.hash);
-  if (link.prompt !== undefined) form.prompt.value = link.prompt;
-  if (link.seed !== undefined) form.seed.value = link.seed;
-  if (link.temperature !== undefined) form.temperature.value = link.temperature;
-  if (link.camera !== undefined) camera.value = { name: link.camera };
-  if (link.renderer !== undefined) rendererChoice.value = link.renderer;
+  form.prompt.value = link.prompt ?? form.PROMPTS[0].text;
+  form.seed.value = link.seed ?? null;
+  form.temperature.value = link.temperature ?? null;
+  form.maxTokens.value = link.tokens ?? form.MAX_TOKENS;
+  pace.value = link.pace === undefined ? PACE : link.pace;
+  cache.value = link.cache ?? true;
+  camera.value = { name: link.camera ?? "iso" };
+  rendererChoice.value = link.renderer ?? null;
   return link;
+}
+
+/** Calls `follow` when another address is put into the open page. What the page writes there itself is no such thing. */
+export function listen(follow: (link: Link) => void): void {
+  addEventListener("hashchange", () => {
+    if (location.hash !== written) follow(read());
+  });
 }
 
 /** What the page shows now, as far as it differs from the defaults. */
@@ -25,6 +53,9 @@ function now(): Link {
   if (form.prompt.value !== form.PROMPTS[0].text) link.prompt = form.prompt.value;
   if (form.seed.value !== null) link.seed = form.seed.value;
   if (form.temperature.value !== null) link.temperature = form.temperature.value;
+  if (form.maxTokens.value !== form.MAX_TOKENS) link.tokens = form.maxTokens.value;
+  if (pace.value !== PACE) link.pace = pace.value;
+  if (!cache.value) link.cache = false;
   if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
   if (camera.value.name !== "iso") link.camera = camera.value.name;
   if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
@@ -39,6 +70,7 @@ export function share(): string {
   if (card) {
     link.prompt = card.prompt;
     link.temperature = card.temperature;
+    link.tokens = card.max_tokens;
     if (card.seed !== null) link.seed = card.seed;
   }
   return location.href.replace(/#.*/, "") + format(link);
@@ -48,6 +80,7 @@ export function keep(): void {
   effect(() => {
     const hash = format(now());
     const timer = setTimeout(() => {
+      written = hash;
       if (location.hash !== hash)
         history.replaceState(null, "", hash === "" ? location.pathname + location.search : hash);
     }, PAUSE);

@@ -1,7 +1,7 @@
 // The calls to the engine's server, one function each. An answer that is not a success becomes an ApiError with the
 // server's own kind and sentence; no answer at all becomes one of kind "unreachable".
 
-import type { AttentionRow, Loading, ModelCard, RunCard, RunState, TokenCard } from "./schema";
+import type { AttentionRow, HeadMasses, Loading, ModelCard, RunCard, RunState, TokenCard } from "./schema";
 
 export class ApiError extends Error {
   constructor(
@@ -63,6 +63,8 @@ export const runState = (id: string): Promise<RunState> => call(`runs/${id}`, { 
 export async function tokenize(text: string): Promise<TokenCard[]> {
   return (await call<{ tokens: TokenCard[] }>("tokenize", post({ text }))).tokens;
 }
+
+export const heads = (id: string, step: number): Promise<HeadMasses> => call(`runs/${id}/heads?step=${step}`);
 
 /** Frees what a run holds. Nobody waits for it: a run that is left alone ends by itself. */
 export function deleteRun(id: string): void {

@@ -2,7 +2,10 @@
 // something moves. In each: take what has arrived, draw, then report what was rendered. A page that is not visible gets
 // no animation frames, so a slow timer stands in; a run must not stall because someone looks elsewhere.
 
+import { signal } from "@preact/signals";
+
 const LONGEST = 900; // ms that the animation of a step may take
+const TOLD = 1200; // ms from which an animation is slow enough to be told in parts
 const SHARE = 0.6; // of the time until the next step
 const SHORTEST = 150; // ms between steps below which nothing is animated
 
@@ -11,6 +14,10 @@ export const parts = {
   draw: (_now: number, _progress: number): boolean => false, // whether it wants another frame
   rendered: (): void => undefined,
 };
+
+/** Which part of a slow animation is on the stage: the layers work, the head reads, the token is written. */
+export type Moment = "work" | "look" | "write" | "rest";
+export const moment = signal<Moment>("rest");
 
 const reduced = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -28,8 +35,8 @@ export function invalidate(): void {
 }
 
 /** Lets a new step appear: over a part of the time until the next one, or at once where that is short. */
-export function animate(interval: number): void {
-  const length = Math.min(interval * SHARE, LONGEST);
+export function animate(interval: number, longest = LONGEST): void {
+  const length = Math.min(interval * SHARE, longest);
   duration = interval >= SHORTEST && !reduced.matches && !document.hidden ? length : 0;
   began = performance.now();
   invalidate();
@@ -49,6 +56,7 @@ function frame(): void {
   const now = performance.now();
   const progress = duration > 0 ? Math.min(1, (now - began) / duration) : 1;
   if (progress === 1) duration = 0;
+  moment.value = duration < TOLD || progress === 1 ? "rest" : progress < 0.45 ? "work" : progress < 0.8 ? "look" : "write";
   const more = parts.draw(now, progress);
   if (more || progress < 1) invalidate();
   setTimeout(parts.rendered); // after the components have written the same step into the page

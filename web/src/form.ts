@@ -16,7 +16,8 @@ export const PROMPTS = [
 const PAUSE = 200; // ms without a key before the tokens are asked for
 
 export const prompt = signal<string>(PROMPTS[0].text);
-export const maxTokens = signal(120);
+export const MAX_TOKENS = 120;
+export const maxTokens = signal(MAX_TOKENS);
 export const temperature = signal<number | null>(null); // null: what the checkpoint suggests
 export const seed = signal<number | null>(null); // null: a fresh one for each run
 

@@ -47,6 +47,10 @@ export function shown(value: Amount | boolean | null, unit: string): [string, st
       return [Number(value).toFixed(2), unit];
     case "share":
       return [Number(value).toFixed(4), ""];
+    case "times":
+      return [figures(Number(value)), "×"];
+    case "tok/s":
+      return [figures(Number(value)), unit];
     case "tokens":
       return [count(value), Number(value) === 1 ? "token" : "tokens"];
     default:

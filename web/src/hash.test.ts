@@ -9,6 +9,9 @@ it("brings back what it wrote", () => {
     layer: 3,
     head: 2,
     step: 12,
+    tokens: 40,
+    pace: null,
+    cache: false,
     camera: "top",
     renderer: "2d",
   };
@@ -19,5 +22,5 @@ it("brings back what it wrote", () => {
 it("leaves out a prompt that is too long, and ignores what it does not understand", () => {
   expect(format({ prompt: "x".repeat(1501), seed: 1 })).toBe("#seed=1");
   expect(parse("#face=2d")).toEqual({ renderer: "2d" }); // an older link
-  expect(parse("#seed=-1&T=x&layer=1.5&cam=moon&renderer=4d&other=1")).toEqual({});
+  expect(parse("#seed=-1&pace=0&cache=maybe&n=-3&T=x&layer=1.5&cam=moon&renderer=4d&other=1")).toEqual({});
 });

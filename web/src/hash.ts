@@ -10,6 +10,9 @@ export interface Link {
   layer?: number;
   head?: number;
   step?: number;
+  tokens?: number; // at most to be written
+  pace?: number | null; // tokens per second; null: engine speed
+  cache?: boolean;
   camera?: Camera;
   renderer?: "2d" | "3d";
 }
@@ -26,12 +29,18 @@ export function parse(hash: string): Link {
     ["layer", "layer"],
     ["head", "head"],
     ["step", "step"],
+    ["n", "tokens"],
   ] as const) {
     const value = whole(values.get(key));
     if (value !== null) link[name] = value;
   }
   const temperature = Number(values.get("T") ?? NaN);
   if (temperature >= 0 && temperature <= 10) link.temperature = temperature;
+  const pace = values.get("pace");
+  if (pace === "engine") link.pace = null;
+  else if (Number(pace) >= 0.25 && Number(pace) <= 60) link.pace = Number(pace);
+  const cache = values.get("cache");
+  if (cache === "off" || cache === "on") link.cache = cache === "on";
   const camera = CAMERAS.find((name) => name === values.get("cam"));
   if (camera !== undefined) link.camera = camera;
   const renderer = values.get("renderer") ?? values.get("face"); // older links say "face"
@@ -45,6 +54,9 @@ export function format(link: Link): string {
     values.set("p", link.prompt);
   if (link.seed !== undefined) values.set("seed", String(link.seed));
   if (link.temperature !== undefined) values.set("T", String(link.temperature));
+  if (link.tokens !== undefined) values.set("n", String(link.tokens));
+  if (link.pace !== undefined) values.set("pace", link.pace === null ? "engine" : String(link.pace));
+  if (link.cache !== undefined) values.set("cache", link.cache ? "on" : "off");
   if (link.layer !== undefined) values.set("layer", String(link.layer));
   if (link.head !== undefined) values.set("head", String(link.head));
   if (link.step !== undefined) values.set("step", String(link.step));

@@ -1,6 +1,7 @@
 // What tests may look at: attributes of the document and one global, window.__explorer. Nothing in the page reads them.
 
 import { effect } from "@preact/signals";
+import type { Placed } from "./renderers/layout";
 import type { RendererStats } from "./renderers/renderer";
 import { delayAcks } from "./live";
 import { row, selected } from "./rows";
@@ -13,6 +14,9 @@ interface Explorer {
   readonly camera: { name: string; orthographic: boolean };
   readonly frames: number;
   readonly row: { layer: number; head: number; argmax: number; codes: number[] } | null;
+  readonly words: readonly Placed[]; // of the stage, with their corners
+  readonly drawTime: number; // ms of this program in the last picture
+  readonly window: { first: number; last: number }; // positions in view
   project(position: number): { x: number; y: number } | null;
   renderOnce(): void;
   delayAcks(ms: number | null): void;
@@ -57,6 +61,15 @@ export function install(): void {
     },
     get row() {
       return row.value && { ...row.value, codes: [...row.value.codes] };
+    },
+    get words() {
+      return stage.words();
+    },
+    get drawTime() {
+      return stage.drawTime();
+    },
+    get window() {
+      return stage.windowed.value;
     },
     project: stage.project,
     renderOnce: stage.renderOnce,

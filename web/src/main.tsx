@@ -7,7 +7,7 @@ import { install } from "./hook";
 import { listen } from "./keys";
 import { acknowledge } from "./live";
 import { take } from "./player";
-import { boot, openTrace } from "./session";
+import { boot, follow, openTrace } from "./session";
 import { App } from "./ui/App";
 import "./style/roles.css";
 import "./style/base.css";
@@ -20,6 +20,7 @@ clock.parts.rendered = acknowledge;
 
 const wanted = address.read();
 const root = document.getElementById("app");
+root?.replaceChildren(); // the bar that the document shows before this program is here
 if (root) render(<App />, root);
 install();
 listen();
@@ -31,4 +32,5 @@ addEventListener("drop", (event) => {
   if (file) void openTrace(file);
 });
 
+address.listen((link) => void follow(link));
 void boot(wanted).finally(address.keep);

@@ -5,13 +5,30 @@
 import { batch } from "@preact/signals";
 import * as clock from "./clock";
 import * as live from "./live";
+import type { Run } from "./run";
 import { last, pace, playing, run, shown } from "./store";
 
 let following = true; // whether the playhead goes along with new frames
 let working = false; // whether the engine has been told to play
 let single = 0; // steps that were asked for one by one and are not here yet
 let owed = 0; // steps to ask for when the link is there
+let slowly = false; // whether the first steps are shown slowly, for somebody who sees them for the first time
 let timer: ReturnType<typeof setTimeout> | undefined;
+
+// Tokens per second of a visit's first steps: time to read the sentence that says what happens.
+const FIRST_PACES = [0.28, 0.4, 0.5, 0.7, 1, 2];
+const FIRST_LONGEST = 2400; // ms of their animation
+
+/** The first steps of the next run are slow, until someone sets a speed or steps by hand. */
+export function introduce(): void {
+  slowly = true;
+}
+
+/** The pace after the frame at `index`. */
+function paceAfter(index: number): number | null {
+  const first = slowly ? FIRST_PACES[Math.max(0, index)] : undefined;
+  return first === undefined ? pace.value : Math.min(first, pace.value ?? Infinity);
+}
 
 /** Starts on another run: before its first frame, or at its end. */
 export function reset(index: number): void {
@@ -43,6 +60,7 @@ export function pause(): void {
 export function step(by: number): void {
   const current = run.value;
   if (current === null) return;
+  slowly = false;
   pause();
   if (by < 0 || shown.value < last.value) {
     seek(shown.value + by);
@@ -73,6 +91,7 @@ export function seek(index: number): void {
 
 export function setPace(value: number | null): void {
   pace.value = value;
+  slowly = false;
   if (working) live.send({ op: "play", pace: value });
   else if (playing.value) advance();
 }
@@ -90,7 +109,7 @@ export function resume(): void {
 export function take(): void {
   const current = run.value;
   if (current?.origin !== "live" || !following) return;
-  if (shown.value < last.value) show(last.value);
+  if (shown.value < last.value) show(newest(current));
   if (current.ended) {
     playing.value = false;
     working = false;
@@ -98,12 +117,23 @@ export function take(): void {
   }
 }
 
+/** The frame to show of those that have come. At engine speed the rows of some are left out, so the newest frame that
+ * has one is shown: the beams are sampled. */
+function newest(current: Run): number {
+  if (pace.value !== null || !playing.value || current.ended) return last.value;
+  for (let index = last.value; index > shown.value; index--) if (current.frames[index]?.attention) return index;
+  return last.value;
+}
+
 function show(end: number): void {
   const asked = single > 0;
   single = Math.max(0, single - (end - shown.value));
   shown.value = end;
-  if (asked) clock.animate(single === 0 ? Infinity : 0);
-  else clock.animate(pace.value === null ? 0 : 1000 / pace.value);
+  if (asked) return clock.animate(single === 0 ? Infinity : 0);
+  const now = paceAfter(end);
+  clock.animate(now === null ? 0 : 1000 / now, slowly ? FIRST_LONGEST : undefined);
+  if (working && slowly) live.send({ op: "play", pace: now });
+  if (end >= FIRST_PACES.length) slowly = false;
 }
 
 function advance(): void {
@@ -111,10 +141,9 @@ function advance(): void {
   if (!playing.value) return;
   if (shown.value >= last.value) return work();
   timer = setTimeout(() => {
-    const interval = wait();
     shown.value += 1;
     following = shown.value === last.value;
-    clock.animate(interval);
+    clock.animate(wait(), slowly ? FIRST_LONGEST : undefined);
     advance();
   }, wait());
 }
@@ -127,12 +156,13 @@ function work(): void {
     playing.value = false;
     return;
   }
-  working = live.send({ op: "play", pace: pace.value });
+  working = live.send({ op: "play", pace: paceAfter(shown.value) });
 }
 
 /** Milliseconds between two frames of the history; at engine speed the time that the engine took. */
 function wait(): number {
-  if (pace.value !== null) return 1000 / pace.value;
+  const now = paceAfter(shown.value);
+  if (now !== null) return 1000 / now;
   const next = run.value?.frames[shown.value + 1];
   return Math.max(16, (next?.step_us ?? 0) / 1000);
 }

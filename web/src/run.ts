@@ -50,7 +50,7 @@ export class Run {
   readonly looks: SceneToken[] = [];
   readonly pieces: string[] = [];
   readonly count = signal(0); // of frames
-  readonly state = signal<RunState>(HELD);
+  readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
   private readonly labels = new Map<number, TokenCard>();
 
@@ -119,14 +119,14 @@ export class Run {
 
   private grow(token: TokenCard, kind: SceneToken["kind"], piece: string): void {
     this.tokens.push(token);
-    this.looks.push(look(token, kind));
+    this.looks.push(look(token, kind, piece));
     this.pieces.push(piece);
   }
 }
 
-const HELD: RunState = {
+const PAUSED: RunState = {
   kind: "state",
-  state: "held",
+  state: "paused",
   steps: 0,
   cache: true,
   pace: null,
@@ -135,4 +135,5 @@ const HELD: RunState = {
   reason: null,
   message: "",
   watched: [0, 0],
+  summary: null,
 };

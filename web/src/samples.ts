@@ -71,7 +71,7 @@ export function frame(given: Partial<StepFrame>): StepFrame {
     mlp_us: 4,
     head_us: 1,
     sampling_us: 1,
-    look_us: 0,
+    recording_us: 0,
     token: 0,
     rank: 0,
     logprob: -1,

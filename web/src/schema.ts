@@ -72,8 +72,21 @@ export interface RunCard {
   kind: "run";
 }
 
+export interface Summary {
+  written: number;
+  layer_tokens: number;
+  cached: number;
+  naive: number;
+  times: number;
+  reused: number;
+  prefix: number;
+  ttft_us: number;
+  engine_us: number;
+  tokens_per_s: number | null;
+}
+
 export interface RunState {
-  state: "held" | "running" | "done" | "failed" | "expired";
+  state: "paused" | "running" | "done" | "failed" | "expired";
   steps: number;
   cache: boolean;
   pace: number | null;
@@ -82,7 +95,16 @@ export interface RunState {
   reason: string | null;
   message: string;
   watched: [number, number];
+  summary: Summary | null;
   kind: "state";
+}
+
+export interface HeadMasses {
+  step: number;
+  sink: number[];
+  local: number[];
+  entropy: number[];
+  kind: "heads";
 }
 
 export interface Labels {
@@ -109,17 +131,17 @@ export interface StepFrame {
   weight_bytes: bigint; // B; weights read by matrix products, for the whole batch
   kv_read: bigint; // B; K and V read by attention
   kv_written: bigint; // B; K and V stored
-  kv_resident: bigint; // B; K and V kept for the next step; without the cache only between the parts of a text
-  kv_allocated: bigint; // B; pages held, times their size
+  kv_resident: bigint; // B; for the next step; without the cache only between the parts of a text
+  kv_allocated: bigint; // B; pages in use, times their size
   began_us: bigint; // us; from the acceptance of the run to the begin of this step
   step_us: number; // us; the whole step, scheduling included
   attention_us: number; // us; the attention halves of all layers
   mlp_us: number; // us; the MLP halves of all layers
   head_us: number; // us; final norm and language-model head
   sampling_us: number; // us; choosing the token
-  look_us: number; // us; looking: the attention row and the candidates; not part of the step
+  recording_us: number; // us; the attention row and the candidates; not part of the step
   token: number | null; // the id that was chosen; none while a prompt is read in parts
-  rank: number | null; // how many ids were likelier than the one chosen
+  rank: number | null; // how many ids were more probable than the one chosen
   logprob: number | null; // nat; of the token, by the model, at temperature 1
   sampled: number | null; // probability of the token after the sampler
   entropy: number | null; // bit; of the model's distribution at temperature 1
@@ -141,34 +163,55 @@ export interface Trace {
   steps: StepFrame[];
 }
 
-export const NUMBERS: Record<string, { source: Source; unit: string; meaning: string }> = {
-  step: { source: "counted", unit: "", meaning: "number of this step in the run, from 0" },
-  start: { source: "counted", unit: "tokens", meaning: "first position that was computed" },
-  length: { source: "counted", unit: "tokens", meaning: "tokens sent through the layers" },
-  recomputed: { source: "counted", unit: "tokens", meaning: "of these, such as had been computed before" },
-  seq_len: { source: "counted", unit: "tokens", meaning: "tokens of the text after this step, prompt included" },
-  layer_tokens: { source: "counted", unit: "", meaning: "tokens times layers that they went through" },
-  flops: { source: "counted", unit: "FLOP", meaning: "of the matrix products that ran, the hidden half of a chunk included" },
-  flops_derived: { source: "derived", unit: "FLOP", meaning: "2 (P_b n + P_lm) + sum of A(t): what the step must compute" },
-  weight_bytes: { source: "counted", unit: "B", meaning: "weights read by matrix products, for the whole batch" },
-  kv_read: { source: "counted", unit: "B", meaning: "K and V read by attention" },
-  kv_written: { source: "counted", unit: "B", meaning: "K and V stored" },
-  kv_resident: { source: "counted", unit: "B", meaning: "K and V kept for the next step; without the cache only between the parts of a text" },
-  kv_allocated: { source: "counted", unit: "B", meaning: "pages held, times their size" },
-  began_us: { source: "measured", unit: "us", meaning: "from the acceptance of the run to the begin of this step" },
-  step_us: { source: "measured", unit: "us", meaning: "the whole step, scheduling included" },
-  attention_us: { source: "measured", unit: "us", meaning: "the attention halves of all layers" },
-  mlp_us: { source: "measured", unit: "us", meaning: "the MLP halves of all layers" },
-  head_us: { source: "measured", unit: "us", meaning: "final norm and language-model head" },
-  sampling_us: { source: "measured", unit: "us", meaning: "choosing the token" },
-  look_us: { source: "measured", unit: "us", meaning: "looking: the attention row and the candidates; not part of the step" },
-  token: { source: "given", unit: "", meaning: "the id that was chosen; none while a prompt is read in parts" },
-  rank: { source: "counted", unit: "", meaning: "how many ids were likelier than the one chosen" },
-  logprob: { source: "counted", unit: "nat", meaning: "of the token, by the model, at temperature 1" },
-  sampled: { source: "counted", unit: "", meaning: "probability of the token after the sampler" },
-  entropy: { source: "counted", unit: "bit", meaning: "of the model's distribution at temperature 1" },
-  uniform: { source: "counted", unit: "", meaning: "the random number that was drawn; none when greedy" },
-  cache: { source: "given", unit: "", meaning: "whether this step used and kept the KV cache" },
+/** What a number is: where it comes from, its unit, a short name, and what it means. */
+export interface About {
+  source: Source;
+  unit: string;
+  label: string;
+  meaning: string;
+}
+
+export const NUMBERS: Record<string, About> = {
+  step: { source: "counted", unit: "", label: "step", meaning: "number of this step in the run, from 0" },
+  start: { source: "counted", unit: "tokens", label: "first position computed", meaning: "first position that was computed" },
+  length: { source: "counted", unit: "tokens", label: "tokens computed", meaning: "tokens sent through the layers" },
+  recomputed: { source: "counted", unit: "tokens", label: "computed again", meaning: "of these, such as had been computed before" },
+  seq_len: { source: "counted", unit: "tokens", label: "length of the text", meaning: "tokens of the text after this step, prompt included" },
+  layer_tokens: { source: "counted", unit: "", label: "layer-tokens", meaning: "tokens times layers that they went through" },
+  flops: { source: "counted", unit: "FLOP", label: "FLOPs", meaning: "of the matrix products that ran, the hidden half of a chunk included" },
+  flops_derived: { source: "derived", unit: "FLOP", label: "FLOPs by formula", meaning: "2 (P_b n + P_lm) + sum of A(t): what the step must compute" },
+  weight_bytes: { source: "counted", unit: "B", label: "weights read", meaning: "weights read by matrix products, for the whole batch" },
+  kv_read: { source: "counted", unit: "B", label: "K and V read", meaning: "K and V read by attention" },
+  kv_written: { source: "counted", unit: "B", label: "K and V written", meaning: "K and V stored" },
+  kv_resident: { source: "counted", unit: "B", label: "K and V kept", meaning: "for the next step; without the cache only between the parts of a text" },
+  kv_allocated: { source: "counted", unit: "B", label: "pages in use", meaning: "pages in use, times their size" },
+  began_us: { source: "measured", unit: "us", label: "began after", meaning: "from the acceptance of the run to the begin of this step" },
+  step_us: { source: "measured", unit: "us", label: "time of the step", meaning: "the whole step, scheduling included" },
+  attention_us: { source: "measured", unit: "us", label: "time in attention", meaning: "the attention halves of all layers" },
+  mlp_us: { source: "measured", unit: "us", label: "time in the MLPs", meaning: "the MLP halves of all layers" },
+  head_us: { source: "measured", unit: "us", label: "time in the LM head", meaning: "final norm and language-model head" },
+  sampling_us: { source: "measured", unit: "us", label: "time for choosing the token", meaning: "choosing the token" },
+  recording_us: { source: "measured", unit: "us", label: "time for recording", meaning: "the attention row and the candidates; not part of the step" },
+  token: { source: "given", unit: "", label: "id of the token", meaning: "the id that was chosen; none while a prompt is read in parts" },
+  rank: { source: "counted", unit: "", label: "rank", meaning: "how many ids were more probable than the one chosen" },
+  logprob: { source: "counted", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
+  sampled: { source: "counted", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
+  entropy: { source: "counted", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },
+  uniform: { source: "counted", unit: "", label: "random number", meaning: "the random number that was drawn; none when greedy" },
+  cache: { source: "given", unit: "", label: "KV cache", meaning: "whether this step used and kept the KV cache" },
+};
+
+export const SUMMARY: Record<string, About> = {
+  written: { source: "counted", unit: "tokens", label: "written", meaning: "tokens that the model wrote" },
+  layer_tokens: { source: "counted", unit: "", label: "this run", meaning: "layer-tokens of this run" },
+  cached: { source: "derived", unit: "", label: "with the cache", meaning: "layers x (N + T - 1): each token is computed once" },
+  naive: { source: "derived", unit: "", label: "without", meaning: "layers x sum of t for t = N .. N + T - 1: the whole text at every step" },
+  times: { source: "derived", unit: "times", label: "times", meaning: "layer-tokens without the cache, divided by those with it" },
+  reused: { source: "derived", unit: "", label: "reused", meaning: "layer-tokens without the cache, minus those of this run: their K and V were kept" },
+  prefix: { source: "counted", unit: "tokens", label: "prefix", meaning: "tokens of the prompt found in the cache at the start" },
+  ttft_us: { source: "measured", unit: "us", label: "first token after", meaning: "engine time up to the first token; waiting for a viewer excluded" },
+  engine_us: { source: "measured", unit: "us", label: "engine time", meaning: "all steps; waiting between them excluded" },
+  tokens_per_s: { source: "measured", unit: "tok/s", label: "speed", meaning: "tokens after the first, divided by the time of their steps" },
 };
 
 const some = (value: number): number | null => (value === 4294967295 || Number.isNaN(value) ? null : value);
@@ -197,7 +240,7 @@ export function decodeFrame(data: ArrayBuffer): StepFrame {
     mlp_us: view.getUint32(101, true),
     head_us: view.getUint32(105, true),
     sampling_us: view.getUint32(109, true),
-    look_us: view.getUint32(113, true),
+    recording_us: view.getUint32(113, true),
     token: some(view.getUint32(117, true)),
     rank: some(view.getUint32(121, true)),
     logprob: some(view.getFloat32(125, true)),

@@ -10,21 +10,45 @@ import * as player from "./player";
 import type { Link } from "./hash";
 import { Run } from "./run";
 import type { ModelCard } from "./schema";
-import { asking, cache, head, layer, link, loading, model, playing, problem, reachable, run, shown } from "./store";
+import {
+  asking,
+  cache,
+  head,
+  layer,
+  link,
+  loading,
+  model,
+  playing,
+  problem,
+  reachable,
+  resultClosed,
+  run,
+  shown,
+} from "./store";
 import { select } from "./rows";
 import { readTrace } from "./trace";
 
 const ASK = 250; // ms between two looks at a loading model
 const LONGEST_ASK = 4000; // where nobody answers
+const GLANCE = 250; // ms in which an engine that is there says so: then nothing is played before the real run
 
 let reviving: Promise<void> | null = null;
 
 /** The first minute. A link may bring a prompt and a step to stop at; a link with an empty prompt runs nothing. */
 export async function boot(wanted: Link): Promise<void> {
+  player.introduce();
   void playRecording();
   await ready();
-  if (wanted.layer !== undefined || wanted.head !== undefined) select(wanted.layer ?? 0, wanted.head ?? 0);
   if (run.value?.origin === "file") return; // someone opened a file meanwhile
+  player.introduce();
+  await follow(wanted);
+}
+
+/** Runs what a link asks for. A link with an empty prompt runs nothing. */
+export async function follow(wanted: Link): Promise<void> {
+  if (model.value === null) return; // the prompt box has it, and it runs when the model is there
+  if (wanted.layer !== undefined || wanted.head !== undefined)
+    select(wanted.layer ?? layer.value, wanted.head ?? head.value);
   if (wanted.prompt === "") leave();
   else await start(wanted.step ?? null);
 }
@@ -57,6 +81,8 @@ function setModel(card: ModelCard): void {
 }
 
 async function playRecording(): Promise<void> {
+  await new Promise((resolve) => setTimeout(resolve, GLANCE));
+  if (loading.value?.phase === "ready") return;
   const answer = await fetch(api.address("recorded.json")).catch(() => null);
   if (!answer?.ok || run.value !== null) return;
   try {
@@ -79,11 +105,12 @@ export async function start(stopAt: number | null = null): Promise<void> {
   });
   try {
     const card = await api.createRun(form.request(cache.value, layer.value, head.value));
+    resultClosed.value = false;
     const before = run.value;
     if (before?.origin === "live" && link.value !== "lost") api.deleteRun(before.id.value);
     const fresh = new Run(model.value, card, "live");
     show(fresh, -1);
-    follow(fresh);
+    watch(fresh);
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
   } catch (error) {
@@ -93,7 +120,7 @@ export async function start(stopAt: number | null = null): Promise<void> {
   }
 }
 
-function follow(current: Run): void {
+function watch(current: Run): void {
   live.attach(current, {
     ready: player.resume,
     lost: () => {
@@ -126,7 +153,7 @@ async function rebuild(): Promise<void> {
     });
     if (run.value !== current) return api.deleteRun(card.run);
     current.id.value = card.run;
-    follow(current);
+    watch(current);
   } catch (error) {
     if (error instanceof api.ApiError && error.kind === "unreachable") return rebuild();
     player.pause();

@@ -8,17 +8,17 @@ import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import { row, selected } from "./rows";
 import { SceneBuilder } from "./scene";
-import { camera, hovered, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
+import { camera, card, hovered, pictureTime, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
 import { theme } from "./theme";
 
 type Kind = "2d" | "3d";
 
 const SLOW = 50; // ms a picture may take before a machine without graphics hardware is given the 2-D renderer
-const TRIAL = 20; // pictures by which that is judged
+const TRIAL = 3; // pictures by which that is judged, drawn where nobody sees them
+const TRIAL_TOKENS = 60;
 const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
 const ORBIT = 0.008; // radians per CSS pixel
 const TURN = 0.12; // radians per key
-const PAUSE = 100; // ms: a longer gap between two pictures is a rest, not slowness
 
 const builder = new SceneBuilder();
 const reduced = matchMedia("(prefers-reduced-motion: reduce)");
@@ -30,13 +30,17 @@ let renderer: Renderer | null = null;
 let scene: Scene | null = null;
 let stale = true; // whether the scene must be built anew
 let drawn = 0; // pictures since the page was opened
-let before = 0; // when the last one was drawn
-let trial: number[] | null = null;
+let spent = 0; // ms of this program in the last picture, without the GPU
 let making = 0; // the renderer being made; an older one is thrown away
 
 export const stats = (): RendererStats | null => renderer?.stats() ?? null;
 export const frames = (): number => drawn;
 export const orthographic = (): boolean => renderer?.orthographic ?? false;
+export const words = () => renderer?.words() ?? [];
+/** ms of this program in the last picture, without the GPU. */
+export const drawTime = (): number => spent;
+/** The positions that the picture shows. */
+export const windowed = signal({ first: 0, last: -1 });
 export const project = (position: number): { x: number; y: number } | null => renderer?.project(position) ?? null;
 
 /** Puts the stage into an element of the page. Returns what takes it out again. */
@@ -86,6 +90,12 @@ export function zoom(factor: number): void {
   clock.invalidate();
 }
 
+/** Moves the view along the text, so that a position is in its middle. */
+export function showPosition(position: number): void {
+  renderer?.show(position);
+  clock.invalidate();
+}
+
 /** Turns the picture by keys; a flat one is moved. */
 export function turn(x: number, y: number): void {
   if (drawing.value === "3d" && !orthographic()) renderer?.orbit(x * TURN, y * TURN);
@@ -124,6 +134,15 @@ async function make(kind: Kind): Promise<void> {
     return;
   }
   if (turn !== making) return made.dispose();
+  if (kind === "3d" && rendererChoice.peek() === null && SOFTWARE.test(made.stats().gpu)) {
+    const time = trial(made, element);
+    if (time > SLOW) {
+      made.dispose();
+      pictureTime.value = time;
+      lost.value = true; // asks for the other renderer
+      return;
+    }
+  }
   remove();
   element.append(fresh);
   canvas = fresh;
@@ -132,7 +151,6 @@ async function make(kind: Kind): Promise<void> {
   fit();
   made.theme();
   untracked(() => made.camera(camera.value.name, current()));
-  trial = kind === "3d" && rendererChoice.peek() === null && SOFTWARE.test(made.stats().gpu) ? [] : null;
   drawing.value = kind;
   clock.invalidate();
 }
@@ -167,24 +185,39 @@ function draw(now: number, progress: number): boolean {
   const picture = current();
   picture.progress = progress;
   picture.hovered = hovered.peek();
+  const began = performance.now();
   const more = renderer.draw(picture, now);
+  spent = performance.now() - began;
   drawn++;
-  judge(now);
+  const { first, last } = renderer.window();
+  const known = windowed.peek();
+  if (known.first !== first || known.last !== last) windowed.value = { first, last };
   return more;
 }
 
-/** A machine without graphics hardware may still be fast enough; the gaps between pictures say whether it is. */
-function judge(now: number): void {
-  const gap = now - before;
-  before = now;
-  if (trial === null || gap > PAUSE * 10) return;
-  trial.push(gap);
-  if (trial.length < TRIAL) return;
-  const median = trial.toSorted((a, b) => a - b)[TRIAL >> 1] ?? 0;
-  trial = null;
-  if (median <= SLOW) return;
-  lost.value = true;
-  rendererNote.value = `Without graphics hardware 3-D takes ${Math.round(median)} ms a picture here: 2-D is drawn.`;
+/** The time of one picture in ms, on a machine without graphics hardware: judged before anything is shown, so that the
+ * picture never changes its kind while someone looks. */
+function trial(made: Renderer, element: HTMLElement): number {
+  const layers = card.peek()?.layers ?? 6;
+  const size = TRIAL_TOKENS * layers;
+  const sample: Scene = {
+    ...EMPTY,
+    tokens: Array.from({ length: TRIAL_TOKENS }, () => ({ label: "token", kind: "generated" })),
+    head: TRIAL_TOKENS - 1,
+    layers,
+    cells: new Uint8Array(size).fill(1),
+    layerShare: Float32Array.from({ length: layers }, (_, i) => (i + 1) / layers),
+    row: { layer: 0, head: 0, weights: new Float32Array(TRIAL_TOKENS - 1).fill(1 / TRIAL_TOKENS), argmax: 0 },
+  };
+  made.resize(element.clientWidth, element.clientHeight, Math.min(devicePixelRatio, 2));
+  const times: number[] = [];
+  for (let i = 0; i <= TRIAL; i++) {
+    const began = performance.now();
+    made.draw(sample, began);
+    made.finish();
+    if (i > 0) times.push(performance.now() - began); // the first one compiles
+  }
+  return times.sort((a, b) => a - b)[TRIAL >> 1] ?? 0;
 }
 
 function handle(element: HTMLCanvasElement, own: Renderer): void {
@@ -227,8 +260,6 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
   element.addEventListener(
     "wheel",
     (event) => {
-      const scrolls = document.documentElement.scrollHeight > innerHeight + 1;
-      if (scrolls && !event.ctrlKey) return; // the page scrolls; a pinch still zooms
       event.preventDefault();
       const { x, y } = at(event);
       own.zoom(Math.exp(-event.deltaY * (event.deltaMode === 1 ? 0.03 : 0.0015)), x, y);

@@ -5,7 +5,7 @@
 import { computed, signal } from "@preact/signals";
 import type { Camera } from "./renderers/renderer";
 import type { Run, Totals } from "./run";
-import type { Loading, ModelCard, StepFrame } from "./schema";
+import type { Loading, ModelCard, StepFrame, Summary } from "./schema";
 
 /** What the engine's side is doing, seen from the page. */
 export const loading = signal<Loading | null>(null); // the last answer to /status; null: none yet
@@ -30,25 +30,33 @@ export const run = signal<Run | null>(null);
 export const shown = signal(-1);
 
 /** How it is looked at. */
-export const layer = signal(0);
-export const head = signal(0);
+export const layer = signal(4); // later layers look back at words; the first ones mostly at neighbours
+export const head = signal(3);
 export const picked = signal(false); // whether layer and head were chosen by someone
 export const camera = signal<{ readonly name: Camera }>({ name: "iso" });
 export const hovered = signal<number | null>(null); // a position
 export const rendererChoice = signal<"2d" | "3d" | null>(null); // null: what suits the machine
 export const renderer = signal<"2d" | "3d" | null>(null); // what is drawing
 export const rendererNote = signal(""); // why the renderer is not the one that was hoped for
+export const pictureTime = signal<number | null>(null); // ms, where 3-D was found to be too slow here
 export const tab = signal<"stage" | "numbers" | "next">("stage"); // on a narrow screen
 export const helpOpen = signal(false);
+export const resultClosed = signal(false); // whether the card at the end of a run was put away
 
 /** How it goes on. */
 export const playing = signal(false);
-export const pace = signal<number | null>(4); // tokens per second; null: as fast as the engine
+export const PACE = 4; // tokens per second, until somebody says otherwise
+export const pace = signal<number | null>(PACE); // null: as fast as the engine
 export const cache = signal(true); // for the next step of a live run
 export const switched = signal(false); // whether the cache was ever switched: then nobody needs to be told how
 
 export const frame = computed<StepFrame | null>(() => run.value?.frames[shown.value] ?? null);
 export const totals = computed<Totals | null>(() => run.value?.totals[shown.value] ?? null);
+/** The figures of the whole run, once it is over and its last step is shown. */
+export const summary = computed<Summary | null>(() => {
+  const current = run.value;
+  return current !== null && shown.value === last.value && current.ended ? (current.state.value.summary ?? null) : null;
+});
 export const last = computed(() => (run.value?.count.value ?? 0) - 1);
 /** Tokens of the text as shown. */
 export const length = computed(() => run.value?.length(shown.value) ?? 0);
@@ -93,7 +101,7 @@ export const pageState = computed<PageState>(() => {
   if (state === "expired") return "expired";
   if (state === "done") return "throttled"; // the last frames are still to come
   if (link.value === "opening" && current.count.value === 0) return "queued";
-  if (state === "held") return current.count.value === 0 && playing.value ? "prefill" : "paused";
+  if (state === "paused") return current.count.value === 0 && playing.value ? "prefill" : "paused";
   if (current.count.value === 0 || current.frames[last.value]?.token === null) return "prefill";
   return throttled ? "throttled" : "running";
 });

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { TokenCard } from "./schema";
-import { align, marked, readable } from "./text";
+import { align, glyphs, look, marked, readable } from "./text";
 
 const card = (text: string, special = false): TokenCard => ({ id: 0, text, special });
 
@@ -28,4 +28,27 @@ describe("align", () => {
 it("makes spaces and line breaks visible", () => {
   expect([" fox", " ", "\n", "\n\n  ", ""].map(readable)).toEqual(["fox", "␣", "⏎", "⏎⏎", "∅"]);
   expect([" fox", "fox", " "].map(marked)).toEqual(["·fox", "fox", "␣"]);
+});
+
+describe("a character that was cut into bytes", () => {
+  const cut = (...bytes: string[]) => bytes.map((byte) => card(`<0x${byte}>`));
+
+  it("is one glyph with its bytes", () => {
+    const tokens = [card("caf"), ...cut("C3", "A9"), card(" "), ...cut("E6", "97", "A5", "E6", "9C", "AC")];
+    expect(glyphs("café 日本", tokens).map(({ text, bytes }) => [text, bytes.join(" ")])).toEqual([
+      ["caf", ""],
+      ["é", "C3 A9"],
+      [" ", ""],
+      ["日", "E6 97 A5"],
+      ["本", "E6 9C AC"],
+    ]);
+  });
+
+  it("has labels that say which byte, and the character at its last", () => {
+    const [first, last] = cut("C3", "A9");
+    if (!first || !last) throw new Error("two tokens");
+    expect(look(first, "prompt", "").label).toBe("C3");
+    expect(look(last, "prompt", "é").label).toBe("é A9");
+    expect(readable("<0xF0>")).toBe("byte F0");
+  });
 });

@@ -46,9 +46,13 @@ function whole(text: string, count: number): string[] {
   return Array.from({ length: count }, (_, i) => (i === 0 ? text : ""));
 }
 
-/** A token for a label: a lone space and a line break become visible, a leading space is left to the layout. */
+const CUT = /<0x([0-9A-F]{2})>/g;
+const BYTES = /^(?:<0x[0-9A-F]{2}>)+$/;
+
+/** A token for a label: a part of a character as its bytes, a lone space and a line break become visible, a leading space is left to the layout. */
 export function readable(text: string): string {
   if (text === "") return "∅";
+  if (BYTES.test(text)) return `byte ${[...text.matchAll(CUT)].map((match) => match[1]).join(" ")}`;
   const shown = text.replaceAll("\r", "").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
   if (shown.trim() === "") return shown === "" ? "⏎" : shown.replaceAll(" ", "␣");
   return shown.trim();
@@ -64,6 +68,57 @@ export function quoted(text: string): string {
   return `“${readable(text)}”`;
 }
 
-export function look(token: TokenCard, kind: SceneToken["kind"]): SceneToken {
-  return { label: readable(token.text), kind: token.special ? "special" : kind };
+/** The bytes of a token that is a part of a character, as "C3 A9"; null for all others. */
+export function bytesOf(token: TokenCard): string | null {
+  if (token.special || !BYTES.test(token.text)) return null;
+  return [...token.text.matchAll(CUT)].map((match) => match[1]).join(" ");
+}
+
+/** One chip of a prompt: a token; or a character that several tokens make, with their bytes. */
+export interface Glyph {
+  text: string;
+  bytes: string[]; // of each token; empty where a token is more than a byte
+  tokens: TokenCard[];
+}
+
+/** The tokens of a text, with those that are parts of one character put together. */
+export function glyphs(text: string, tokens: readonly TokenCard[]): Glyph[] {
+  const pieces = align(text, tokens);
+  const found: Glyph[] = [];
+  let run: Glyph[] = []; // characters in parts that stand side by side
+  let letters = "";
+  const close = () => {
+    // Each has its letter, unless the bytes are no characters: then the last one has what there is.
+    const single = [...letters];
+    if (single.length === run.length) run.forEach((glyph, i) => (glyph.text = single[i] ?? ""));
+    else if (run.length > 0) (run.at(-1) as Glyph).text = letters;
+    [run, letters] = [[], ""];
+  };
+  tokens.forEach((token, i) => {
+    const bytes = bytesOf(token);
+    if (bytes === null) {
+      close();
+      found.push({ text: token.text, bytes: [], tokens: [token] });
+      return;
+    }
+    const begins = !/^[89AB]/.test(bytes); // the later bytes of a character are 80 to BF
+    if (begins || run.length === 0) {
+      const glyph: Glyph = { text: "", bytes: [], tokens: [] };
+      run.push(glyph);
+      found.push(glyph);
+    }
+    const open = run.at(-1) as Glyph;
+    open.tokens.push(token);
+    open.bytes.push(bytes);
+    letters += pieces[i] ?? "";
+  });
+  close();
+  return found;
+}
+
+/** How the stage shows a token; `piece`: what it brought to the text, which for the last byte of a character is that. */
+export function look(token: TokenCard, kind: SceneToken["kind"], piece: string): SceneToken {
+  const bytes = bytesOf(token);
+  const label = bytes === null ? readable(token.text) : `${piece.trim()} ${bytes}`.trim();
+  return { label, kind: token.special ? "special" : kind };
 }

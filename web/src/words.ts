@@ -3,7 +3,6 @@
 
 import { computed } from "@preact/signals";
 import { bytes, count, joined, plural } from "./format";
-import { quoted } from "./text";
 import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
 import type { RunState, StepFrame } from "./schema";
 
@@ -47,7 +46,11 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
   const plain = (text: string) => ({ text, cut: false });
   if (current === null) return plain("");
   const past = shown.value < last.value;
-  if (playing.value && (past || current.origin !== "live")) return plain("playing what was recorded");
+  if (past) {
+    const ahead = plural(last.value - shown.value, "step");
+    return plain(playing.value ? `playing what was recorded; ${ahead} ahead` : `looking back; ${ahead} came after this one`);
+  }
+  if (playing.value && current.origin !== "live") return plain("playing what was recorded");
   switch (pageState.value) {
     case "queued":
       return plain("waiting for the engine");
@@ -60,7 +63,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "throttled":
       return plain("running; the page is behind, so attention rows are left out");
     case "paused":
-      return plain(past ? "held; looking back" : "held: the engine computes nothing");
+      return plain("paused: the engine computes nothing");
     case "done":
       return ending(current.state.value) ?? plain("done");
     case "disconnected":
@@ -84,20 +87,6 @@ export function work(step: StepFrame): string {
   }
   return `${count(step.length)} of ${plural(all, "token")} went through the layers`;
 }
-
-/** The step in short, above the stage. */
-export const caption = computed(() => {
-  const step = frame.value;
-  const current = run.value;
-  if (step === null || current === null) return { lead: "", rest: "" };
-  const lead = step.token === null ? "read a part of the prompt" : `wrote ${quoted(current.named(step.token).text)}`;
-  const all = step.start + step.length;
-  if (step.start > 0)
-    return { lead, rest: `${plural(step.length, "token")} computed, ${count(step.start)} read from the cache` };
-  if (step.recomputed > 0)
-    return { lead, rest: `all ${count(all)} tokens computed, ${count(step.recomputed)} of them again` };
-  return { lead, rest: `${plural(all, "token")} of the prompt computed at once` };
-});
 
 /** Said to those who do not see the page, when the state changes and only then. */
 export const announcement = computed(() => {

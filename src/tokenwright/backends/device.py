@@ -1,10 +1,10 @@
 """Resolve a model's device and dtype, and measure the free memory of a device."""
 
-from pathlib import Path
 from typing import cast, get_args
 
 import torch
 
+from tokenwright.backends.ram import free_ram
 from tokenwright.config import DType
 from tokenwright.errors import RequestError
 
@@ -16,14 +16,14 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps") from None
+        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device") from None
     there = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
         "mps": torch.backends.mps.is_available(),
     }
     if not there.get(device.type, False):
-        raise RequestError(f"device {name!r} is not usable with this torch on this machine; use auto or cpu")
+        raise RequestError(f"device {name!r} is not usable with this torch on this machine; use auto or cpu", "device")
     return device
 
 
@@ -39,20 +39,19 @@ def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool =
     for dtype in get_args(DType):
         if name == dtype:
             return cast(DType, dtype)
-    raise RequestError(f"dtype {name!r} is not known; use auto, {', '.join(get_args(DType))}")
+    raise RequestError(f"dtype {name!r} is not known; use auto, {', '.join(get_args(DType))}", "dtype")
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on the device now; None if the system does not report them."""
+    """Bytes on the device that this process may still use; None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+    return free_ram()
+
+
+def compute_with(threads: int) -> None:
+    """Compute with so many threads, in this thread and in threads that start later."""
+    torch.set_num_threads(threads)
 
 
 def leave_a_core() -> None:

@@ -49,11 +49,13 @@ class Logits:
     """Rows of logits [W, vocabulary] in fp32, and each row's argmax and logsumexp, if the kernels computed them.
 
     best: the argmax, the lowest index among equals. log_totals: the logsumexp, NaN if a logit of the row is not finite.
+    hidden: the hidden states [N, width] in fp32 after the final norm, of the batch's `hidden_rows`; None without any.
     """
 
     rows: torch.Tensor
     best: tuple[int, ...] = ()
     log_totals: tuple[float, ...] = ()
+    hidden: torch.Tensor | None = None
 
 
 class Backend(Protocol):
@@ -62,7 +64,10 @@ class Backend(Protocol):
     store: KVStore
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        """Compute a batch: the logits of its `logits_rows`, in their order. Calls `tap` at every site."""
+        """Compute a batch: the logits of its `logits_rows` and the hidden states of its `hidden_rows`, in their order.
+
+        Calls `tap` at every site.
+        """
 
 
 class Kernels(Protocol):

@@ -9,7 +9,7 @@ from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
-from tokenwright.config import DynamicScaling, ModelConfig, Rope
+from tokenwright.config import DynamicScaling, Rope
 from tokenwright.engine import Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
@@ -34,7 +34,7 @@ class ModelRunner:
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
         batch = flatten(step)
         logits = self.backend(batch, tap)
-        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals)
+        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden)
 
 
 class Cache:
@@ -64,21 +64,22 @@ class Model:
 
     PAGE_SIZE = 64
 
-    def __init__(self, config: ModelConfig, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
-        self.config = config
+    def __init__(self, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
+        graph = decoder.graph
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
-        self.context = config.context
-        if isinstance(config.positions, Rope) and isinstance(config.positions.scaling, DynamicScaling):
+        self.vocab_size = graph.vocab_size
+        self.context = graph.context
+        if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling):
             # The angles depend on the sequence's maximum length, which a plain function does not know.
-            self.context = config.positions.scaling.original_context
+            self.context = graph.positions.scaling.original_context
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[torch.Tensor, Cache]:
         length = len(tokens) + (cache.length if cache else 0)
-        if not len(tokens) or not all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens):
-            raise RequestError(f"tokens must be a list of ids from 0 to {self.config.vocab_size - 1}, at least one")
+        if not len(tokens) or not all(type(token) is int and 0 <= token < self.vocab_size for token in tokens):
+            raise RequestError(f"tokens must be a list of ids from 0 to {self.vocab_size - 1}, at least one")
         if length > self.context:
             raise ContextError(length, self.context)
         cache = cache or Cache(self._over(length))

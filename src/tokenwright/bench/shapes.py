@@ -21,7 +21,8 @@ import torch
 
 from tokenwright.checkpoints.drafts import draft_folder, sweep
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.folder import STORIES, Report
+from tokenwright.checkpoints.folder import Report
+from tokenwright.checkpoints.local import STORIES
 from tokenwright.config import Environment
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.planner.known import KNOWN

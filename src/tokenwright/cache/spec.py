@@ -158,7 +158,7 @@ def _check_window(
         check_whole("window", window, 1)
     check_whole("sinks", sinks)
     if sinks and not any(windows):
-        raise RequestError("sinks are what stays in reach beside a window; give window as well, or leave sinks out")
+        raise RequestError("sinks stay visible beyond a window; give window as well, or leave sinks out")
     if sinks and isinstance(positions, Learned):
         raise RequestError(
             "sinks need rotary positions, which can be read from another distance; this model has learned ones: "

@@ -9,6 +9,8 @@ no page table: kernels write rows there whose K and V the group does not keep (`
     view(i).parts[j].k.memory: for each codec part                 [slots, G, n]         .v the same
 """
 
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -106,7 +108,7 @@ class KVStore:
                 tuple(self._allocated(group, count + 1, codec) for codec in (group.part.k, group.part.v))
                 for group, count in zip(self.groups, self.pages, strict=True)
             )
-        except RuntimeError as error:  # torch raises no narrower class on the CPU
+        except (RuntimeError, OSError, OverflowError) as error:  # torch raises no narrower class
             raise CapacityError(
                 f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {device} does not have; "
                 "grant it less (kv_memory) or free some memory"
@@ -116,10 +118,7 @@ class KVStore:
     def _allocated(self, group: LayerGroup, pages: int, codec: Codec) -> Parts:
         layout = group.part.heads
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
-        return tuple(
-            torch.zeros((*shape, length), dtype=dtype, device=self.device)  # a cache file must not leak old memory
-            for dtype, length in codec.parts(layout.head_size)
-        )
+        return tuple(zeros((*shape, length), dtype, self.device) for dtype, length in codec.parts(layout.head_size))
 
     def _viewed(self, layer: int, spec: LayerSpec) -> KVView:
         places = {group.part: index for index, group in enumerate(self.groups)}
@@ -221,6 +220,19 @@ class KVStore:
                     nothing = side.codec.encode(torch.full((side.size,), torch.nan, device=self.device))
                     for memory, row in zip(side.memory, nothing, strict=True):
                         memory.copy_(row.expand_as(memory))
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros, because a cache file must not leak old memory.
+
+    On the CPU the system hands out zeroed memory when a page of it is first written, so that a short run does not take
+    all of it; `torch.zeros` would write it all. Raises OSError, OverflowError or RuntimeError if memory runs out.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not nbytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # aligned to a page
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, re
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import DType, Learned, ModelConfig
+from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Activation, Graph
 
 _MOST_LAYERS, _MOST_VOCAB = 4096, 1 << 24  # far above any known model: a config beyond is damaged
@@ -144,13 +145,18 @@ _INERT = frozenset(
         "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
         "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty",
         "suppress_tokens", "begin_suppress_tokens", "transformers.js_config", "unsloth_fixed",
-        "unsloth_version", "use_flash_attn", "mlx_lm_version",
+        "unsloth_version", "use_flash_attn", "mlx_lm_version", "license", "model_name",
     )
 )  # fmt: skip
+_CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
 _ADVICE = (
     "Tokenwright cannot tell whether that changes the arithmetic. If it does not, remove it from "
     "config.json; if it does, the model needs a newer Tokenwright"
 )
+
+
+class UnknownArchitectureError(CheckpointError):
+    """An architecture that no family has; the message ends with those that Tokenwright runs."""
 
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
@@ -173,13 +179,27 @@ def _find(keys: Keys) -> tuple[Family, str]:
     if not isinstance(listed, list) or len(listed) > 1 or not all(isinstance(name, str) for name in listed):
         raise keys.error("architectures must be a list of one name")
     kind = keys.text("model_type", "")
-    name = listed[0] if listed else kinds.get(kind, f"a config of model_type {kind!r}")
+    if not listed and not kind:
+        raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
+    name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
     if name not in known:
-        raise keys.error(f"unknown architecture {name}; Tokenwright runs {', '.join(known)}")
+        told = f"unknown architecture {name}; Tokenwright runs {', '.join(known)}"
+        raise UnknownArchitectureError(str(keys.error(told)))
     family = known[name]
     if kind not in ("", family.architectures[name]):
         raise keys.error(f"model_type {kind!r} does not belong to {name}; correct config.json")
     return family, name
+
+
+def _check_repeats(keys: Keys, *contexts: int) -> None:
+    """Refuse a key that repeats the context and says another one than `contexts`: with and without RoPE scaling."""
+    for key in _CONTEXT_REPEATED:
+        said = keys.whole(key, contexts[0])
+        if said not in contexts:
+            raise keys.error(
+                f"{key} is {said:,}, but the model's context is {contexts[0]:,}; correct the one that is wrong, "
+                f"or remove {key}"
+            )
 
 
 def _activation(keys: Keys, key: str, default: str) -> Activation:
@@ -207,6 +227,8 @@ def _parse_gpt2(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     layers = keys.whole("n_layer", most=_MOST_LAYERS)
     width = keys.whole("n_embd", most=1 << 20)
     heads = keys.whole("n_head", most=1 << 16)
+    context = keys.whole("n_positions", most=MAX_TOKENS)
+    _check_repeats(keys, context)
     config = ModelConfig(
         family="gpt2",
         architecture=architecture,
@@ -217,7 +239,7 @@ def _parse_gpt2(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         head_size=_size_of_head(keys, width, heads),
         mlp_width=keys.whole("n_inner", 4 * width, most=1 << 24),
         vocab_size=keys.whole("vocab_size", most=_MOST_VOCAB),
-        context=keys.whole("n_positions", most=MAX_TOKENS),
+        context=context,
         positions=Learned(),
         windows=(None,) * layers,
         rotary=(False,) * layers,
@@ -242,6 +264,7 @@ def _parse_llama(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or _size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     rope, reach = read_rope(keys, like.theta, head_size, context)
+    _check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
     qkv_bias, out_bias = _biases(keys, like)
     config = ModelConfig(

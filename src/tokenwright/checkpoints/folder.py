@@ -6,8 +6,9 @@ the model and one tensor; `packing.py` packs them for the kernels instead. A fol
 holds packed weights already; `packed` is their format. Tokenwright never runs or unpickles anything in a checkpoint.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import Family, Source, parse_config
 from tokenwright.checkpoints.generation import parse_generation
+from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
@@ -26,7 +28,8 @@ from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFor
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 
-STORIES = Path(__file__).parent.parent / "stories"  # the model inside the package
+log = logging.getLogger(__name__)
+
 _DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 Report = Callable[[int, int], None]  # bytes read so far, total bytes
 
@@ -59,6 +62,7 @@ class Checkpoint:
         family, config, graph = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
         generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
+        generation = _within(generation, config.vocab_size, str(folder))
         if own is not None:
             form, dtype = own
             file = folder / hub.WEIGHTS
@@ -137,24 +141,8 @@ def stamp(file: Path) -> tuple[int, int]:
 
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
     """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
-    text = str(name_or_path)
-    try:
-        folder = STORIES if text == "stories" else Path(text).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
-        raise CheckpointError(f"cannot look at {text[:200]} ({str(error)[:80]})") from error
-    if is_folder:
-        if revision is not None:
-            raise CheckpointError(f"{text} is a folder here, which has no revision {revision!r}; leave it out")
-        return folder
-    if exists:
-        raise CheckpointError(f"{text} is a file; give the folder that has config.json and the weights")
-    if isinstance(name_or_path, str) and hub.is_hub_name(text):
-        return hub.download(text, revision, progress, check_config)
-    raise CheckpointError(
-        f"there is no folder {text[:200]}; give a model's folder, owner/name on the Hugging Face hub "
-        "(such as openai-community/gpt2), or stories for the model that ships inside"
-    )
+    folder = local_folder(name_or_path, revision)
+    return hub.download(str(name_or_path), revision, progress, check_config) if folder is None else folder
 
 
 def check_config(folder: Path) -> None:
@@ -163,6 +151,20 @@ def check_config(folder: Path) -> None:
     settings = read_json(folder / "config.json")
     own_quantisation(settings, where)
     parse_config(settings, where)
+
+
+def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:
+    """The defaults without ids beyond the vocabulary, which are warned of."""
+
+    def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
+        if beyond := [str(token) for token in ids if token >= vocab_size]:
+            log.warning("%s: %s has %s, beyond the model's %d ids; left out", where, key, _few(beyond), vocab_size)
+        return tuple(token for token in ids if token < vocab_size)
+
+    eos_ids = within("eos_token_id", generation.eos_ids)
+    return replace(
+        generation, eos_ids=eos_ids, banned_ids=within("suppress_tokens", generation.banned_ids or ()) or None
+    )
 
 
 def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:

@@ -10,8 +10,6 @@ from typing import Any
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import GenerationDefaults
 
-_BELOW_ZERO = -5e-324  # the largest float below 0: `above=_BELOW_ZERO` admits 0
-
 # Sampling keys that Tokenwright lacks, each with its neutral value.
 _NEUTRAL: Mapping[str, object] = {
     "begin_suppress_tokens": [], "bad_words_ids": [], "diversity_penalty": 0.0, "early_stopping": False,
@@ -52,10 +50,10 @@ def parse_generation(
         eos_ids=tuple(eos),
         temperature=_temperature(keys),
         top_k=_whole(keys, "top_k"),
-        top_p=_number(keys, "top_p", above=0.0, most=1.0),
-        min_p=_number(keys, "min_p", above=_BELOW_ZERO, most=1.0),
-        typical_p=_number(keys, "typical_p", above=0.0, most=1.0),
-        repetition_penalty=_number(keys, "repetition_penalty", above=0.0, most=100.0),
+        top_p=_number(keys, "top_p", most=1.0),
+        min_p=_number(keys, "min_p", least=0.0, most=1.0),
+        typical_p=_number(keys, "typical_p", most=1.0),
+        repetition_penalty=_number(keys, "repetition_penalty", most=100.0),
         banned_ids=tuple(sorted(set(_ids(keys, "suppress_tokens")))) or None,
         min_tokens=_whole(keys, "min_new_tokens"),
         unsupported=_unsupported(suggested),
@@ -75,18 +73,18 @@ def _temperature(keys: Keys) -> float | None:
     """The temperature; 0 (greedy) if do_sample is false, even if the file gives a temperature."""
     if not keys.flag("do_sample", True):
         return 0.0
-    return _number(keys, "temperature", above=_BELOW_ZERO, most=1e6)
+    return _number(keys, "temperature", least=0.0, most=1e6)
 
 
 def _whole(keys: Keys, key: str) -> int | None:
     return None if keys.raw(key) is None else keys.whole(key, least=0)
 
 
-def _number(keys: Keys, key: str, *, above: float, most: float) -> float | None:
+def _number(keys: Keys, key: str, *, most: float, least: float | None = None) -> float | None:
     """A number in the range of its field in SamplingParams; None if absent."""
     if keys.raw(key) is None:
         return None
-    value = keys.number(key, above=above)
+    value = keys.number(key, least=least)
     if value > most:
         raise keys.error(f"{key} must be at most {most:g}, not {value:g}")
     return value + 0.0  # + 0.0: no negative zero

@@ -10,20 +10,20 @@ from tokenwright.checkpoints.drafts import draft_folder, sweep
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.strict import read_json
+from tokenwright.checkpoints.target import check_target
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text import Tokenizer
 
 
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
-    """Raises RequestError, before any work, if `write_folder` would refuse these arguments."""
-    if not form.quantised:
-        raise RequestError(f"{form} is no quantised format; choose int8 or int4, and perhaps a group, such as int4:64")
+    """Raises RequestError or CheckpointError, before any work, if `write_folder` would refuse these arguments."""
+    check_target(folder, form)
     if checkpoint.packed is not None:
         raise RequestError(
             f"{checkpoint.path} is quantised already ({checkpoint.packed}); give the model it is made from"
         )
-    if folder.exists() or folder.is_symlink():
-        raise RequestError(f"{folder} exists already and is not overwritten; remove it, or give another folder")
+    Tokenizer.load(checkpoint.path, vocab_size=checkpoint.config.vocab_size)  # a folder without one does not open
 
 
 def write_folder(

@@ -69,8 +69,10 @@ class Keys:
             raise self.error(f"{key} must be from {least:,} to {most:,}, not {shown(value)}")
         return value
 
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number greater than `above`; required if there is no default."""
+    def number(
+        self, key: str, default: float | None = None, *, above: float = 0.0, least: float | None = None
+    ) -> float:
+        """A finite number greater than `above`, or of at least `least` if given; required if there is no default."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{key} must be a number, not {shown(value)}")
@@ -78,8 +80,9 @@ class Keys:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not (math.isfinite(number) and number > above):
-            raise self.error(f"{key} must be a finite number above {above:g}, not {shown(value)}")
+        if not (math.isfinite(number) and (number > above if least is None else number >= least)):
+            bound = f"above {above:g}" if least is None else f"of at least {least:g}"
+            raise self.error(f"{key} must be a finite number {bound}, not {shown(value)}")
         return number
 
     def flag(self, key: str, default: bool) -> bool:

@@ -58,7 +58,7 @@ class WeightCache:
         try:
             return read_weights(file, checkpoint.graph, form, report)
         except CheckpointError as error:
-            log.warning("cached weights cannot be used and are made again: %s", error)
+            log.warning("cached weights cannot be used and are made again: %s", str(error).partition(";")[0])
             _remove(file)
             return None
 

@@ -1,16 +1,19 @@
 """The command line: one file per command; this file registers them and turns errors into messages.
 
 No module here imports torch before a command runs, so `--help` is quick. Generated text goes to stdout, everything
-else to stderr. Exit codes: 0 success, 1 the engine failed or a comparison failed, 2 the request or the model was
-refused, 130 interrupted.
+else to stderr. Exit codes (docs/commands.md): 0 success, 1 the engine failed, a comparison failed or output was lost,
+2 the request or the model was refused, 4 a text was cut before its grammar could end, 130 interrupted.
 """
 
+import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from tokenwright.cli import interrupt, output, settings
 from tokenwright.cli.bench import bench
 from tokenwright.cli.cache import cache
 from tokenwright.cli.chat import chat
@@ -18,38 +21,96 @@ from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
 from tokenwright.cli.models import models, pull, rm
+from tokenwright.cli.naming import options_of, spoken
 from tokenwright.cli.plan import plan
 from tokenwright.cli.quantize import quantize
 from tokenwright.cli.race import race
+from tokenwright.cli.serve import serve
 from tokenwright.cli.version import version_text
 from tokenwright.config import Environment
 from tokenwright.errors import EngineError, TokenwrightError
 
 __all__ = ["app", "main"]
 
+FAILED, REFUSED = 1, 2  # exit codes
+POSITIONAL = "named"  # the parameter of commands that also take the model as an argument
+USAGE = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
+
 
 class Commands(TyperGroup):
-    """Run a command; turn a TokenwrightError into one message on stderr and an exit code, without a traceback."""
+    """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
-    def invoke(self, ctx: Any) -> Any:
-        debug = False
+    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
+        """Run and exit. Under --json an error is also one JSON object on stdout."""
+        extra["standalone_mode"] = False  # errors come back as exceptions
+        words = list(sys.argv[1:] if args is None else args)
+        debug = os.environ.get("TOKENWRIGHT_DEBUG") == "1"
         try:
-            debug = Environment.read().debug
-            return super().invoke(ctx)
-        except TokenwrightError as error:
+            code = super().main(words, **extra)
+        except KeyboardInterrupt:
+            code = interrupt.INTERRUPTED
+        except USAGE as error:
+            code = self._told(error, words) if words else self._help(error)
+        except Exception as error:
             if debug:
                 raise
-            print(f"tokenwright: {error}", file=sys.stderr)
-            raise typer.Exit(1 if isinstance(error, EngineError) else 2) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            code = self._told(error, words)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        Environment.read()  # refuses malformed variables
+        ctx.default_map = self._defaults()
+        return super().invoke(ctx)
+
+    def _defaults(self) -> dict[str, dict[str, Any]]:
+        """The user's settings for each command's options; those of sampling are merged in `sampling`."""
+        chosen = {key.replace("-", "_"): value for key, value in settings.read().items() if key in settings.DEFAULTS}
+        maps = {}
+        for name, command in self.commands.items():
+            own = {parameter.name for parameter in command.params}
+            if POSITIONAL in own:  # `the_model` reads the setting, behind the positional argument
+                own -= {"model"}
+            if name == "quantize":  # its --weights is a format to write, not one to compute with
+                own -= {"weights"}
+            maps[name] = {key: value for key, value in chosen.items() if key in own}
+        return maps
+
+    def _help(self, error: Any) -> int:
+        """Show the commands to a user who gave none."""
+        error.show()
+        return REFUSED
+
+    def _told(self, error: Exception, words: Sequence[str]) -> int:
+        """Print an error; returns the exit code."""
+        code = REFUSED if isinstance(error, (TokenwrightError, USAGE)) else FAILED
+        code = FAILED if isinstance(error, EngineError) else code
+        message = self._message(error, words)
+        print(f"tokenwright: {message}", file=sys.stderr)
+        if "--json" in words:
+            kind = "UsageError" if isinstance(error, USAGE) else type(error).__name__
+            output.write_json({"error": {"type": kind, "message": message, "exit_code": code}})
+        return code
+
+    def _message(self, error: Exception, words: Sequence[str]) -> str:
+        command = next((self.commands[word] for word in words[:1] if word in self.commands), None)
+        if isinstance(error, TokenwrightError):
+            return spoken(error, {} if command is None else options_of(command.params, words))
+        if isinstance(error, USAGE):
+            asked = "tokenwright" if command is None else f"tokenwright {command.name}"
+            said = error.format_message().strip().rstrip(".").replace("\n", " ")  # type: ignore[attr-defined]
+            return f"{said[:1].lower()}{said[1:]}; {asked} --help shows what there is"
+        if isinstance(error, MemoryError):
+            return "there is not enough memory for this; make the request smaller, or free some memory"
+        return (
+            f"this is a defect of Tokenwright ({type(error).__name__}: {error}); please report it with what "
+            "TOKENWRIGHT_DEBUG=1 shows"
+        )
 
 
 app = typer.Typer(
     cls=Commands,
     name="tokenwright",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -73,6 +134,7 @@ def _options(
 
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(explore)
 app.command()(inspect)
 app.command()(plan)
@@ -86,5 +148,17 @@ app.command()(cache)
 
 
 def main() -> None:
-    """The entry point of the command `tokenwright`."""
-    app()
+    """The entry point of the command `tokenwright`: the commands on guarded streams, and the process's exit code."""
+    output.guard()
+    try:
+        app()
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code
+    lost = output.lost_output()
+    if lost is not None and code in (0, None):
+        print(f"tokenwright: standard output cannot be written ({lost.strerror}); text was lost", file=sys.stderr)
+        code = output.LOST
+    if code == interrupt.INTERRUPTED:
+        interrupt.die()
+    sys.exit(code)

@@ -22,6 +22,7 @@ from tokenwright.cli.conversation import Conversation, answer_text, counted
 from tokenwright.cli.conversation import load as load_conversation
 from tokenwright.cli.conversation import save as save_conversation
 from tokenwright.cli.facts import memory_line, seconds
+from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
@@ -107,7 +108,7 @@ def chat(
         session.markup, session.shift = markup, shift
         session.files |= {file.resolve() for file in (load, save) if file is not None}
         session.open(greet=question is None)
-        with exits_when_asked():
+        with interruptible(ends=False), exits_when_asked():
             try:
                 session.go() if question is None else session.ask(question)
             finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -10,24 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
-from tokenwright.errors import RequestError, TokenwrightError
+from tokenwright.errors import TokenwrightError
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
 
 USUAL_PORT = 8321
+DRAIN_S = 2.0  # requests have so long to finish when it is stopped
 
 Port = Annotated[
     int | None,
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
-NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is told anyway.")]
+NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
 def explore(
-    model: opt.ModelName = "stories",
+    named: opt.ModelName = None,
+    model: opt.Model = None,
     port: Port = None,
     no_browser: NoBrowser = False,
     revision: opt.Revision = None,
@@ -41,13 +43,17 @@ def explore(
 
     The server accepts connections from this machine alone. Ctrl-C stops it.
     """
-    import uvicorn
-
+    name = opt.the_model(named, model)
+    opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
     from tokenwright.serve.page import page_folder
+    from tokenwright.serve.run import listen
 
+    local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
-    listener = _listen(port)
+    listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    failed: list[TokenwrightError] = []
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import leave_a_core
@@ -56,7 +62,7 @@ def explore(
         leave_a_core()
         try:
             return LLM(
-                model,
+                name,
                 revision=revision,
                 device=device,
                 dtype=dtype,
@@ -67,34 +73,22 @@ def explore(
                 trace=True,
             )
         except TokenwrightError as error:
-            remark(f"tokenwright: {error}")  # the page shows it too
+            failed.append(error)
+            server.should_exit = True
             raise
 
-    from tokenwright.serve.explore import Explorer, make_app
+    from tokenwright.serve.app import make_app
+    from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.run import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(model, load), names, page)
-    config = uvicorn.Config(app, log_level="warning", ws_max_size=2**16, timeout_graceful_shutdown=2)
+    app = make_app(Explorer(name, load), names, page)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
-    uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listen(port: int | None) -> socket.socket:
-    """A socket on the loopback interface: on `port`, else on the default port, else on any free one."""
-    ports = (USUAL_PORT, 0) if port is None else (port,)
-    for wanted in ports:
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", wanted))
-            listener.listen()  # a browser may connect now, and waits until the server answers
-        except OSError as error:
-            listener.close()
-            reason = error.strerror
-        else:
-            return listener
-    raise RequestError(f"port {port} cannot be listened on ({reason}); give --port another one, or none")
+    server = Server(app, DRAIN_S, remark)
+    server.run(sockets=[listener])
+    if failed:
+        raise failed[0]

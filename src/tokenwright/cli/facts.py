@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,3 +79,19 @@ def memory_line(llm: LLM) -> str:
     pool = llm.engine.pool
     pages = " + ".join(f"{group.pages:,}" for group in pool.groups)
     return f"KV cache: {pages} pages of {pool.page_size} tokens, {binary(llm.kv_memory)} ({llm.kv_format})"
+
+
+def phases_line(completion: Completion, phases: Mapping[str, float]) -> str:
+    """The time of each phase as one line of text; `phases`: seconds of imports_s, load_s and request_s."""
+    usage = completion.usage
+    parts = [
+        f"imports {seconds(phases['imports_s'])}",
+        f"load {seconds(phases['load_s'])}",
+        f"tokenise and submit {seconds(phases['request_s'])}",
+    ]
+    if usage.ttft_s is not None:
+        computed, prefill = usage.prompt_tokens - usage.reused_tokens, usage.ttft_s - usage.queue_s
+        speed = f" ({computed / prefill:,.3g} tok/s)" if prefill > 0 else ""
+        parts += [f"wait {seconds(usage.queue_s)}", f"prefill of {computed:,} tokens {seconds(prefill)}{speed}"]
+        parts.append(f"decode of {usage.completion_tokens - 1:,} tokens {seconds(usage.total_s - usage.ttft_s)}")
+    return " · ".join(parts)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import binary
 from tokenwright.cli.output import show_anything, write, write_json
@@ -16,12 +17,15 @@ from tokenwright.models.graph import Graph
 
 
 def inspect(
-    model: opt.ModelName = "stories",
+    named: opt.ModelName = None,
+    model: opt.Model = None,
     revision: opt.Revision = None,
     weights: opt.Weights = "native",
     json_: opt.Json = False,
 ) -> None:
-    """Show the facts of MODEL: shape, size, KV bytes per token, chat template. Loads no weights."""
+    """Show the facts of the model: shape, size, KV bytes per token, chat template. Loads no weights."""
+    asked, model = WeightFormat.parse(weights), opt.the_model(named, model)
+    local_folder(model, revision)
     from tokenwright.backends.layout import weight_bytes
     from tokenwright.cache.spec import layer_specs
     from tokenwright.checkpoints.folder import Checkpoint
@@ -29,7 +33,6 @@ def inspect(
     from tokenwright.checkpoints.weight_cache import WeightCache
     from tokenwright.text.tokenizer import Tokenizer
 
-    asked = WeightFormat.parse(weights)
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form = own_form(checkpoint, asked).resolved(config.dtype)

@@ -84,7 +84,7 @@ def rm(model: Kind, revision: opt.Revision = None, yes: Yes = False) -> None:
 
 def _present() -> Iterator[Present]:
     from tokenwright.bench import shapes
-    from tokenwright.checkpoints.folder import STORIES
+    from tokenwright.checkpoints.local import STORIES
 
     yield _described("stories", "bundled", STORIES)
     for name, cached in sorted(_cached().items()):

@@ -1,28 +1,112 @@
-"""Output of the commands: streamed text to stdout, remarks to stderr."""
+"""Output of the commands: streamed text to stdout, remarks to stderr.
 
+`guard` puts streams that never raise into the place of Python's: a full disk, a closed descriptor or a reader that
+went away is remembered, and what follows is dropped. So a status line that cannot be written never costs the text, and
+no traceback appears where the interpreter flushes at its end. `write` tells whether stdout still takes text.
+"""
+
+import errno
 import io
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
+
+LOST = 1  # exit code where output could not be written
+
+
+class Descriptor(io.RawIOBase):
+    """A file descriptor for writing that never raises. `failure`: the first error; what follows it is dropped."""
+
+    def __init__(self, number: int, failure: OSError | None = None) -> None:
+        super().__init__()
+        self.number = number
+        self.failure = failure
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        while self.failure is None:
+            try:
+                return os.write(self.number, view)
+            except BlockingIOError:
+                select.select((), (self.number,), ())
+            except OSError as error:
+                self.failure = error
+        return len(view)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.number
+
+    def isatty(self) -> bool:
+        return self.failure is None and os.isatty(self.number)
+
+
+class GuardedText(io.TextIOWrapper):
+    """A text stream on a Descriptor. `failure`: the error after which nothing was written any more, or None."""
+
+    def __init__(self, descriptor: Descriptor, like: TextIO | None, **options: Any) -> None:
+        encoding, errors = ("utf-8", "replace") if like is None else (like.encoding, like.errors)
+        super().__init__(io.BufferedWriter(descriptor), encoding=encoding, errors=errors, **options)
+        self._descriptor = descriptor
+
+    @property
+    def failure(self) -> OSError | None:
+        return self._descriptor.failure
+
+
+def guard() -> None:
+    """Put guarded streams into the place of stdin, stdout and stderr.
+
+    A closed descriptor is opened on the null device: otherwise the next file would take its number, and whatever
+    writes to "stdout" would write into that file.
+    """
+    closed = {number: _closed(number) for number in (0, 1, 2)}
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    # Line buffering, as Python's own: a terminal sees each line, and a pipe what `write` flushes.
+    sys.stdout = GuardedText(Descriptor(1, closed[1]), sys.stdout, line_buffering=closed[1] is None and os.isatty(1))
+    sys.stderr = GuardedText(Descriptor(2, closed[2]), sys.stderr, line_buffering=True)
+
+
+def _closed(number: int) -> OSError | None:
+    """The error of using a closed descriptor, which is then the null device; None for an open one."""
+    try:
+        os.fstat(number)
+    except OSError as error:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+        return error
+    return None
+
+
+def lost_output() -> OSError | None:
+    """Why text for stdout was lost, after flushing it; None if all was written, or if its reader went away."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    failure = sys.stdout.failure if isinstance(sys.stdout, GuardedText) else None
+    return None if failure is None or failure.errno == errno.EPIPE else failure
 
 
 def write(text: str) -> bool:
-    """Write text to stdout and flush. False if the pipe is closed; the command then ends without an error."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's flush at exit does not fail
-        return False
-    return True
+    """Write text to stdout and flush. False if stdout takes no more text: the command should then end."""
+    stdout = sys.stdout
+    stdout.write(text)
+    stdout.flush()
+    return not (isinstance(stdout, GuardedText) and stdout.failure)
 
 
 def write_json(value: dict[str, Any], indent: int | None = None) -> None:
     """Write one JSON object to stdout; escape non-ASCII characters unless stdout's encoding is a UTF."""
     escaped = not sys.stdout.encoding.lower().startswith("utf")
+    show_anything()  # half of a surrogate pair, which a name on a command line may hold
     write(json.dumps(value, ensure_ascii=escaped, indent=indent) + "\n")
 
 
@@ -34,21 +118,30 @@ def show_anything() -> None:
 
 def remark(text: str) -> None:
     """Write one line to stderr, dimmed if that is a terminal."""
-    from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+    console().print(Text(text, style="dim"), soft_wrap=True)
+
+
+def console() -> Any:
+    """A rich Console on stderr, which leaves the cursor visible: Ctrl-C may end the process under a progress bar."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return super().show_cursor(True) if show else False
+
+    return Plain(stderr=True)
 
 
 @contextmanager
 def bar(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, if that is a terminal and not `quiet`; call the result with (done, total)."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    shown = console()
     columns = (TextColumn("{task.description}", style="dim"), BarColumn(), TimeRemainingColumn())
-    disabled = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disabled) as progress:
+    disabled = quiet or not shown.is_terminal
+    with Progress(*columns, console=shown, transient=True, disable=disabled) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

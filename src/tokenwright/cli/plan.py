@@ -19,6 +19,7 @@ from tokenwright.cli.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.config import KVFormat
 from tokenwright.errors import RequestError
+from tokenwright.units import read_bytes, read_count, read_rate, read_tokens
 
 if TYPE_CHECKING:
     from tokenwright.planner import Plan
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 PLANNED, MACHINE = "What to plan", "Machine"
 CACHE, WEIGHTS = "#0072B2", "#D55E00"  # colours of the chart's lines
 
-Model = Annotated[
-    str,
-    Argument(help="A known name (llama-3.1-8b), a config.json, a folder, a Hugging Face name, or the model inside."),
+Name = Annotated[
+    str | None,
+    Argument(
+        metavar="[MODEL]",
+        help="A known name (llama-3.1-8b), a config.json, a folder, a Hugging Face name, or stories, the model inside.",
+        show_default=False,
+    ),
 ]
 Context = Annotated[
     str | None,
@@ -54,7 +59,7 @@ Weights = Annotated[
 Window = Annotated[
     str | None,
     Option(
-        help="The most tokens that any layer reads back, such as 4k; what is behind is let go.",
+        help="Attention window in tokens, for all layers, such as 4k; pages behind it are freed.",
         rich_help_panel=PLANNED,
         show_default=False,
     ),
@@ -75,7 +80,8 @@ Out = Annotated[
 
 
 def plan(
-    model: Model = "stories",
+    named: Name = None,
+    model: opt.Model = None,
     context: Context = None,
     batch: Batch = 1,
     kv: Kv = "native",
@@ -87,24 +93,30 @@ def plan(
     out: Out = None,
     json_: opt.Json = False,
 ) -> None:
-    """Calculate the memory that MODEL needs and the speed that it can reach, without loading it.
+    """Calculate the memory that a model needs and the speed that it can reach, without loading it.
 
     A dozen models are known offline; for others only config.json is read.
     """
-    from tokenwright import planner
-
+    chosen = opt.the_model(named, model)
+    opt.check_engine(weights=weights, kv=kv, sinks=sinks)
+    tokens = None if context is None else read_tokens(context, "context")
+    limit = None if window is None else read_tokens(window, "window")
+    room = None if memory is None else read_bytes(memory, "memory")
+    rate = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
+    from tokenwright import planner
+
     found = planner.plan(
-        model,
-        context=context,
-        batch=batch,
+        chosen,
+        context=tokens,
+        batch=read_count(batch, "batch"),
         kv=kv,
         weights=weights,
-        window=window,
+        window=limit,
         sinks=sinks,
-        memory=memory,
-        bandwidth="measured" if bandwidth is None else bandwidth,
+        memory=room,
+        bandwidth=rate,
     )
     if out is not None:
         _save(out, picture(found))
@@ -163,11 +175,11 @@ def _kept(plan: Plan) -> list[str]:
 
 def _kept_tokens(plan: Plan) -> str:
     """The number of tokens that a sequence keeps in the cache, and the layers that keep fewer."""
-    reaches = Counter(
+    windows = Counter(
         window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
     )
     fewer = []
-    for window, count in reaches.items():
+    for window, count in windows.items():
         who = (
             "all layers keep"
             if count == len(plan.attention_windows)

@@ -154,8 +154,8 @@ def _times(result: Result) -> list[Row]:
     rows: list[Row] = []
     for lane in result.lanes:
         steps, usage = lane.step_s, lane.completion.usage
-        told = [seconds(time_s) for time_s in (steps[0], median(steps), steps[-1], usage.total_s)]
-        rows.append((lane.name, *told, f"{len(steps) / usage.total_s:,.3g}"))
+        times = [seconds(time_s) for time_s in (steps[0], median(steps), steps[-1], usage.total_s)]
+        rows.append((lane.name, *times, f"{len(steps) / usage.total_s:,.3g}"))
     return rows
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
-from tokenwright.cli.options import NewTokens, Seed, given
+from tokenwright.cli import settings
+from tokenwright.cli.options import Seed, given
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import Grammar, SamplingParams
+from tokenwright.sampling_params import DRAWING, Grammar, SamplingParams
 
+DRAWN = (*DRAWING, "seed")  # the options of drawing, which beam search does not have
 DRAW, PENALTIES, IDS, STOPPING = "Sampling", "Penalties", "Allowed and forbidden tokens", "Stopping"
 FORMAT, SEVERAL = "Format", "Several texts and beam search"
 
@@ -24,11 +26,11 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
 
 _NUMBER, _WHOLE, _TEXTS, _IDS = float, int, list[str], list[int]
 COMMON: dict[str, Any] = {
-    "new_tokens": NewTokens,
-    "temperature": _option(_NUMBER, DRAW, "0 takes the likeliest token; higher is more adventurous."),
-    "top_k": _option(_WHOLE, DRAW, "Draw among the k likeliest tokens; 0 is all of them."),
-    "top_p": _option(_NUMBER, DRAW, "Draw among the likeliest tokens that hold this much probability."),
-    "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least so many times as probable as the likeliest."),
+    "max_tokens": None,  # each command has its own default, see `_max_tokens`
+    "temperature": _option(_NUMBER, DRAW, "0 takes the most probable token; higher values spread the draws."),
+    "top_k": _option(_WHOLE, DRAW, "Draw among the k most probable tokens; 0 is all of them."),
+    "top_p": _option(_NUMBER, DRAW, "Draw among the most probable tokens that together have this probability."),
+    "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least so many times as probable as the most probable one."),
     "typical_p": _option(_NUMBER, DRAW, "Draw among the tokens of most expected surprise with this much probability."),
     "top_n_sigma": _option(_NUMBER, DRAW, "Draw among logits within n standard deviations of the highest; 0 is off."),
     "seed": Seed,
@@ -57,8 +59,8 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 MORE: dict[str, Any] = {
     "n": _option(_WHOLE, SEVERAL, "Texts to write; of beam search, the best so many.", "--choices"),
-    "best_of": _option(_WHOLE, SEVERAL, "Write so many and show the likeliest of them."),
-    "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the likeliest text that it finds."),
+    "best_of": _option(_WHOLE, SEVERAL, "Write so many and show the most probable of them."),
+    "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the most probable text that it finds."),
     "length_penalty": _option(_NUMBER, SEVERAL, "A beam's score is divided by its length to this power."),
     "early_stopping": _option(str, SEVERAL, "true, false or never: when the beams that have ended are enough."),
     "beam_groups": _option(_WHOLE, SEVERAL, "Groups of beams that avoid each other's tokens,"),
@@ -80,12 +82,14 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
 
         @functools.wraps(command)
         def wrapped(*args: Any, **kwargs: Any) -> None:
-            chosen = chosen_from({name: kwargs.pop(name) for name in table})
+            typed = {name: kwargs.pop(name) for name in table}
+            chosen = {"max_tokens": default} | _set_defaults(typed) | chosen_from(typed)
             SamplingParams(**chosen)  # refuses invalid values before a model is loaded
             command(*args, chosen=chosen, **kwargs)
 
         kinds = get_type_hints(command, include_extras=True) | table
-        options = [_parameter(name, table[name], default if name == "new_tokens" else None) for name in table]
+        kinds["max_tokens"] = _max_tokens(default)
+        options = [_parameter(name, kinds[name], None) for name in table]
         parameters: list[inspect.Parameter] = []
         for name, parameter in signature.parameters.items():
             own = [_parameter(name, kinds[name], parameter.default)]
@@ -97,6 +101,20 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
     return wrap
 
 
+def _max_tokens(default: int) -> Any:
+    """The option -n, whose default is not of the option: what is typed wins over the user's settings."""
+    return _option(int, DRAW, f"The most tokens to write; by default {default}.", "-n", "--max-tokens", "--new-tokens")
+
+
+def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's settings of sampling; those of drawing give way to a beam search that was asked for."""
+    chosen = settings.read()
+    found = {name.replace("-", "_"): chosen[name] for name in settings.SAMPLING if name in chosen}
+    if (typed.get("beams") or 1) == 1:
+        return found
+    return {name: value for name, value in found.items() if name not in DRAWN}
+
+
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
 
@@ -104,7 +122,9 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
     """The fields of SamplingParams that the command line sets. Raises RequestError."""
     chosen = given(**options)
-    chosen["max_tokens"] = chosen.pop("new_tokens")
+    drawing = [name for name in DRAWN if chosen.get(name) not in (None, 0.0) or (name == "seed" and name in chosen)]
+    if chosen.get("beams", 1) != 1 and drawing:
+        raise RequestError(f"beam search draws nothing; leave {' and '.join(drawing)} out", *drawing)
     for name, value in chosen.items():
         if isinstance(value, list):
             chosen[name] = tuple(value)
@@ -145,5 +165,8 @@ def _read(text: str) -> str:
         return text
     try:
         return Path(text[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{text[1:]} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{text[1:]} is not UTF-8 text (byte {error.start} is wrong)") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RequestError(f"{text[1:]!r} cannot be read: {reason}") from None

@@ -9,13 +9,14 @@ failures into errors with a remedy. Nothing is kept between requests; a constrai
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from queue import Empty, LifoQueue
@@ -23,7 +24,6 @@ from threading import BoundedSemaphore, Lock, Timer
 from typing import Any, Self
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from tokenwright.decode import grammar_worker
@@ -175,6 +175,11 @@ class Matched:
         self._mask, self._opens = None, False
         return bool(self._matcher.is_stopped())
 
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far may end here."""
+        return bool(self._matcher.is_accepting())
+
     def fork(self) -> Self:
         """An independent copy in the same state."""
         other = copy(self)
@@ -213,7 +218,7 @@ class _Workers:
         self._setting = {"path": sys.path, "tokens": texts, "limits": LIMITS}
         self._turns = BoundedSemaphore(WORKERS)
         self._idle: LifoQueue[subprocess.Popen[bytes]] = LifoQueue()
-        weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self._idle, os.getpid())
 
     def complaint(self, source: str) -> str:
         """The error of a grammar, "" if it has none. Raises EngineError if no worker can be started."""
@@ -226,7 +231,7 @@ class _Workers:
             return _shortened(answer)
 
     def close(self) -> None:
-        _end_all(self._idle)
+        _end_all(self._idle, os.getpid())
 
     def _take(self) -> "subprocess.Popen[bytes]":
         try:
@@ -270,7 +275,10 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         pass
 
 
-def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]") -> None:
+def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]", owner: int) -> None:
+    """End workers; in a fork of `owner`, which started them, leave them alone."""
+    if os.getpid() != owner:
+        return
     with suppress(Empty):
         while True:
             _end(workers.get_nowait())
@@ -309,9 +317,17 @@ def _schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError('a JSON schema is an object, such as {"type": "object"}; false allows no text')
+    return _lark(f"start: {json_rule(schema)}")
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """JSON that matches a schema, as an expression in a rule of a Lark grammar. Raises RequestError."""
     if "x-guidance" in schema:
         raise RequestError("x-guidance in a JSON schema is not supported; leave it out")
-    return _lark("start: %json " + json.dumps(schema | {"x-guidance": {"whitespace_pattern": _WHITESPACE}}))
+    try:
+        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> None:
@@ -319,6 +335,8 @@ def _refuse_constant(name: str) -> None:
 
 
 def _regex(text: str) -> str:
+    from llguidance import LLMatcher  # only grammars need it
+
     [made] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
     return _lark(made["lark_grammar"])
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenwright.decode.top_p import nucleus, typical
+from tokenwright.decode.top_p import top_p_mask, typical_mask
 from tokenwright.engine import SamplingParams, TokenConstraints
 
 MOST_PENALTY = 1e30  # the most that DRY subtracts: far more than any logit, and still finite in fp32
@@ -140,20 +140,9 @@ def _added(logits: torch.Tensor, ids: list[int], amounts: list[float]) -> torch.
     return logits.index_add(0, torch.tensor(ids, dtype=torch.int64), added)
 
 
-def adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
+def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
     """Whether `adjusted` changes a row after `written` tokens; if not, the common case, no new row is made."""
-    return bool(
-        mask is not None
-        or params.logit_bias
-        or params.allowed_ids is not None
-        or params.banned_ids
-        or constraints.bad
-        or written < params.min_tokens
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.dry_multiplier
-    )
+    return bool(mask is not None or written < params.min_tokens or constraints.bad or params.adjusts)
 
 
 def adjusted(
@@ -169,7 +158,7 @@ def adjusted(
     text: the prompt of `prompt_length` tokens and the tokens written after it. mask: as in `masked`. Beam search
     passes log-probabilities instead of logits. All -inf if no id may be chosen.
     """
-    if not adjusts(params, constraints, len(text) - prompt_length, mask):
+    if not _adjusts(params, constraints, len(text) - prompt_length, mask):
         return logits
     row = biased(logits, params.logit_bias) if params.logit_bias else logits
     row = banned(allowed(row, params.allowed_ids), params.banned_ids)
@@ -214,7 +203,7 @@ def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
 
     On ties the lower id comes first. The rest become -inf.
     """
-    return logits if p >= 1.0 else logits.where(torch.from_numpy(nucleus(logits.double().numpy(), p)), -math.inf)
+    return logits if p >= 1.0 else logits.where(torch.from_numpy(top_p_mask(logits.double().numpy(), p)), -math.inf)
 
 
 def min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
@@ -227,7 +216,7 @@ def typical_p(logits: torch.Tensor, p: float) -> torch.Tensor:
 
     Ids tied with the last one stay. The rest become -inf.
     """
-    return logits if p >= 1.0 else logits.where(torch.from_numpy(typical(logits.double().numpy(), p)), -math.inf)
+    return logits if p >= 1.0 else logits.where(torch.from_numpy(typical_mask(logits.double().numpy(), p)), -math.inf)
 
 
 def _cut(logits: torch.Tensor, least: Any) -> torch.Tensor:

@@ -16,9 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.decode.logits_processors import adjusted, adjusts, filtered
-from tokenwright.engine import Chunk, Fault, Output, Pick, PromptLogprobs, Result, SamplingParams, Step, TopLogprob
-from tokenwright.engine.step import ALL
+from tokenwright.decode.logits_processors import adjusted, filtered
+from tokenwright.engine import (
+    Chunk,
+    Fault,
+    HiddenStates,
+    Output,
+    Pick,
+    PromptLogprobs,
+    Result,
+    SamplingParams,
+    Step,
+    TopLogprob,
+)
+from tokenwright.engine.step import ALL, HIDDEN
 from tokenwright.errors import EngineError
 
 BLOCK = 1 << 22  # logits exponentiated at a time
@@ -101,20 +112,20 @@ def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> P
     known = len(chunk.following)
     logits = logits[:known]
     rows = list(zip(logits, logits.numpy(), totals[:known] or log_totals(logits.numpy()), strict=True))
-    told = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
+    logprobs = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
     tops: tuple[tuple[TopLogprob, ...], ...] = ()
     if n := chunk.request.params.prompt_logprobs:
         tops = tuple(
             tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(tensor, n)) for tensor, row, total in rows
         )
-    return PromptLogprobs(chunk.sequence.id, chunk.start + 1, told, tops)
+    return PromptLogprobs(chunk.sequence.id, chunk.start + 1, logprobs, tops)
 
 
-Look = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
+Observe = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
 
 
-def unseen(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> None:
-    """A no-op `Look`, for steps that no recorder observes."""
+def unobserved(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> None:
+    """A no-op `Observe`, for steps that no recorder observes."""
 
 
 class TorchSampler:
@@ -124,10 +135,10 @@ class TorchSampler:
     device. The rows of a beam search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
     """
 
-    def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]:
-        """The results of a step. `look` is called for each chunk that picks, with its logits [V] and `probabilities`.
+    def pick(self, output: Output[torch.Tensor], step: Step, observe: Observe = unobserved) -> list[Result]:
+        """The results of a step. `observe` gets each chunk that picks, with its logits [V] and `probabilities`.
 
-        The results of beam searches come after all others; for their chunks `look` gets None as probabilities.
+        The results of beam searches come after all others; for their chunks `observe` gets None as probabilities.
         """
         results: list[Result] = []
         searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by id() of the search
@@ -141,9 +152,11 @@ class TorchSampler:
             unsound = set(np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist())
             totals = _totals(values, unsound, pairs)
         for chunk, rows in pairs:
-            picks = chunk.picks
-            if picks and chunk.request.search is not None:
-                beams = searches.setdefault(id(chunk.request.search), [])
+            picks, search = chunk.picks, chunk.sequence.request.search
+            if chunk.logits_needed is HIDDEN:
+                results.append(_hidden(chunk, output.hidden, rows))
+            elif picks and search is not None:
+                beams = searches.setdefault(id(search), [])
                 beams.append((chunk, everything[rows.start : rows.stop]))
             elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence.id, _unsound()))
@@ -154,10 +167,21 @@ class TorchSampler:
                 if picks:
                     last = rows.stop - 1
                     best = output.best[last] if output.best else None
-                    results += _picked(chunk, values, last, totals[last], best, look)
+                    results += _picked(chunk, values, last, totals[last], best, observe)
         for beams in searches.values():
-            results += _searched(beams, look)
+            results += _searched(beams, observe)
         return results
+
+
+def _hidden(chunk: Chunk, hidden: torch.Tensor | None, rows: range) -> HiddenStates | Fault:
+    """The chunk's `rows` of the hidden states [N, width]; a Fault if some number is not finite."""
+    assert hidden is not None, "the runner answers every chunk"
+    found = hidden[rows.start : rows.stop].cpu()
+    return (
+        HiddenStates(chunk.sequence.id, chunk.start, found.numpy())
+        if _sound(found)
+        else Fault(chunk.sequence.id, _unsound())
+    )
 
 
 def _totals(
@@ -175,11 +199,11 @@ def _sound(logits: torch.Tensor) -> bool:
 
 
 def _unsound() -> EngineError:
-    return EngineError("the model's logits are not finite; its weights or its dtype cannot carry this text")
+    return EngineError("the model's results are not finite; its weights or its dtype cannot carry this text")
 
 
 def _picked(
-    chunk: Chunk, rows: NDArray[np.float32], last: int, total: float, best: int | None, look: Look
+    chunk: Chunk, rows: NDArray[np.float32], last: int, total: float, best: int | None, observe: Observe
 ) -> list[Pick] | list[Fault]:
     """A Pick for each choice of a chunk from row `last` of rows [n, V], or a Fault if the row has no allowed id.
 
@@ -193,8 +217,8 @@ def _picked(
     except Exception as error:  # a stop checker is the client's: its error must not fail other sequences
         return [Fault(sequence.id, error)]
     written = len(sequence.tokens) - len(request.prompt)
-    known = best if params.greedy and not adjusts(params, request.constraints, written, mask) else None
-    if known is not None and not params.logprobs and look is unseen:  # the argmax and the total suffice
+    known = best if request.argmax and mask is None and written >= params.min_tokens else None
+    if known is not None and not params.logprobs and observe is unobserved:  # the argmax and the total suffice
         tokens, logprobs = (known,), (rows.item(last, known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     values = rows[last]
@@ -207,7 +231,7 @@ def _picked(
         chosen = [known] * len(sequence.choices)
     else:
         chosen = choose(row, chances, params.seed, chunk.stop, sequence.choices)
-    look(chunk, logits, chances)
+    observe(chunk, logits, chances)
     first = top_ids(logits, params.logprobs) if params.logprobs else []
     drawn = None if chances is None else chances.numpy()
     picks: list[Pick] = []
@@ -232,7 +256,7 @@ def exhausted() -> EngineError:
     )
 
 
-def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Result]:
+def _searched(beams: list[tuple[Chunk, torch.Tensor]], observe: Observe) -> list[Result]:
     """The results of one beam search, from the chunks of all its beams, each with its logits [n, V]."""
     if not all(_sound(logits) for _, logits in beams):
         return [Fault(chunk.sequence.id, _unsound()) for chunk, _ in beams]
@@ -242,5 +266,5 @@ def _searched(beams: list[tuple[Chunk, torch.Tensor]], look: Look) -> list[Resul
     except Exception as error:  # from the beams' stop checkers, which are the client's
         return [Fault(chunk.sequence.id, error) for chunk, _ in beams]
     for chunk, logits in beams:
-        look(chunk, logits[-1], None)
+        observe(chunk, logits[-1], None)
     return results

@@ -33,6 +33,10 @@ class Constraint(Protocol):
     def fork(self) -> Self:
         """An independent copy in the same state."""
 
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far may end here."""
+
 
 class TextStopChecker:
     """Ends a text at an end token, a stop id, a stop string, the end of a grammar or a deadline; collects its text.
@@ -105,6 +109,15 @@ class TextStopChecker:
     def finish(self) -> str:
         """End the text; return its rest, with text held back for a stop string that was not completed."""
         return self.take_text() + self.stream.finish()
+
+    def complete(self, reason: FinishReason | None) -> bool:
+        """Whether a text that ended for `reason` is one of its constraint; True without a constraint.
+
+        A stop string is cut from the text, so what is left was never checked.
+        """
+        if self.constraint is None or reason in (FinishReason.GRAMMAR, FinishReason.EOS):
+            return True
+        return (reason is not FinishReason.STOP or self.include_stop) and self.constraint.accepting
 
     @property
     def stopped(self) -> str | int | None:

@@ -37,7 +37,7 @@ def last_key(keys: Row, weights: Row, need: float) -> float:
     return float(keys[order[min(int(place), len(keys) - 1)]])
 
 
-def nucleus(logits: Row, p: float) -> Kept:
+def top_p_mask(logits: Row, p: float) -> Kept:
     """bool [V]: the smallest set of most probable ids of logits [V] whose mass reaches p < 1 (arXiv 1904.09751).
 
     On ties the lower ids. An id with -inf is never in it; at least one logit must be finite.
@@ -59,7 +59,7 @@ def nucleus(logits: Row, p: float) -> Kept:
     return kept
 
 
-def typical(logits: Row, p: float) -> Kept:
+def typical_mask(logits: Row, p: float) -> Kept:
     """bool [V]: the ids of logits [V] whose surprisal is nearest to the entropy, up to mass p (arXiv 2202.00666).
 
     Ids tied with the last one are in it. An id with -inf is never in it; at least one logit must be finite.

@@ -10,15 +10,16 @@ texts copies nothing, and the batch is to be used before the step is committed. 
     tokens         5   7 8 9                           [T]
     tables         [3 -1 8] [4 1 0]   [2] [6]          of the first chunk for each group, of the second for each group
     logits_rows    0   3                               [W]
+    hidden_rows                                        [N]
     output_rows    range(0, 1)   range(1, 2)
 """
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenwright.engine.page_table import Pages, PageTable
-from tokenwright.engine.step import ALL, LAST, Step
+from tokenwright.engine.step import ALL, HIDDEN, LAST, Step
 
 
 @dataclass(slots=True)
@@ -31,7 +32,9 @@ class Batch:
     tables: [C * G]; of each chunk, for each group, the pages of the store that hold the pages of the text: 32 bits,
         page n of the text at n, `PageTable.ABSENT` where there is none.
     logits_rows: [W] rows of the step whose logits are needed, 64 bits.
-    output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk.
+    output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk, or of the hidden states
+        [N, width] if it needs those.
+    hidden_rows: [N] rows of the step whose hidden states are needed, 64 bits.
     """
 
     tokens: "array[int]"
@@ -39,6 +42,7 @@ class Batch:
     tables: list[Pages]
     logits_rows: "array[int]"
     output_rows: tuple[range, ...]
+    hidden_rows: "array[int]" = field(default_factory=lambda: array("q"))
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
         """Of each chunk its first row, its rows, its first position and its limit."""
@@ -52,22 +56,26 @@ def flatten(step: Step) -> Batch:
     numbers: list[int] = []
     tables: list[Pages] = []
     logits_rows: list[int] = []
+    hidden_rows: list[int] = []
     output_rows: list[range] = []
     row = 0
     for chunk in step.chunks:
         sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
-        rows, first = stop - start, len(logits_rows)
+        rows = stop - start
         tokens += sequence.tokens[start:stop]
         numbers += (row, rows, start, sequence.limit)
         for table in sequence.tables:
             tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
         row += rows
+        wanted = hidden_rows if needed is HIDDEN else logits_rows
+        first = len(wanted)
         if needed is LAST:
-            logits_rows.append(row - 1)
-        elif needed is ALL:
-            logits_rows += range(row - rows, row)
-        output_rows.append(range(first, len(logits_rows)))
-    return Batch(array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
+            wanted.append(row - 1)
+        elif needed is ALL or needed is HIDDEN:
+            wanted += range(row - rows, row)
+        output_rows.append(range(first, len(wanted)))
+    each = (array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
+    return Batch(*each, array("q", hidden_rows))
 
 
 def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:

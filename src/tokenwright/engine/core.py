@@ -49,7 +49,12 @@ class Engine(Generic[T]):
     @property
     def busy(self) -> bool:
         """Whether a step would compute anything or return an event."""
-        return bool(self._ended) or any(not sequence.paused for sequence in self.scheduler.sequences.values())
+        if self._ended:
+            return True
+        for sequence in self.scheduler.sequences.values():  # nearly always the first one answers
+            if sequence.group.pause_at is None or not sequence.paused:
+                return True
+        return False
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.
@@ -109,7 +114,7 @@ class Engine(Generic[T]):
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence of `accept`."""
         reason = sequence.exhausted()
-        if reason is None or sequence.needs_logprobs:
+        if reason is None or sequence.needs_rows:
             self.scheduler.add(sequence)
         else:
             self._ended.append(finished(sequence, reason))

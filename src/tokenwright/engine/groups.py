@@ -12,7 +12,7 @@ from tokenwright.engine.request import Sequence
 
 
 class SequenceGroup:
-    """A sequence that advances on its own.
+    """One sequence that advances on its own, or (BeamGroup) several that advance together.
 
     pause_at: tokens at which the group is paused; None: never.
     """
@@ -33,28 +33,12 @@ class SequenceGroup:
     def paused(self) -> bool:
         return self.pause_at is not None and len(self.sequences[0].tokens) >= self.pause_at
 
-    def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:  # noqa: ARG002
-        """The sequences to compute in a step, with a number of tokens for each: at most `budget` > 0 in all.
+    def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:
+        """Of a group of several: the sequences to compute in a step, each with its number of tokens, `budget` in all.
 
+        All take their last token together, once what is pending fits the budget > 0; before, they catch up to it.
         `attach` puts a sequence that has no pages on those that are cached of its text.
         """
-        sequence = self.sequences[0]
-        return ((sequence, min(len(sequence.tokens) - sequence.computed, budget)),)
-
-    def fork(self, child: Sequence, after: Sequence) -> "SequenceGroup":  # noqa: ARG002
-        """The group of a sequence that goes on from one of this group: one of its own."""
-        return SequenceGroup(child, self.pause_at)
-
-
-class BeamGroup(SequenceGroup):
-    """The beams of a search, in the order of their choices."""
-
-    __slots__ = ()
-
-    def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:
-        """All take their last token together, once what is pending fits the budget; before, they catch up to it."""
-        if len(self.sequences) == 1:
-            return super().plan(budget, attach)
         recomputed = [beam for beam in self.sequences if beam.shares and not beam.computed]
         if not recomputed and sum(beam.pending for beam in self.sequences) <= budget:
             return [(beam, beam.pending) for beam in self.sequences]
@@ -74,6 +58,16 @@ class BeamGroup(SequenceGroup):
             if length := min(beam.pending - 1, budget):
                 yield beam, length
                 budget -= length
+
+    def fork(self, child: Sequence, after: Sequence) -> "SequenceGroup":  # noqa: ARG002
+        """The group of a sequence that goes on from one of this group: one of its own."""
+        return SequenceGroup(child, self.pause_at)
+
+
+class BeamGroup(SequenceGroup):
+    """The beams of a search, in the order of their choices."""
+
+    __slots__ = ()
 
     def fork(self, child: Sequence, after: Sequence) -> SequenceGroup:
         """The child joins the group, behind `after`."""

@@ -50,7 +50,7 @@ class KVManager:
 
     def cache_pages(self, sequence: Sequence, start: int, stop: int) -> None:
         """Let others find the pages that computing [start, stop) has filled."""
-        if sequence.shares:
+        if sequence.cache and sequence.request.share:  # `shares`
             self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
 
     def cache_tail(self, sequence: Sequence) -> None:

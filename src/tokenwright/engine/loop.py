@@ -36,8 +36,8 @@ EndStep = Callable[[float, float], object]
 
 CLOSED = "this LLM is closed; open a new one"
 FORKED = (
-    "this process was forked after the LLM was loaded, and its engine thread stayed behind in the parent; "
-    "load the LLM in the child, or start workers with the 'spawn' method"
+    "this process was forked after an LLM was loaded, and its threads stayed behind in the parent; start workers with "
+    "multiprocessing's 'spawn' or 'forkserver' method, or fork before the first LLM is loaded"
 )
 
 log = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class EngineLoop:
         It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
         the engine thread has ended.
         """
-        self._check()
+        self.check()
         handles = [RequestHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
         if paused:
             for handle in handles:
@@ -262,7 +262,7 @@ class EngineLoop:
 
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         """Run `function(engine)` between two steps and return its result. Raises what it raises."""
-        self._check()
+        self.check()
         call = _Call(function)
         self._send(call)
         return call.wait()
@@ -279,16 +279,26 @@ class EngineLoop:
     def close(self) -> None:
         """End every request with an error, after the step under way, and wait for the thread to end."""
         self.stop()
-        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+        if not self.forked and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def stop(self) -> None:
         """`close` without waiting: for finalizers."""
         self._mailbox.put(None)
 
-    def _check(self) -> None:
-        if os.getpid() != self._pid:
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the loop's: it has the memory, but neither the thread nor its locks."""
+        return os.getpid() != self._pid
+
+    def refuse_forked(self) -> None:
+        """Raises EngineError in a forked process."""
+        if self.forked:
             raise EngineError(FORKED)
+
+    def check(self) -> None:
+        """Raises EngineError if the engine thread has ended, with the reason, or stayed behind in a parent process."""
+        self.refuse_forked()
         if self._stopped is not None:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
 
@@ -306,8 +316,7 @@ class EngineLoop:
         stopped = EngineError(CLOSED)
         try:
             while self._read_mail():
-                if self.engine.busy:
-                    self._step()
+                self._step()
         except BaseException as error:  # the engine itself: its state is unknown from here on
             log.exception("the engine thread has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
@@ -316,7 +325,7 @@ class EngineLoop:
         self._refuse_all(stopped)
 
     def _read_mail(self) -> bool:
-        """Carry out all messages; wait for one where there is nothing to compute. False: close."""
+        """Carry out all messages, and wait for more until there is something to compute. False: close."""
         mailbox, engine = self._mailbox, self.engine
         while not mailbox.empty() or not engine.busy:
             message = mailbox.get()

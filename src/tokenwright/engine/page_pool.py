@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from tokenwright.engine.page_table import PageTable, PageTables
-from tokenwright.engine.window import Group
+from tokenwright.engine.window import AttentionWindow, Group
 
 
 class Memory(Protocol):
@@ -45,6 +45,7 @@ class NullMemory:
 class GroupPool:
     """The pages of one group of layers, and the hashes by which the contents of some are found.
 
+    whole: the layers keep all positions, in one part.
     free: a stack, so that the page freed last is allocated first, while it is in the processor's cache.
     cached: the page released longest ago first, which is evicted first.
     hashes: of pages with cached contents, in use or not; index: the inverse.
@@ -54,6 +55,7 @@ class GroupPool:
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self.whole = group.window == AttentionWindow()
         self.free = list(range(group.pages - 1, -1, -1))
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.refcounts: Counter[int] = Counter()
@@ -148,7 +150,10 @@ class GroupPool:
 
 
 class PagePool:
-    """The pages of all groups. `page_size` is in token slots, the same in every group."""
+    """The pages of all groups. `page_size` is in token slots, the same in every group.
+
+    windowed: the numbers of the groups with a window, whose pages `trim` releases as a text goes on.
+    """
 
     def __init__(self, groups: Sequence[Group], page_size: int, memory: Memory | None = None) -> None:
         assert groups and all(group.pages > 0 for group in groups) and page_size > 0, "the pool has pages with slots"
@@ -156,7 +161,7 @@ class PagePool:
         self.groups = tuple(groups)
         self.memory: Memory = memory or NullMemory()
         self.group_pools = [GroupPool(group) for group in groups]
-        self._windowed = [number for number, group in enumerate(groups) if group.window.size is not None]
+        self.windowed = [number for number, group in enumerate(groups) if group.window.size is not None]
 
     @property
     def pages(self) -> int:
@@ -232,8 +237,12 @@ class PagePool:
         """Pages of the sequence that lack a page, that others use as well, and whose contents are only cached."""
         first, last = start // self.page_size, -(-stop // self.page_size)
         window = pool.group.window
-        end = stop if window.size is not None else ahead
-        needed = (range(max(first, span.start), span.stop) for span in window.pages(start, end, self.page_size))
+        if pool.whole:
+            needed = [range(first, -(-ahead // self.page_size))]
+        else:
+            end = stop if window.size is not None else ahead
+            spans = window.pages(start, end, self.page_size)
+            needed = [range(max(first, span.start), span.stop) for span in spans]
         missing = [page for span in needed for page in span if page not in table]
         written = [page for page in range(first, last) if page in table]
         shared = [page for page in written if pool.refcounts[table[page]] > 1]
@@ -257,7 +266,7 @@ class PagePool:
 
         Earlier calls released the first of them, so those that are left end where the window begins.
         """
-        for number in self._windowed:
+        for number in self.windowed:
             pool, table = self.group_pools[number], tables[number]
             expired_pages = pool.group.window.expired_pages(computed, self.page_size)
             stop = min(expired_pages.stop, len(table.pages))
@@ -269,7 +278,7 @@ class PagePool:
 
     def rewind(self, tables: PageTables) -> None:
         """Prepare for computing the text again from its start: windows lie elsewhere then."""
-        for number in self._windowed:
+        for number in self.windowed:
             self.group_pools[number].clear(tables[number])
         for table in tables:
             table.reserved = 0

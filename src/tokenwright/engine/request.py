@@ -99,8 +99,10 @@ class Request:
 
     prompt_logprobs_from: report the log-probabilities of the prompt's tokens from this position on; None: of none.
     `share=False` neither attaches cached pages nor caches its own; requests of different `salt` never share pages.
+    hidden: report the hidden states of the prompt's tokens, and write nothing (max_tokens is 0).
     width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
     1: each advances on its own. search: for the sampler, which picks for such a request through it.
+    argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
     prompt: tuple[int, ...]
@@ -113,6 +115,12 @@ class Request:
     constraints: TokenConstraints = TokenConstraints()
     width: int = 1
     search: Any = None
+    hidden: bool = False
+    argmax: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        object.__setattr__(self, "argmax", params.greedy and not params.adjusts and not self.constraints.bad)
 
     def limit(self, context: int) -> int:
         """The most tokens that a sequence of this request can have, the last of which is never computed."""
@@ -153,6 +161,7 @@ class Sequence:
     cache: bool = True  # as in the request, until it is switched
     state: State = State.WAITING
     logprobs_reported: int = 0  # prompt tokens whose log-probability was reported
+    hidden_reported: int = 0  # prompt tokens whose hidden states were reported
     forwarded: int = 0  # tokens sent through the layers for it, recomputation included
     reused: int = 0  # tokens not sent through them, because their K and V were found
     preemptions: int = 0
@@ -188,9 +197,16 @@ class Sequence:
         return self.request.prompt_logprobs_from is not None and self.next_logprob < len(self.request.prompt)
 
     @property
+    def needs_rows(self) -> bool:
+        """Whether rows of known tokens are still to be reported: it must be computed even if it writes nothing."""
+        return self.needs_logprobs or (self.request.hidden and self.hidden_reported < len(self.request.prompt))
+
+    @property
     def skippable(self) -> int:
         """The most tokens that need not be computed if their K and V are found: the rows of the others are needed."""
         last = len(self.tokens) - 1
+        if self.request.hidden:
+            return min(last, self.hidden_reported)
         return min(last, self.next_logprob - 1) if self.needs_logprobs else last
 
     @property

@@ -17,7 +17,7 @@ search. A beam that nothing is picked from ends.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
@@ -28,6 +28,7 @@ from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
     ALL,
+    HIDDEN,
     LAST,
     NONE,
     Chunk,
@@ -38,13 +39,14 @@ from tokenwright.engine.step import (
     Finish,
     Finished,
     Forked,
+    HiddenStates,
     Pick,
     PromptLogprobs,
-    PromptLogprobsAdded,
     Result,
     Step,
     Token,
     finished,
+    reported,
 )
 from tokenwright.engine.swap import SwapSpace
 
@@ -79,6 +81,7 @@ class Scheduler:
 
     def new(self, request: Request, limit: int) -> Sequence:
         """A sequence that is not queued yet. `limit`: the most tokens it can have."""
+        assert not (request.hidden and request.params.max_tokens), "no token follows hidden states"
         sequence = Sequence(
             id=next(self.ids),
             request=request,
@@ -114,7 +117,7 @@ class Scheduler:
         """
         assert child.tokens == parent.tokens, "a fork goes on where its parent is"
         self.add(child)
-        may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_logprobs  # of one salt
+        may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # of one salt
         both_keep = parent.cache and child.cache and parent.state is RUNNING
         if may_share and both_keep and self._slots(child.group) <= self.max_sequences:
             self.kv.share(parent, child)
@@ -147,7 +150,12 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget = self.token_budget
         for group in self._groups(chunks):
-            for sequence, length in group.plan(budget, self.kv.attach_cached):
+            if len(group.sequences) == 1:  # nearly always
+                alone = group.sequences[0]
+                plan: Iterable[tuple[Sequence, int]] = ((alone, min(len(alone.tokens) - alone.computed, budget)),)
+            else:
+                plan = group.plan(budget, self.kv.attach_cached)
+            for sequence, length in plan:
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, admit nobody.
                     return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
@@ -168,13 +176,16 @@ class Scheduler:
 
     def _active(self) -> list[SequenceGroup]:
         """The running groups that are not paused, oldest first."""
-        return [group for group in self.running if not group.paused]
+        return [group for group in self.running if group.pause_at is None or not group.paused]
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         start = sequence.computed
         stop = start + length
+        if sequence.request.hidden:
+            return Chunk(sequence, start, stop, HIDDEN)
         logits_needed = LAST if stop == len(sequence.tokens) else NONE
-        if sequence.needs_logprobs and stop >= sequence.next_logprob:
+        asked = sequence.request.prompt_logprobs_from is not None
+        if asked and sequence.needs_logprobs and stop >= sequence.next_logprob:
             logits_needed = ALL
         return Chunk(sequence, start, stop, logits_needed)  # by place: keywords would take nearly three times as long
 
@@ -201,7 +212,8 @@ class Scheduler:
                 stop = len(sequence.tokens)
             if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
                 self.kv.cache_pages(sequence, start, stop)
-            self.pool.trim(sequence.tables, stop)
+            if self.pool.windowed:
+                self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         answers: dict[int, list[Result]] = {}
         for result in results:
@@ -228,8 +240,8 @@ class Scheduler:
                 case Finish(reason=reason):
                     self._end(sequence, finished(sequence, reason), events)
                     return
-                case PromptLogprobs():
-                    self._report(sequence, result, events)
+                case PromptLogprobs() | HiddenStates():
+                    events += reported(sequence, result)
         branches, last = [sequence], sequence
         for pick in picks[1:]:
             branches.append(self._branch(sequence, pick.choice, last, events))
@@ -237,13 +249,6 @@ class Scheduler:
         for branch, pick in zip(branches, picks, strict=bool(picks)):
             branch.choices = (pick.choice,)
             self._write(branch, pick, events)
-
-    def _report(self, sequence: Sequence, found: PromptLogprobs, events: list[Event]) -> None:
-        at = sequence.next_logprob
-        known = max(0, at - found.start)  # a preempted one is reported once
-        if fresh := found.logprobs[known:]:
-            events.append(PromptLogprobsAdded(sequence.id, at, fresh, found.tops[known:]))
-            sequence.logprobs_reported += len(fresh)
 
     def _branch(self, parent: Sequence, choice: int, after: Sequence, events: list[Event]) -> Sequence:
         """Fork a sequence; the child runs right `after` another branch, or is queued if no slot is free."""
@@ -269,7 +274,9 @@ class Scheduler:
                 sequence.tokens.append(token)
                 event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
                 events.append(event)
-                reason = checker.advance(token) or sequence.exhausted()
+                reason = checker.advance(token)
+                if not reason and len(sequence.tokens) >= sequence.limit:
+                    reason = sequence.exhausted()
                 event.text = checker.take_text()
                 if reason is not None:
                     break

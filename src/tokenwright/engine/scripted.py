@@ -14,7 +14,7 @@ from tokenwright.engine.core import Engine
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.request import Request
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.step import LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
+from tokenwright.engine.step import HiddenStates, LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
 from tokenwright.engine.window import Group
 from tokenwright.sampling_params import SamplingParams
 
@@ -24,7 +24,8 @@ Script = Callable[[ListLike[int]], int]  # the text so far -> the next token
 class ScriptedModel:
     """Runner, sampler and memory in one.
 
-    `logits` are the texts that were read back from the first group, one for each row. Other groups must hold the same
+    `logits` are the texts that were read back from the first group, one for each row; so are the hidden states, for
+    chunks that need them. Other groups must hold the same
     tokens wherever they are read.
     """
 
@@ -38,18 +39,19 @@ class ScriptedModel:
     def forward(self, step: Step) -> Output[list[list[int]]]:
         rows: list[range] = []
         texts: list[list[int]] = []
+        hidden: list[list[int]] = []
         for chunk in step.chunks:
             for position, token in enumerate(chunk.tokens, chunk.start):
                 for slots, table in zip(self.slots, chunk.tables, strict=True):
                     if position // self.page_size in table:
                         slots[self._slot(table, position)] = token
             self.forwarded += chunk.stop - chunk.start
-            first = {LogitsNeeded.NONE: chunk.stop, LogitsNeeded.LAST: chunk.stop - 1, LogitsNeeded.ALL: chunk.start}[
-                chunk.logits_needed
-            ]
-            rows.append(range(len(texts), len(texts) + chunk.stop - first))
-            texts += [self._read(chunk.tables, position) for position in range(first, chunk.stop)]
-        return Output(tuple(rows), texts)
+            needed = chunk.logits_needed
+            first = {LogitsNeeded.NONE: chunk.stop, LogitsNeeded.LAST: chunk.stop - 1}.get(needed, chunk.start)
+            answers = hidden if needed is LogitsNeeded.HIDDEN else texts
+            rows.append(range(len(answers), len(answers) + chunk.stop - first))
+            answers += [self._read(chunk.tables, position) for position in range(first, chunk.stop)]
+        return Output(tuple(rows), texts, hidden=hidden)
 
     def copy(self, group: int, source: int, target: int) -> None:
         self.write(group, [target], self.read(group, [source]))
@@ -70,6 +72,9 @@ class ScriptedModel:
                     for row, token in zip(rows, chunk.following, strict=False)
                 )
                 results.append(PromptLogprobs(chunk.sequence.id, chunk.start + 1, agree))
+            if chunk.logits_needed is LogitsNeeded.HIDDEN:
+                assert output.hidden is not None, "forward answers every chunk"
+                results.append(HiddenStates(chunk.sequence.id, chunk.start, output.hidden[rows.start : rows.stop]))
             if chunk.picks:
                 results.append(Pick(chunk.sequence.id, (self.script(output.logits[rows[-1]]),), (0.0,)))
         return results

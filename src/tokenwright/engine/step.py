@@ -8,7 +8,7 @@ changes them: making a frozen one takes five times as long.
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.request import FinishReason, Request, Sequence, StopChecker
@@ -17,14 +17,17 @@ T = TypeVar("T")
 
 
 class LogitsNeeded(Enum):
-    """The rows of a chunk whose logits are needed."""
+    """The rows of a chunk whose logits are needed; or, instead of logits, the hidden states of all of its rows."""
 
     NONE = 0
     LAST = 1
     ALL = 2
+    HIDDEN = 3
 
 
-NONE, LAST, ALL = LogitsNeeded  # for code that runs at each token: a look-up in an enumeration takes longer than a call
+NONE, LAST, ALL, HIDDEN = (
+    LogitsNeeded  # for code that runs at each token: a look-up in an enumeration takes longer than a call
+)
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Chunk:
 
     @property
     def following(self) -> list[int]:
-        """The known tokens at [start + 1, ...), one for each row but perhaps the last: whose logprobs can be told."""
+        """The known tokens at [start + 1, ...), whose logprobs the rows give: one each, but perhaps for the last."""
         return self.sequence.tokens[self.start + 1 : self.stop + 1]
 
     @property
@@ -97,7 +100,9 @@ class Step:
 class Output(Generic[T]):
     """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
-    Of each row, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
+    hidden: the hidden states [rows, width] after the final norm, for the chunks that need them, whose `rows[i]` are
+    rows of it; None if no chunk needs them.
+    Of each row of logits, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
     `log_totals`, log(sum(exp)), NaN where a logit is not finite.
     """
 
@@ -105,6 +110,7 @@ class Output(Generic[T]):
     logits: T
     best: tuple[int, ...] = ()
     log_totals: tuple[float, ...] = ()
+    hidden: T | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,15 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Hidden states of known tokens of `parent`: rows [n, width] in fp32, the first at position `start`."""
+
+    parent: int
+    start: int
+    rows: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A sequence whose row cannot be used fails; its neighbours go on."""
 
@@ -162,7 +177,7 @@ class Finish:
     reason: FinishReason
 
 
-Result = Pick | PromptLogprobs | Fault | Finish
+Result = Pick | PromptLogprobs | HiddenStates | Fault | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +212,29 @@ class PromptLogprobsAdded:
     start: int
     logprobs: tuple[float, ...]
     tops: tuple[tuple[TopLogprob, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenAdded:
+    """Hidden states of the prompt's tokens from position `start` on: rows [n, width] in fp32."""
+
+    sequence: int
+    start: int
+    rows: Any
+
+
+def reported(sequence: Sequence, found: PromptLogprobs | HiddenStates) -> list["Event"]:
+    """The event of what is new in a result about known tokens: a preempted sequence reports each of them once."""
+    if isinstance(found, HiddenStates):
+        at = sequence.hidden_reported
+        rows = found.rows[max(0, at - found.start) :]
+        sequence.hidden_reported += len(rows)
+        return [HiddenAdded(sequence.id, at, rows)] if len(rows) else []
+    at = sequence.next_logprob
+    known = max(0, at - found.start)
+    fresh = found.logprobs[known:]
+    sequence.logprobs_reported += len(fresh)
+    return [PromptLogprobsAdded(sequence.id, at, fresh, found.tops[known:])] if fresh else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,4 +276,4 @@ class Failed:
     error: Exception
 
 
-Event = Forked | Token | PromptLogprobsAdded | Dropped | Finished | Failed
+Event = Forked | Token | PromptLogprobsAdded | HiddenAdded | Dropped | Finished | Failed

@@ -18,7 +18,7 @@ from tokenwright.errors import RequestError
 from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.planner.figures import Plan, native_dtype
 from tokenwright.planner.find import Blueprint, find
-from tokenwright.planner.units import Size, read_bytes, read_count, read_rate, read_tokens
+from tokenwright.units import Size, read_bytes, read_count, read_rate, read_tokens
 
 __all__ = ["Bandwidth", "Blueprint", "Plan", "plan"]
 

@@ -42,9 +42,9 @@ def _reach(plan: Plan) -> Iterator[str]:
     elif plan.context > own:
         yield f"{plan.context:,} tokens are more than the model's context of {own:,}"
     if any(window.kept(plan.context - 1, plan.context) < plan.context for window in plan.attention_windows):
-        yield "what lies behind a window is let go while the text is written, and its pages are used again"
+        yield "pages behind a window are freed while the text is written, and used again"
     if plan.sinks:
-        yield f"sinks: the first {_tokens(plan.sinks)} in reach of every layer with a window, on top of it"
+        yield f"sinks: the first {_tokens(plan.sinks)} visible to every layer with a window, in addition to it"
 
 
 def _grouped(group: int) -> str:
@@ -65,5 +65,5 @@ def _formats(plan: Plan) -> Iterator[str]:
     if plan.kv_bytes(plan.context) < plan.kv_bytes_per_sequence:
         yield (
             f"at {plan.context:,} tokens a sequence keeps {plan.kv_bytes(plan.context):,} bytes; the memory counts the "
-            "most on the way there, before the window lets go of its first tokens"
+            "most on the way there, before the first pages expire"
         )

@@ -10,31 +10,28 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import logging
 import secrets
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
-from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from starlette.exceptions import HTTPException
 
 import tokenwright
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.engine import SamplingParams
-from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
-from tokenwright.serve.origin import OriginGuard
+from tokenwright.errors import CapacityError, ContextError, RequestError
+from tokenwright.serve.api import Api
+from tokenwright.serve.contract import NotReady, Problem
+from tokenwright.serve.host import Host, Load
 from tokenwright.serve.player import Player, Runs, new_identity
 from tokenwright.text import TextStream
 from tokenwright.trace.schema import (
     VERSION,
+    HeadMasses,
     Labels,
     Loading,
     ModelCard,
@@ -51,8 +48,7 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
 WINDOW = 8  # unacknowledged frames of a page at most
-
-log = logging.getLogger(__name__)
+SAMPLE = 4  # a page that is behind gets the attention row of every fourth step
 
 Step = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Index = Annotated[int, Field(ge=0, le=2**16)]
@@ -62,14 +58,6 @@ class Strict(BaseModel):
     """A message from a client: unknown fields are errors, and 1 is not True."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Text(Strict):
-    text: str
-
-
-class Ids(Strict):
-    ids: list[int]
 
 
 class NewRun(Strict):
@@ -119,40 +107,34 @@ Command = Ack | Play | Plain | UseCache | Watch
 COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="op")])
 
 
-class NotReady(Exception):
-    """The model is still loading."""
-
-
 class Gone(Exception):
     """The run does not exist, or no longer exists."""
 
 
 class Explorer:
-    """One model and its runs. A thread of its own loads the model, so that the page is available at once."""
+    """One model and its runs."""
 
-    def __init__(self, name: str, load: Callable[[Callable[[int, int], None]], LLM]) -> None:
+    def __init__(self, name: str, load: Load) -> None:
         self.name = name
+        self.host = Host(name, load)
         self.runs = Runs()
-        self.loading = Loading("loading", 0, 0, "")
-        self._load = load
-        self._llm: LLM | None = None
-        self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
 
     def start(self) -> None:
         """Start to load the model."""
-        self._thread.start()
+        self.host.start()
 
     def close(self) -> None:
         """End all runs and free the memory. Does not wait for a model that is still loading."""
         self.runs.close()
-        if self._llm is not None:
-            self._llm.close()
+        self.host.close()
+
+    @property
+    def loading(self) -> Loading:
+        return self.host.loading
 
     @property
     def llm(self) -> LLM:
-        if self._llm is None:
-            raise NotReady
-        return self._llm
+        return self.host.llm
 
     def player(self, identity: str) -> Player:
         player = self.runs.get(identity)
@@ -237,19 +219,6 @@ class Explorer:
         whole = asdict(Trace("tokenwright-trace", VERSION, self.model(), player.card, state, labels, ()))
         return whole | {"steps": [as_json(frame) for frame in frames]}
 
-    def _read(self) -> None:
-        def report(done: int, total: int) -> None:
-            self.loading = Loading("loading", done, total, "")
-
-        try:
-            self._llm = self._load(report)
-            self.loading = replace(self.loading, phase="ready")
-        except TokenwrightError as error:
-            self.loading = replace(self.loading, phase="failed", message=str(error))
-        except Exception:
-            log.exception("the model could not be read")
-            self.loading = replace(self.loading, phase="failed", message="a fault of ours; the server's log says more")
-
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos")
@@ -266,95 +235,69 @@ def _named(frame: StepFrame) -> list[int]:
     return [candidate.token for candidate in frame.candidates]
 
 
-def make_app(explorer: Explorer, hosts: Iterable[str], page: Path | None) -> FastAPI:
-    """The server as an ASGI app. `hosts`: its "name:port" hosts ("127.0.0.1:8321"); `page`: the folder of the page."""
+def problem(error: Exception) -> Problem | None:
+    """The problem of an error as the page knows it; None: the server's own answer will do."""
+    match error:
+        case ContextError():
+            return Problem(400, "invalid", str(error), code="context_overflow")
+        case CapacityError():
+            return Problem(503, "unavailable", str(error), code="capacity")
+        case NotReady():
+            return Problem(503, "unavailable", str(error), code="loading", retry_after_s=1)
+        case Gone():
+            why = "there is no such run, or no longer; begin a new one"
+            return Problem(404, "missing", why, code="gone")
+        case _:
+            return None
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        explorer.start()
-        yield
-        await asyncio.to_thread(explorer.close)
 
-    app = FastAPI(title="Tokenwright explorer", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(OriginGuard, hosts=list(hosts))
-    _add_errors(app)
+def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: ARG001  (other APIs repeat the id)
+    """An error as the page reads it."""
+    kind = problem.code or _KINDS.get(problem.kind, problem.kind)
+    return {"error": {"kind": kind, "message": problem.message}}
+
+
+_KINDS = {"invalid": "bad_request", "size": "bad_request", "missing": "bad_request"}
+API = Api((), error_body, problem)
+HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with the page
+
+
+def add(app: FastAPI, explorer: Explorer) -> None:
+    """Add the routes of the page."""
     _add_model(app, explorer)
     _add_runs(app, explorer)
-    if page is not None:
-        app.mount("/", StaticFiles(directory=page, html=True))
-    return app
-
-
-def _add_errors(app: FastAPI) -> None:
-    """Answer every error with {"error": {"kind", "message"}}."""
-
-    def problem(status: int, kind: str, message: str) -> JSONResponse:
-        return JSONResponse({"error": {"kind": kind, "message": message}}, status)
-
-    async def ours(_: Request, error: Exception) -> JSONResponse:
-        match error:
-            case ContextError():
-                return problem(400, "context_overflow", str(error))
-            case RequestError():
-                return problem(400, "bad_request", str(error))
-            case CapacityError():
-                return problem(503, "capacity", str(error))
-            case NotReady():
-                return problem(503, "loading", "the model is still being read; ask /status")
-            case Gone():
-                return problem(404, "gone", "there is no such run, or no longer; begin a new one")
-            case RequestValidationError():
-                first = error.errors()[0]
-                place = ".".join(str(part) for part in first["loc"][1:])
-                return problem(400, "bad_request", f"{place}: {first['msg']}" if place else first["msg"])
-            case HTTPException():
-                return problem(error.status_code, "bad_request", error.detail)
-            case _:
-                log.exception("a request failed", exc_info=error)
-                return problem(500, "engine", "the engine failed on this request; the server's log says more")
-
-    for kind in (TokenwrightError, NotReady, Gone, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, ours)
 
 
 def _add_model(app: FastAPI, explorer: Explorer) -> None:
-    @app.get("/status")
+    @app.get("/status", **HIDDEN)
     def status() -> Loading:
         return explorer.loading
 
-    @app.get("/model")
+    @app.get("/model", **HIDDEN)
     def model() -> ModelCard:
         return explorer.model()
 
-    @app.post("/tokenize")
-    def tokenize(body: Text) -> dict[str, tuple[TokenCard, ...]]:
-        return {"tokens": explorer.looks(explorer.llm.tokenizer.encode(body.text))}
-
-    @app.post("/detokenize")
-    def detokenize(body: Ids) -> dict[str, str]:
-        return {"text": explorer.llm.tokenizer.decode(body.ids)}
-
 
 def _add_runs(app: FastAPI, explorer: Explorer) -> None:
-    @app.post("/runs", status_code=201)
+    @app.post("/runs", **HIDDEN, status_code=201)
     def begin(body: NewRun) -> RunCard:
         return explorer.begin(body)
 
-    @app.get("/runs/{identity}")
+    @app.get("/runs/{identity}", **HIDDEN)
     def state(identity: str) -> RunState:
         return explorer.player(identity).state()
 
-    @app.delete("/runs/{identity}", status_code=204)
+    @app.delete("/runs/{identity}", **HIDDEN, status_code=204)
     def end(identity: str) -> Response:
         if not explorer.runs.remove(identity):
             raise Gone
         return Response(status_code=204)
 
-    @app.get("/runs/{identity}/steps/{step}")
+    @app.get("/runs/{identity}/steps/{step}", **HIDDEN)
     def one_step(identity: str, step: int) -> JSONResponse:
         return JSONResponse(as_json(explorer.player(identity).run.frame(step)))
 
-    @app.get("/runs/{identity}/attention")
+    @app.get("/runs/{identity}/attention", **HIDDEN)
     def attention(identity: str, step: int, layer: int, head: int, reference: bool = False) -> dict[str, Any]:
         player = explorer.player(identity)
         player.renew()
@@ -362,7 +305,13 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
         answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
         return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
 
-    @app.get("/runs/{identity}/trace.json")
+    @app.get("/runs/{identity}/heads", **HIDDEN)
+    def heads(identity: str, step: int) -> HeadMasses:
+        player = explorer.player(identity)
+        player.renew()
+        return player.run.heads(step)
+
+    @app.get("/runs/{identity}/trace.json", **HIDDEN)
     def trace(identity: str) -> JSONResponse:
         name = f'attachment; filename="trace-{identity}.json"'
         return JSONResponse(explorer.trace(explorer.player(identity)), headers={"content-disposition": name})
@@ -460,7 +409,8 @@ class Viewer:
                 self._told.update(fresh)
                 await self._say(Labels(self.explorer.looks(fresh)))
             self.throttled = self.throttled and behind > 1
-            await self.socket.send_bytes(pack(replace(frame, attention=None) if self.throttled else frame))
+            dropped = self.throttled and frame.step % SAMPLE > 0
+            await self.socket.send_bytes(pack(replace(frame, attention=None) if dropped else frame))
             self.next += 1
         if behind > 0:  # the credit is spent
             self.throttled = True

@@ -1,6 +1,6 @@
 """Watched runs: each has a thread that steps it, and viewers that it calls after every change.
 
-A run is paused (phase "held") before its first step and between steps; it plays at a pace, or makes single steps. A
+A run is paused (phase "paused") before its first step and between steps; it plays at a pace, or makes single steps. A
 viewer never waits for the engine: it records commands, and the run's thread executes them. A run that is paused for
 `LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.run import Run
 
 LEASE_S = 600.0
-MOST_LIVE = 8  # runs that hold pages
+MOST_LIVE = 8  # runs that have pages
 MOST_KEPT = 32  # ended runs whose frames stay available
 MOST_BYTES = 256 * 2**20  # of their frames together
 
-Phase = Literal["held", "running", "done", "failed", "expired"]
+Phase = Literal["paused", "running", "done", "failed", "expired"]
 Viewer = Callable[[], object]  # called after each change, by the thread that made it
 
 log = logging.getLogger(__name__)
@@ -53,19 +53,19 @@ class Player:
         self.card = card
         self.card_text = json.dumps(asdict(card))  # serialised once: it has every token of the prompt
         self.lease_s = lease_s
-        self.phase: Phase = "held"
+        self.phase: Phase = "paused"
         self.message = ""
         self._commands = Commands(cache=run.cache)
         self._changed = threading.Condition()
         self._viewers: list[Viewer] = []
-        self._held_since = time.monotonic()
+        self._paused_since = time.monotonic()
         self._thread = threading.Thread(target=self._live, name=f"run {card.run}", daemon=True)
         self._thread.start()
 
     @property
     def live(self) -> bool:
         """Whether the run can still generate."""
-        return self.phase in ("held", "running") and not self._commands.closed
+        return self.phase in ("paused", "running") and not self._commands.closed
 
     @property
     def viewed(self) -> bool:
@@ -75,7 +75,7 @@ class Player:
     def state(self, *, throttled: bool = False) -> RunState:
         """The run's state, for a viewer that may be `throttled`."""
         with self._changed:
-            lease = self.lease_s - (time.monotonic() - self._held_since) if self.phase == "held" else None
+            lease = self.lease_s - (time.monotonic() - self._paused_since) if self.phase == "paused" else None
             return RunState(
                 state=self.phase,
                 steps=self.run.first_step + len(self.run.frames),
@@ -86,6 +86,7 @@ class Player:
                 reason=self.run.reason and self.run.reason.value,
                 message=self.message,
                 watched=self.run.watched,
+                summary=self.run.summary if self.phase == "done" else None,
             )
 
     def play(self, pace: float | None) -> None:
@@ -142,7 +143,7 @@ class Player:
     def _commanding(self) -> Iterator[Commands]:
         with self._changed:
             yield self._commands
-            self._held_since = time.monotonic()
+            self._paused_since = time.monotonic()
             self._changed.notify_all()
         self._tell()
 
@@ -152,7 +153,7 @@ class Player:
 
     def _become(self, phase: Phase, message: str = "") -> None:
         if self.phase != phase:
-            self._held_since = time.monotonic()
+            self._paused_since = time.monotonic()
             self.phase, self.message = phase, message
             self._tell()
 
@@ -174,8 +175,8 @@ class Player:
         with self._changed:
             commands = self._commands
             while not (self.run.ended or commands.closed or commands.playing or commands.steps):
-                self._become("held")
-                rest = self._held_since + self.lease_s - time.monotonic()
+                self._become("paused")
+                rest = self._paused_since + self.lease_s - time.monotonic()
                 if rest <= 0:
                     commands.closed = True
                 self._changed.wait(max(0.0, rest))

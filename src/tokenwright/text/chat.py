@@ -7,11 +7,12 @@ next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,9 +25,12 @@ from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, unused_characters
 from tokenwright.text.tokenizer import Tokenizer, check_text
 
-Message = Mapping[str, str]  # "role" and "content"
+# "role" and "content" (text, or a list of parts {"type": "text", "text": ...}), and perhaps what OPTIONAL names
+Message = Mapping[str, Any]
+OPTIONAL = frozenset(("tool_calls", "tool_call_id", "name", "reasoning_content"))  # of a message
 
 MOST_MESSAGES = 100_000
+MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 SECONDS = 2.0  # to render one prompt
 MEMORY = 512 * 2**20  # bytes of address space of the process
 MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, in addition to twice the messages' length
@@ -76,28 +80,34 @@ class ChatTemplate:
         *,
         markup: bool = False,
         answers: Mapping[int, Sequence[int]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, bool] | None = None,
     ) -> Rendered:
         """The prompt of a conversation.
 
         add_generation_prompt: end where the model's answer begins. markup: encode control tokens that are written in
         the messages as control tokens. answers: index of an assistant message -> the ids that the model generated;
         the prompt contains these ids unchanged if they decode to the message's text and the template keeps it.
+        tools: the functions that the model may call, as templates expect them: {"type": "function", "function":
+        {"name", "description", "parameters"}}. variables: further variables of the template, such as enable_thinking.
 
         Raises RequestError for messages that are malformed or that the template refuses, and for a template that
         fails or exceeds its limits.
         """
         checked = check_messages(messages)
-        texts = [text for message in checked for text in message.values()]
-        marker, border = unused_characters((*texts, self._source, *self._tokenizer.control.ids), 2)
+        texts = [*_strings(checked, 0), *_strings(tools or [], 0)]
+        marker, border = unused_characters((*texts, self._source, *self._control.ids), 2)
         if not markup:
             checked = [self._broken(message, marker) for message in checked]
+            tools = None if tools is None else _mapped(tools, lambda text: self._control.broken(text, marker))
+        more = {"tools": tools, "variables": dict(variables or {})}
         try:
-            text = self._process.render(checked, add_generation_prompt)
+            text = self._process.render(checked, add_generation_prompt, more)
         except RequestError as error:
             raise RequestError(str(error).replace(marker, "")) from None
         kept = {at: own for at, ids in (answers or {}).items() if (own := self._own(checked, at, ids, marker))}
         if kept:
-            bordered = self._process.render(_bordered(checked, kept, border), add_generation_prompt)
+            bordered = self._process.render(_bordered(checked, kept, border), add_generation_prompt, more)
             if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders changed nothing
                 return self._encoded(bordered, marker, border, kept)
         return self._encoded(text, marker, border, {})
@@ -140,13 +150,14 @@ class ChatTemplate:
         special = self._tokenizer.special_ids
         return ControlTokens({name: at for name, at in self._control.ids.items() if at in special})
 
-    def _broken(self, message: Message, marker: str) -> dict[str, str]:
+    def _broken(self, message: Message, marker: str) -> dict[str, Any]:
         """The message with markers, so that neither it nor its concatenation with template text has control tokens."""
-        role, content = message["role"], message["content"]
+        role = message["role"]
         if role not in _ROLES and f"'{role}'" not in self._source and f'"{role}"' not in self._source:
             role = self._control.broken(role, marker)
         tokens = self._special if role == "assistant" else self._control
-        return {"role": role, "content": tokens.broken(content, marker)}
+        rest = {name: value for name, value in message.items() if name != "role"}
+        return {"role": role, **_mapped(rest, lambda text: tokens.broken(text, marker))}
 
     def _own(self, messages: Sequence[Message], at: int, ids: Sequence[int], marker: str) -> "_Own | None":
         """The answer of these ids without its end token; None if the ids do not decode to the message's text."""
@@ -231,10 +242,13 @@ class Renderer:
                 with suppress(RequestError):  # the first `render` raises it again
                     self._open()
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The text that the template renders from the messages. Raises RequestError."""
-        most = MOST_CHARACTERS + 2 * sum(len(text) for message in messages for text in message.values())
-        ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most}
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any] | None = None
+    ) -> str:
+        """The text that the template renders; `more`: "tools" and "variables". Raises RequestError."""
+        more = more or {}
+        most = MOST_CHARACTERS + 2 * sum(map(len, _strings([messages, more], 0)))
+        ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
         with self._lock:
             try:
                 if self._running is None or self._running.poll() is not None:
@@ -272,7 +286,7 @@ class Renderer:
         except OSError as error:
             raise RequestError(f"the chat template's process cannot be started: {error}") from error
         self._running, self._ready = process, False
-        self._ending = weakref.finalize(self, _end, process)
+        self._ending = weakref.finalize(self, _end, process, os.getpid())
         self._say(self._start)
 
     def _say(self, question: Mapping[str, Any]) -> None:
@@ -312,28 +326,79 @@ class Renderer:
         self._running = self._ending = None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    """End a process of ours; in a fork of `owner`, which started it, leave it alone."""
+    if os.getpid() != owner:
+        return
     process.kill()
     process.communicate()  # reaps the process and closes the pipes
 
 
-def check_messages(messages: object) -> list[dict[str, str]]:
-    """A copy of the messages, checked. Raises RequestError for anything but a list of {"role", "content"} in text."""
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """A copy of the messages, checked. Raises RequestError for anything but a list of messages in text.
+
+    The content may be None beside "tool_calls", and is then empty.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
     if not 0 < len(messages) <= MOST_MESSAGES:
         raise RequestError(f"there are {len(messages):,} messages; a conversation has 1 to {MOST_MESSAGES:,}")
-    for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
-            what = f"the keys {sorted(map(str, message))}" if isinstance(message, Mapping) else type(message).__name__
-            raise RequestError(f'message {at} must have "role" and "content" and nothing else; it is {what}'[:500])
-        for name, text in message.items():
-            if not isinstance(text, str):
-                raise RequestError(f"the {name} of message {at} must be text, not {type(text).__name__}")
+    return [_checked(at, message) for at, message in enumerate(messages)]
+
+
+def _checked(at: int, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or message.keys() - OPTIONAL != {"role", "content"}:
+        what = f"the keys {sorted(map(str, message))}" if isinstance(message, Mapping) else type(message).__name__
+        raise RequestError(f'message {at} must have "role" and "content" and nothing else; it is {what}'[:500])
+    found = {**message, "content": _content(at, message["content"])}
+    if found["content"] is None and found.get("tool_calls"):
+        found["content"] = ""
+    for name, value in found.items():
+        if name != "tool_calls" and not isinstance(value, str):
+            raise RequestError(f"the {name} of message {at} must be text, not {type(value).__name__}")
+        for text in _strings(value, 0):
             check_text(text)
-        if not message["role"]:
-            raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
-    return [dict(message) for message in messages]
+    if not found["role"]:
+        raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
+    return found
+
+
+def _strings(value: object, depth: int) -> Iterator[str]:
+    """All strings in a value of JSON, the names of fields included. Raises RequestError beyond MOST_LEVELS."""
+    if depth > MOST_LEVELS:
+        raise RequestError(f"the messages and tools are nested in more than {MOST_LEVELS} levels; flatten them")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield name
+            yield from _strings(one, depth + 1)
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from _strings(one, depth + 1)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of a value of JSON with every string changed, but for names of fields that templates may ask for."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {n if n.isidentifier() else change(n): _mapped(one, change) for n, one in value.items()}
+    return [_mapped(one, change) for one in value] if isinstance(value, Sequence) else value
+
+
+def _content(at: int, content: Any) -> Any:
+    """The text of a content in parts, which are joined by line breaks; any other value as it is."""
+    if not isinstance(content, list | tuple):
+        return content
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"the content of message {at} has a part that is no text ({kind!r}); give text, or parts of the form "
+                '{"type": "text", "text": "..."}'
+            )
+    return "\n".join(part["text"] for part in content)
 
 
 def _bordered(messages: Sequence[Message], kept: Mapping[int, _Own], border: str) -> list[Message]:

@@ -5,9 +5,11 @@ and chat_template.jinja. Only the first is required; a damaged file is always an
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from tokenwright.errors import CheckpointError, TokenwrightError
+
+log = logging.getLogger(__name__)
 
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, which its config does not name
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")  # of an added token
@@ -44,6 +48,12 @@ def read_folder(folder: Path) -> TokenizerFiles:
         if not bos and not eos and library.token_to_id(_END_OF_TEXT) is not None:
             bos = eos = (_END_OF_TEXT,)
         known = [name for name in (*bos[:1], *eos) if library.token_to_id(name) is not None]
+        if unknown := [name for name in eos if name not in known]:
+            log.warning(
+                "eos_token %s in %s is no token of its vocabulary, so it ends no text; correct tokenizer_config.json",
+                " and ".join(map(repr, unknown)),
+                folder,
+            )
         library.add_special_tokens(known)
         template = _chat_template(folder, config)
     add_bos = config.get("add_bos_token")
@@ -106,12 +116,17 @@ def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder
     tokens = {int(at): spec for at, spec in config.get("added_tokens_decoder", {}).items()}
     for text, at in _read_json(folder / "added_tokens.json").items():
         tokens.setdefault(int(at), {"content": text, "normalized": False})
+    known: dict[bool, list[AddedToken]] = {False: [], True: []}
+    new: list[AddedToken] = []
+    for _, spec in sorted(tokens.items()):
+        there = library.token_to_id(spec["content"]) is not None
+        if "special" in spec or not there:
+            flags = {name: spec[name] for name in _FLAGS if name in spec}
+            token = AddedToken(spec["content"], special=bool(spec.get("special")), **flags)
+            (known[token.special] if there else new).append(token)
+    _add(library, [*known[False], *known[True], *new])
     for at, spec in sorted(tokens.items()):
         text = spec["content"]
-        if "special" in spec or library.token_to_id(text) is None:
-            flags = {name: spec[name] for name in _FLAGS if name in spec}
-            token = AddedToken(text, special=bool(spec.get("special")), **flags)
-            (library.add_special_tokens if token.special else library.add_tokens)([token])
         if library.token_to_id(text) != at:
             raise CheckpointError(
                 f"the added token {text!r} has id {at} in {folder}, but {library.token_to_id(text)} by the "
@@ -119,12 +134,27 @@ def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder
             )
 
 
+def _add(library: tokenizers.Tokenizer, tokens: Sequence[AddedToken]) -> None:
+    """Add tokens in their order, which gives new ones their ids.
+
+    Each call takes time that grows with all tokens added so far, so the tokens go in as few calls as possible.
+    """
+    for special, some in groupby(tokens, key=lambda token: token.special):
+        (library.add_special_tokens if special else library.add_tokens)(list(some))
+
+
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The token strings under `key`, whose value is a string, an AddedToken's dict, or a list of these."""
+    """The token strings under `key`, whose value is a string, an AddedToken's dict, or a list of these; null: none.
+
+    Raises CheckpointError for any other value.
+    """
     value = config.get(key)
     values = value if isinstance(value, list) else [value]
-    names = [item.get("content") if isinstance(item, dict) else item for item in values]
-    return tuple(name for name in names if isinstance(name, str) and name)
+    names = [item.get("content") if isinstance(item, dict) else item for item in values if item is not None]
+    for name in names:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{key} must be the text of a token, not {name!r}; correct tokenizer_config.json")
+    return tuple(name for name in names if name)
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:

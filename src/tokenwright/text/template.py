@@ -6,8 +6,8 @@ work. So the process limits its memory, the CPU time of each question and the le
 has an empty environment. `chat` limits the wall-clock time, and kills the process when it exceeds it.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
-"add_generation_prompt", "most"}, where `most` is in characters: {"text"}, or {"error"} with the end of a sentence that
-begins with "the model's chat template".
+"add_generation_prompt", "most"}, and perhaps "tools" and "variables": {"text"}, or {"error"} with the end of a sentence
+that begins with "the model's chat template". `most` is in characters.
 """
 
 import json
@@ -132,7 +132,8 @@ def main() -> None:
         try:
             template = template or compiled(start["template"])
             known = {name: ask[name] for name in ("messages", "add_generation_prompt")}
-            values = start["values"] | known | {"tools": None, "documents": None}
+            values = start["values"] | known | {"documents": None}
+            values |= {"tools": ask.get("tools")} | ask.get("variables", {})
             answer = {"text": written(template, values, ask["most"])}
         except Exception as error:
             answer = {"error": complaint(error)}

@@ -7,8 +7,8 @@ a lazily computed value only when it is complete, and no call switches a flag of
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,6 +19,8 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
 from tokenwright.text.pieces import Pieces
+
+_KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}  # pre-tokenizers that drop nothing
 
 
 class Tokenizer:
@@ -34,8 +36,9 @@ class Tokenizer:
         self._add_bos = files.add_bos
         self._lock = Lock()
         self._secret = secrets.token_hex(16)
-        self._bytes: dict[tuple[int, bool], bytes] = {}
         self._pieces = Pieces(files.library.decoder)
+        both = (False, True)
+        self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
         top = max(files.library.get_vocab(with_added_tokens=True).values(), default=-1)
         if vocab_size is not None and top >= vocab_size:
             raise CheckpointError(
@@ -75,6 +78,25 @@ class Tokenizer:
                 return encoding.ids
             return self._with_bos(encoding.ids, library.post_process(encoding).ids)
 
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of `text`, without tokenising it: by its length and the longest token.
+
+        0 where the checkpoint's tokenizer may leave out parts of a text.
+        """
+        return 0 if self._longest is None else len(text) // 4 // self._longest
+
+    @cached_property
+    def _longest(self) -> int | None:
+        """Characters of the longest token, or None if the length of a text says nothing about its tokens.
+
+        A byte-level token has at least as many characters as the text it stands for. Composing characters (NFC, NFKC)
+        joins at most four; other normalizers, fused unknown characters and tokens that strip spaces may join more.
+        """
+        state = json.loads(self._library.to_str())
+        if not _keeps_length(state) or any(token.lstrip or token.rstrip for token in self._added.values()):
+            return None
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
+
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """The ids of a text whose control tokens are given as ids; control tokens written in a string are text.
 
@@ -93,7 +115,7 @@ class Tokenizer:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
         pieces: list[bytes] = []
         for token in ids:
-            piece = self.token_bytes(token, first=not pieces, skip_special=skip_special)
+            piece = self.bytes_table(first=not pieces, skip_special=skip_special)[token]
             if piece is not None:
                 pieces.append(piece)
         return b"".join(pieces).decode("utf-8", errors="replace")
@@ -103,16 +125,11 @@ class Tokenizer:
 
         Ids without a token have none, nor do special tokens if `skip_special`. Raises RequestError.
         """
-        self._check_id(token)
-        if skip_special and token in self.special_ids:
-            return None
-        piece = self._bytes.get((token, first))
-        if piece is None:
-            text = self._library.id_to_token(token)
-            if text is None:
-                return None
-            piece = self._bytes[token, first] = self._compute(token, text, first)
-        return piece
+        return self._tables[first, skip_special][token]
+
+    def bytes_table(self, *, first: bool = False, skip_special: bool = True) -> "TokenBytes":
+        """{token: its bytes}, as `token_bytes` returns them: for code that looks up a token per step."""
+        return self._tables[first, skip_special]
 
     def token_text(self, token: int) -> str:
         """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""
@@ -124,7 +141,12 @@ class Tokenizer:
         escaped = piece.decode("utf-8", errors="surrogateescape")
         return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if "\udc80" <= c <= "\udcff" else c for c in escaped)
 
-    def _compute(self, token: int, text: str, first: bool) -> bytes:
+    def _bytes(self, first: bool, skip_special: bool, token: int) -> bytes | None:
+        if not 0 <= token < self.vocab_size:
+            raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
+        text = self._library.id_to_token(token)
+        if text is None or (skip_special and token in self.special_ids):
+            return None
         if token in self._added and self._pieces.byte_level:
             return text.encode()  # an added token is its own text; "é" is not the byte 0xE9
         return self._pieces.first(text) if first else self._pieces.middle(text)
@@ -170,9 +192,17 @@ class Tokenizer:
         assert all(plain.token_to_id(text) == at for text, at in added.items()), "renaming moved an id"
         return plain
 
-    def _check_id(self, token: int) -> None:
-        if not 0 <= token < self.vocab_size:
-            raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
+
+class TokenBytes(dict[int, bytes | None]):
+    """{token: the bytes that it adds to a text; None if none}, computed on first use, so that a hit calls no code."""
+
+    def __init__(self, compute: Callable[[int], bytes | None]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, token: int) -> bytes | None:
+        found = self[token] = self._compute(token)
+        return found
 
 
 def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
@@ -197,6 +227,22 @@ def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.T
     return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
+def _keeps_length(state: Mapping[str, Any]) -> bool:
+    """Whether no part of a tokenizer, given as its JSON, joins more than four characters of a text or drops any."""
+    model, normalizer, splitter = state["model"], state["normalizer"], state["pre_tokenizer"]
+    if model["type"] != "BPE" or (model.get("fuse_unk") and not model.get("byte_fallback")):
+        return False
+    if splitter is not None and "Removed" in json.dumps(splitter):
+        return False
+    splits = [] if splitter is None else splitter.get("pretokenizers", [splitter])
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    return {one["type"] for one in splits} <= _KEEPING and all(
+        one["type"] in ("NFC", "NFD", "NFKC", "NFKD", "Prepend")
+        or (one["type"] == "Replace" and len(one["content"]) >= len(one["pattern"].get("String", "0" * 99)))
+        for one in steps
+    )
+
+
 def check_text(text: str) -> None:
     """Raises RequestError for a value that is not a str, or not valid Unicode."""
     if not isinstance(text, str):
@@ -204,6 +250,8 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        if "\udc80" <= text[error.start] <= "\udcff":  # Python's mark of a byte that it could not decode
+            raise RequestError(f"character {error.start} of the text is a byte that is not UTF-8; remove it") from None
         raise RequestError(
             f"character {error.start} of the text is half of a surrogate pair ({text[error.start]!r}); "
             "remove it, or decode the input as UTF-16 where it came from"

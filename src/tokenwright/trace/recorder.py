@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from tokenwright.cache import KVStore
-from tokenwright.decode.sampler import Look, uniform, unseen
+from tokenwright.decode.sampler import Observe, uniform, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
 from tokenwright.models.taps import Site, Tap, ignore
@@ -60,10 +60,10 @@ class TappedRunner(Protocol):
     def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]: ...
 
 
-class SeenSampler(Protocol):
+class ObservedSampler(Protocol):
     """A Sampler that reports the logits and the distribution that it picked from."""
 
-    def pick(self, output: Output[torch.Tensor], step: Step, look: Look = unseen) -> list[Result]: ...
+    def pick(self, output: Output[torch.Tensor], step: Step, observe: Observe = unobserved) -> list[Result]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,7 @@ class Recorder:
     def __init__(
         self,
         runner: TappedRunner,
-        sampler: SeenSampler,
+        sampler: ObservedSampler,
         counts: Counts,
         costs: CostModel,
         clock: Clock = time.perf_counter,
@@ -124,7 +124,7 @@ class Recorder:
         self._drafts: list[_Draft] = []
         self._marks: list[float] = []  # seconds, between the layers' attention and MLP halves
         self._parts: list[int] = []  # FLOP per row: of the layers, then of the head
-        self._sampling_s = self._look_s = 0.0
+        self._sampling_s = self._recording_s = 0.0
         self._done: list[tuple[Watch, StepFrame]] = []
 
     def watch(self, watch: Watch) -> None:
@@ -190,7 +190,7 @@ class Recorder:
             if identity in picks:
                 frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
             frames.append((draft.watch, frame))
-        self._look_s = self.clock() - sampled
+        self._recording_s = self.clock() - sampled
         self._sampling_s = sampled - began
         self._done, self._drafts = frames, []
         return results
@@ -202,9 +202,9 @@ class Recorder:
                 frame,
                 step=watch.step,
                 began_us=_us(began - watch.accepted),
-                step_us=_us(ended - began - self._look_s),
+                step_us=_us(ended - began - self._recording_s),
                 sampling_us=_us(self._sampling_s),
-                look_us=_us(self._look_s / len(self._done)),
+                recording_us=_us(self._recording_s / len(self._done)),
             )
             watch.frames.append(whole)
             watch.step += 1
@@ -237,7 +237,7 @@ class Recorder:
             mlp_us=sum(layer.mlp_us for layer in layers),
             head_us=_us(self._marks[-1] - self._marks[-2]),
             sampling_us=0,
-            look_us=0,
+            recording_us=0,
             token=None,
             rank=None,
             logprob=None,
@@ -279,8 +279,8 @@ def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk) -> Step
     """`frame` with the facts of the pick after a chunk."""
     logits, seed, token = choice.logits, chunk.request.params.seed, pick.tokens[0]
     total = logits.logsumexp(-1)
-    likeliest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
-    ids = likeliest if token in likeliest else [*likeliest[:-1], token]
+    highest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
+    ids = highest if token in highest else [*highest[:-1], token]
     models = (logits[ids] - total).tolist()
     samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
     place = ids.index(token)

@@ -11,7 +11,7 @@ import torch
 
 from tokenwright.backends.torch.batch import Batcher
 from tokenwright.backends.torch.decoder import Decoder
-from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
@@ -62,12 +62,37 @@ class AttentionReplay:
     def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
+        chunk = self._replayed(text, position, seen)
+        return attention_row(text.store.view(layer), chunk, seen.query, seen.sink_query, self._group(head))
+
+    @torch.inference_mode()
+    def rows(self, text: Text, position: int) -> torch.Tensor:
+        """As `row`, of all heads of all layers: [L, H, position + 1]."""
+        queries: dict[int, torch.Tensor] = {}
+        sinks: dict[int, torch.Tensor] = {}
+
+        def tap(site: Site, layer: int, value: torch.Tensor) -> None:
+            if site is Site.QUERY:
+                queries[layer] = value[-1]  # [H, D]
+            elif site is Site.SINK_QUERY:
+                sinks[layer] = value[-1]  # [H, D]
+
+        chunk = self._replayed(text, position, tap)
+        found = []
+        for layer, query in sorted(queries.items()):
+            view, sink = text.store.view(layer), sinks.get(layer)
+            for head in range(self.config.heads):
+                other = None if sink is None else sink[head]
+                found.append(attention_row(view, chunk, query[head], other, self._group(head)))
+        return torch.stack(found).view(len(queries), self.config.heads, -1)
+
+    def _replayed(self, text: Text, position: int, tap: Tap) -> ChunkRows:
+        """Run the row at `position` again under a tap, and store nothing. Returns the slots that it read."""
         row = one_chunk([text.tokens[position]], position, text.tables, text.limit)
         batch = Batcher(self.decoder.graph, text.store)(row)
         scratch = (torch.full_like(slots, text.store.scratch(group)) for group, slots in enumerate(batch.slots))
-        self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, seen)
-        view, group = text.store.view(layer), self._group(head)
-        return attention_row(view, batch.chunks[0], seen.query, seen.sink_query, group)
+        self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, tap)
+        return batch.chunks[0]
 
     def rebuilt(self, tokens: Sequence[int], limit: int) -> Text:
         """A text whose pages were freed, recomputed in a cache of its own. The last one is kept for the next call."""

@@ -4,12 +4,15 @@ Fused kernels keep no attention matrix. A row needs only its query and the cache
 recomputes it on request.
 """
 
+import math
+
 import torch
 
 from tokenwright.backends import ReferenceKernels
 from tokenwright.cache import ChunkRows, KVView
-from tokenwright.trace.schema import AttentionRow
+from tokenwright.trace.schema import AttentionRow, HeadMasses
 
+LOCAL = 8  # positions, the row's own included, that count as local
 _KERNELS = ReferenceKernels()
 
 
@@ -37,3 +40,12 @@ def coded(weights: torch.Tensor, layer: int, head: int) -> AttentionRow:
     """A row in its wire format: one byte per position, round(255 sqrt(weight))."""
     codes = (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
     return AttentionRow(layer, head, int(weights.argmax()), codes.numpy().tobytes())
+
+
+def masses(rows: torch.Tensor, step: int) -> HeadMasses:
+    """What the heads of all layers did, from their rows [L, H, t] at a step."""
+    flat = rows.flatten(0, 1).double()  # [L H, t]
+    even = math.log(max(2, flat.shape[-1]))
+    entropy = -torch.xlogy(flat, flat).sum(-1) / even
+    measures = (flat[:, 0], flat[:, -LOCAL:].sum(-1), entropy.clamp(0, 1))
+    return HeadMasses(step, *(tuple(round(value, 6) for value in measure.tolist()) for measure in measures))

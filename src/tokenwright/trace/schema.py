@@ -42,6 +42,7 @@ class Wire:
     code: Literal["B", "I", "Q", "f", "d"]  # as in `struct`
     source: Source
     unit: str
+    label: str  # a short name for people
     meaning: str
 
 
@@ -50,7 +51,7 @@ _M, _C, _D, _G = Source.MEASURED, Source.COUNTED, Source.DERIVED, Source.GIVEN
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One of the likeliest next tokens."""
+    """One of the most probable next tokens."""
 
     token: int
     logprob: float  # the model's, natural logarithm, over the whole vocabulary at temperature 1
@@ -79,46 +80,66 @@ class LayerTime:
 class StepFrame:
     """One step of the engine, as far as one run is concerned."""
 
-    step: Annotated[int, Wire("I", _C, "", "number of this step in the run, from 0")]
-    start: Annotated[int, Wire("I", _C, "tokens", "first position that was computed")]
-    length: Annotated[int, Wire("I", _C, "tokens", "tokens sent through the layers")]
-    recomputed: Annotated[int, Wire("I", _C, "tokens", "of these, such as had been computed before")]
-    seq_len: Annotated[int, Wire("I", _C, "tokens", "tokens of the text after this step, prompt included")]
-    layer_tokens: Annotated[int, Wire("Q", _C, "", "tokens times layers that they went through")]
-    flops: Annotated[int, Wire("Q", _C, "FLOP", "of the matrix products that ran, the hidden half of a chunk included")]
-    flops_derived: Annotated[int, Wire("Q", _D, "FLOP", "2 (P_b n + P_lm) + sum of A(t): what the step must compute")]
-    weight_bytes: Annotated[int, Wire("Q", _C, "B", "weights read by matrix products, for the whole batch")]
-    kv_read: Annotated[int, Wire("Q", _C, "B", "K and V read by attention")]
-    kv_written: Annotated[int, Wire("Q", _C, "B", "K and V stored")]
-    kv_resident: Annotated[
-        int, Wire("Q", _C, "B", "K and V kept for the next step; without the cache only between the parts of a text")
+    step: Annotated[int, Wire("I", _C, "", "step", "number of this step in the run, from 0")]
+    start: Annotated[int, Wire("I", _C, "tokens", "first position computed", "first position that was computed")]
+    length: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
+    recomputed: Annotated[int, Wire("I", _C, "tokens", "computed again", "of these, such as had been computed before")]
+    seq_len: Annotated[
+        int, Wire("I", _C, "tokens", "length of the text", "tokens of the text after this step, prompt included")
     ]
-    kv_allocated: Annotated[int, Wire("Q", _C, "B", "pages held, times their size")]
-    began_us: Annotated[int, Wire("Q", _M, "us", "from the acceptance of the run to the begin of this step")]
-    step_us: Annotated[int, Wire("I", _M, "us", "the whole step, scheduling included")]
-    attention_us: Annotated[int, Wire("I", _M, "us", "the attention halves of all layers")]
-    mlp_us: Annotated[int, Wire("I", _M, "us", "the MLP halves of all layers")]
-    head_us: Annotated[int, Wire("I", _M, "us", "final norm and language-model head")]
-    sampling_us: Annotated[int, Wire("I", _M, "us", "choosing the token")]
-    look_us: Annotated[int, Wire("I", _M, "us", "looking: the attention row and the candidates; not part of the step")]
-    token: Annotated[int | None, Wire("I", _G, "", "the id that was chosen; none while a prompt is read in parts")]
-    rank: Annotated[int | None, Wire("I", _C, "", "how many ids were likelier than the one chosen")]
-    logprob: Annotated[float | None, Wire("f", _C, "nat", "of the token, by the model, at temperature 1")]
-    sampled: Annotated[float | None, Wire("f", _C, "", "probability of the token after the sampler")]
-    entropy: Annotated[float | None, Wire("f", _C, "bit", "of the model's distribution at temperature 1")]
-    uniform: Annotated[float | None, Wire("d", _C, "", "the random number that was drawn; none when greedy")]
-    cache: Annotated[bool, Wire("B", _G, "", "whether this step used and kept the KV cache")]
+    layer_tokens: Annotated[int, Wire("Q", _C, "", "layer-tokens", "tokens times layers that they went through")]
+    flops: Annotated[
+        int, Wire("Q", _C, "FLOP", "FLOPs", "of the matrix products that ran, the hidden half of a chunk included")
+    ]
+    flops_derived: Annotated[
+        int, Wire("Q", _D, "FLOP", "FLOPs by formula", "2 (P_b n + P_lm) + sum of A(t): what the step must compute")
+    ]
+    weight_bytes: Annotated[
+        int, Wire("Q", _C, "B", "weights read", "weights read by matrix products, for the whole batch")
+    ]
+    kv_read: Annotated[int, Wire("Q", _C, "B", "K and V read", "K and V read by attention")]
+    kv_written: Annotated[int, Wire("Q", _C, "B", "K and V written", "K and V stored")]
+    kv_resident: Annotated[
+        int, Wire("Q", _C, "B", "K and V kept", "for the next step; without the cache only between the parts of a text")
+    ]
+    kv_allocated: Annotated[int, Wire("Q", _C, "B", "pages in use", "pages in use, times their size")]
+    began_us: Annotated[
+        int, Wire("Q", _M, "us", "began after", "from the acceptance of the run to the begin of this step")
+    ]
+    step_us: Annotated[int, Wire("I", _M, "us", "time of the step", "the whole step, scheduling included")]
+    attention_us: Annotated[int, Wire("I", _M, "us", "time in attention", "the attention halves of all layers")]
+    mlp_us: Annotated[int, Wire("I", _M, "us", "time in the MLPs", "the MLP halves of all layers")]
+    head_us: Annotated[int, Wire("I", _M, "us", "time in the LM head", "final norm and language-model head")]
+    sampling_us: Annotated[int, Wire("I", _M, "us", "time for choosing the token", "choosing the token")]
+    recording_us: Annotated[
+        int, Wire("I", _M, "us", "time for recording", "the attention row and the candidates; not part of the step")
+    ]
+    token: Annotated[
+        int | None, Wire("I", _G, "", "id of the token", "the id that was chosen; none while a prompt is read in parts")
+    ]
+    rank: Annotated[int | None, Wire("I", _C, "", "rank", "how many ids were more probable than the one chosen")]
+    logprob: Annotated[float | None, Wire("f", _C, "nat", "log p", "of the token, by the model, at temperature 1")]
+    sampled: Annotated[
+        float | None, Wire("f", _C, "", "p after the sampler", "probability of the token after the sampler")
+    ]
+    entropy: Annotated[float | None, Wire("f", _C, "bit", "entropy", "of the model's distribution at temperature 1")]
+    uniform: Annotated[
+        float | None, Wire("d", _C, "", "random number", "the random number that was drawn; none when greedy")
+    ]
+    cache: Annotated[bool, Wire("B", _G, "", "KV cache", "whether this step used and kept the KV cache")]
     layers: tuple[LayerTime, ...]
-    candidates: tuple[Candidate, ...]  # likeliest first
+    candidates: tuple[Candidate, ...]  # the most probable first
     attention: AttentionRow | None  # none: no row was asked for, or it was dropped for a slow reader
     text: str  # what can be shown now; a character cut by a token border is held back
 
 
-NUMBERS: dict[str, Wire] = {
-    field.name: get_args(hint)[1]
-    for field, hint in zip(fields(StepFrame), get_type_hints(StepFrame, include_extras=True).values(), strict=True)
-    if get_origin(hint) is Annotated
-}
+def _wires(kind: type) -> dict[str, Wire]:
+    """The annotated fields of a message, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+NUMBERS = _wires(StepFrame)
 HEADER = struct.Struct("<B" + "".join(wire.code for wire in NUMBERS.values()))
 SECTION = struct.Struct("<BI")
 LAYERS, CANDIDATES, ATTENTION, TEXT = 1, 2, 3, 4
@@ -281,19 +302,61 @@ class RunCard:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """A finished run in figures. Layer-tokens are tokens times layers that they went through.
+
+    With the cache, N tokens of prompt and T written ones take N + T - 1 tokens through the layers; without it, the sum
+    of t for t = N .. N + T - 1.
+    """
+
+    written: Annotated[int, Wire("Q", _C, "tokens", "written", "tokens that the model wrote")]
+    layer_tokens: Annotated[int, Wire("Q", _C, "", "this run", "layer-tokens of this run")]
+    cached: Annotated[int, Wire("Q", _D, "", "with the cache", "layers x (N + T - 1): each token is computed once")]
+    naive: Annotated[
+        int, Wire("Q", _D, "", "without", "layers x sum of t for t = N .. N + T - 1: the whole text at every step")
+    ]
+    times: Annotated[float, Wire("d", _D, "times", "times", "layer-tokens without the cache, divided by those with it")]
+    reused: Annotated[
+        int,
+        Wire("Q", _D, "", "reused", "layer-tokens without the cache, minus those of this run: their K and V were kept"),
+    ]
+    prefix: Annotated[int, Wire("Q", _C, "tokens", "prefix", "tokens of the prompt found in the cache at the start")]
+    ttft_us: Annotated[
+        int,
+        Wire("Q", _M, "us", "first token after", "engine time up to the first token; waiting for a viewer excluded"),
+    ]
+    engine_us: Annotated[int, Wire("Q", _M, "us", "engine time", "all steps; waiting between them excluded")]
+    tokens_per_s: Annotated[
+        float | None, Wire("d", _M, "tok/s", "speed", "tokens after the first, divided by the time of their steps")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """What the run is doing. Sent whenever it changes."""
 
-    state: Literal["held", "running", "done", "failed", "expired"]
+    state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int  # frames so far, from 0
     cache: bool
     pace: float | None  # tokens per second; null: as fast as the engine
-    lease_s: float | None  # seconds that the engine keeps its pages while held
+    lease_s: float | None  # seconds that the engine keeps its pages while paused
     throttled: bool  # the reader is behind: attention rows are left out
     reason: str | None  # eos, stop, length, context, aborted
     message: str  # of a failure
     watched: tuple[int, int]
+    summary: Summary | None  # of a run that is done and wrote a token
     kind: Literal["state"] = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMasses:
+    """GET /runs/ID/heads: what every head did at a step, by its whole row. Lists go by layer, then by head."""
+
+    step: int
+    sink: tuple[float, ...]  # weight of the first token
+    local: tuple[float, ...]  # weight of the last eight positions, the row's own included
+    entropy: tuple[float, ...]  # of the row in bits, divided by that of an even one: 0 one token, 1 all alike
+    kind: Literal["heads"] = "heads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +380,7 @@ class Trace:
     steps: tuple[StepFrame, ...]
 
 
-MESSAGES = (Loading, ModelCard, TokenCard, RunCard, RunState, Labels)
+MESSAGES = (Loading, ModelCard, TokenCard, RunCard, Summary, RunState, HeadMasses, Labels)
 PARTS = (Candidate, LayerTime)
 _READERS = {
     "B": "getUint8({at}) === 1",
@@ -361,10 +424,16 @@ def typescript() -> str:
         "  steps: StepFrame[];",
         "}",
         "",
-        "export const NUMBERS: Record<string, { source: Source; unit: string; meaning: string }> = {",
-        *(f"  {name}: {_about(wire)}," for name, wire in NUMBERS.items()),
-        "};",
+        "/** What a number is: where it comes from, its unit, a short name, and what it means. */",
+        "export interface About {",
+        "  source: Source;",
+        "  unit: string;",
+        "  label: string;",
+        "  meaning: string;",
+        "}",
         "",
+        *_table("NUMBERS", NUMBERS),
+        *_table("SUMMARY", _wires(Summary)),
         *_decoder(),
     ]
     return "\n".join(lines)
@@ -401,8 +470,13 @@ def _note(wire: Wire) -> str:
     return f"{wire.unit}; {wire.meaning}" if wire.unit else wire.meaning
 
 
+def _table(name: str, wires: dict[str, Wire]) -> list[str]:
+    rows = (f"  {field}: {_about(wire)}," for field, wire in wires.items())
+    return [f"export const {name}: Record<string, About> = {{", *rows, "};", ""]
+
+
 def _about(wire: Wire) -> str:
-    parts = {"source": wire.source.value, "unit": wire.unit, "meaning": wire.meaning}
+    parts = {"source": wire.source.value, "unit": wire.unit, "label": wire.label, "meaning": wire.meaning}
     return "{ " + ", ".join(f"{name}: {json.dumps(value)}" for name, value in parts.items()) + " }"
 
 

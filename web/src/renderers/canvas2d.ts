@@ -6,14 +6,17 @@ import { beamsOf } from "./beams";
 import type { Camera, Renderer, Scene } from "./renderer";
 import { hatchOf, paintCells, paintPanel } from "./flat/cells";
 import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
-import { paintBeams, paintHead, paintNotes } from "./flat/reading";
-import { paintAxes, paintLabels, paintTiles } from "./flat/tokens";
+import { paintBeams, paintHead, placeHovered, placeNotes } from "./flat/reading";
+import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePositions } from "./flat/tokens";
+import { Layout, type Placed } from "./layout";
 import { Glide, clamp, phasesOf } from "./motion";
 import { spanOf } from "./span";
 import { css, readPalette } from "./theme";
 
 const MOST_PITCH = 96; // CSS pixels, to which the user may zoom
 const LEAST_PITCH = 2;
+/** Of the height, for the cache: TOP shows the beams alone, SIDE the wall. */
+const SHARES: Record<Camera, number> = { iso: 0.54, top: 0, side: 0.8, head: 0.54, follow: 0.54 };
 const UNDER_GUTTER = 4; // tokens left of the columns whose tiles may still show
 
 export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
@@ -29,6 +32,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   let jump = true; // the next view is taken without a glide
   let frames = 0;
   let lastHead = 0;
+  let inView = { first: 0, last: -1 };
+  let placed: readonly Placed[] = [];
   let shown: { view: View; frame: Frame; tokens: number } | null = null;
   const glide = new Glide<View>();
   const widths = new Map<string, number>();
@@ -49,7 +54,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
 
   function wanted(scene: Scene): View {
     const area = Math.max(1, width - gutterOf(width) - 14);
-    const share = camera === "side" ? 0.72 : 0.54;
+    const share = SHARES[camera];
     if (manual) {
       const x = (lastHead + 0.5 - manual.left) * manual.pitch;
       // The page moves on under a head that was in view, as paper does.
@@ -95,7 +100,16 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       centre: (position) => place(view, position),
       snap,
       measure,
+      layout: new Layout(
+        (word) => {
+          c.font = fontOf(word.size, word.bold ?? false);
+          return measure(word.text);
+        },
+        width,
+        height,
+      ),
     };
+    inView = { first: picture.first, last: picture.last };
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.fillStyle = css(palette.bg);
     c.fillRect(0, 0, width, height);
@@ -107,13 +121,18 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     paintCells(picture);
     c.restore();
     paintTiles(picture);
-    paintAxes(picture);
     if (tokens > 0) {
-      paintLabels(picture);
+      placeHovered(picture);
+      placeLabels(picture, true);
+      placeNotes(picture);
+      placeLayers(picture);
+      placeLabels(picture, false);
+      placePositions(picture);
       paintBeams(picture);
       paintHead(picture);
-      paintNotes(picture);
     }
+    paintWords(picture);
+    placed = picture.layout.placed;
     return glide.moving(now);
   }
 
@@ -162,6 +181,15 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       const position = Math.floor(shown.view.left + (x - gutterOf(width)) / shown.view.pitch);
       return position >= 0 && position < shown.tokens ? position : null;
     },
+    words: () => placed,
+    window: () => inView,
+    show(position) {
+      if (!shown) return;
+      const { view } = shown;
+      manual = { ...view, left: position + 0.5 - (width - gutterOf(width)) / view.pitch / 2 };
+      shown.view = manual;
+    },
+    finish() {}, // a flat picture is drawn when `draw` returns
     stats: () => ({ kind: "2d", gpu: "canvas", calls: 0, triangles: 0, frames }),
     theme() {
       palette = readPalette();

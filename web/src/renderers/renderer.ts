@@ -1,11 +1,16 @@
 // The interface of a renderer (2-D canvas, 3-D scene) and the Scene that it draws. A renderer holds no state of the run.
 // Nothing is computed here that the engine knows; nothing is drawn that did not happen.
 
+import type { Placed } from "./layout";
+
 /** What a cell of the cache (one token in one layer) was in the shown step. */
 export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3 } as const;
 
 export type Camera = "iso" | "top" | "side" | "head" | "follow";
 export const CAMERAS: readonly Camera[] = ["iso", "top", "side", "head", "follow"];
+/** The cameras that make a difference: a flat picture has no place beside the head. */
+export const camerasOf = (renderer: "2d" | "3d" | null): readonly Camera[] =>
+  renderer === "2d" ? CAMERAS.filter((name) => name !== "head") : CAMERAS;
 
 export interface SceneToken {
   label: string; // readable: a space shows as "␣" where it stands alone, a line break as "⏎"
@@ -54,6 +59,14 @@ export interface Renderer {
   project(position: number): { x: number; y: number };
   /** The position of the token whose column is under a point, or null. */
   pick(x: number, y: number): number | null;
+  /** The words of the last picture, with the corners of their rectangles. */
+  words(): readonly Placed[];
+  /** The positions that the last picture shows. */
+  window(): { first: number; last: number };
+  /** Move the view along the text, so that a position is in its middle. */
+  show(position: number): void;
+  /** Wait until what was drawn is on the canvas. */
+  finish(): void;
   stats(): RendererStats;
   theme(): void; // the page's colours have changed: read the CSS variables again
   dispose(): void;

@@ -1,16 +1,17 @@
-// The 3-D renderer: a board with the row of tokens, the cache as a wall of layers under it, the write head and its
-// beams, in three.js. Six draw calls for any number of tokens. This module owns the WebGL context and the camera; the
+// The 3-D renderer: the row of tokens, the cache as an upright wall of layers under it, the write head and its beams, in
+// three.js. Six draw calls for any number of tokens. This module owns the WebGL context and the camera; the
 // parts are in gl/. It draws when it is asked to and never by itself.
 
 import { Camera as ThreeCamera, Color, LinearSRGBColorSpace, Scene as ThreeScene, Vector3, WebGLRenderer } from "three";
 import { type Beams, beamsOf } from "./beams";
+import type { Placed } from "./layout";
 import type { Camera, Renderer, Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
 import { makeBoard } from "./gl/board";
 import { makeColumns } from "./gl/columns";
 import { NOWHERE, frameUniforms, setColours } from "./gl/glsl";
 import { makeHead } from "./gl/head";
-import { EDGE, type Pose, TILE, type Turn, axesOf, matricesOf, onBoard, poseFor } from "./gl/pose";
+import { EDGE, FRONT, type Pose, TILE, type Turn, axesOf, matricesOf, onWall, poseFor } from "./gl/pose";
 import { States } from "./gl/states";
 import { Text } from "./gl/text";
 import { makeTiles } from "./gl/tiles";
@@ -58,6 +59,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   let frames = 0;
   let lastHead = 0;
   let lastTokens = 0;
+  let [firstInView, lastInView] = [0, -1];
+  let placed: readonly Placed[] = [];
   const glide = new Glide<Pose>();
   const scratch = new Vector3();
   colours();
@@ -72,7 +75,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     if (manual) {
       // The board moves on under a head that was in view, as paper does.
       if (scene.head !== lastHead) {
-        const before = spot(onBoard(scratch, lastHead, 0, 0, manual.slope));
+        const before = spot(scratch.set(lastHead, 0, 0));
         if (before.before && before.x > 0 && before.x < width) manual.x += scene.head - lastHead;
       }
       return manual;
@@ -97,12 +100,11 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   /** The positions that may be in view: those whose tile or whose column's end is, with one to spare. */
   function inView(tokens: number, pose: Pose): [number, number] {
     let [first, last] = [tokens, -1];
-    const end = EDGE + pose.strip + pose.wall;
     for (let position = 0; position < tokens; position++) {
-      const a = spot(onBoard(scratch, position, 0, 0, pose.slope));
+      const a = spot(scratch.set(position, 0, 0));
       let seen = a.before && a.x > -40 && a.x < width + 40;
       if (!seen) {
-        const b = spot(onBoard(scratch, position, end, 0, pose.slope));
+        const b = spot(onWall(scratch, position, 1, pose));
         seen = b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
       }
       if (!seen) continue;
@@ -127,6 +129,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     const phases = phasesOf(scene.progress, scene.layerShare, scene.layers);
     const beams: Beams = beamsOf(scene.row, scene.head);
     const [first, last] = inView(tokens, pose);
+    [firstInView, lastInView] = [first, last];
     uniforms.uSlope.value.set(Math.cos(pose.slope), Math.sin(pose.slope));
     uniforms.uBoard.value.set(EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled);
     uniforms.uFirst.value = first;
@@ -147,9 +150,12 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     arcs.uniforms.uGrown.value = phases.beams;
     arcs.uniforms.uArc.value = pose.arc;
     arcs.uniforms.uReach.value = pose.reach;
-    columns.visible = tiles.visible = last >= first;
+    tiles.visible = last >= first;
+    columns.visible = tiles.visible && pose.wall > 0.05;
     const sight: Sight = { pose, width, height, first, last, spot };
-    text.set(wordsOf(scene, sight, beams, phases, palette, text));
+    const layout = wordsOf(scene, sight, beams, phases, palette, text);
+    placed = layout.placed;
+    text.set(layout.words);
     text.mesh.visible = tokens > 0;
     webgl.render(world, eye);
     return glide.moving(now);
@@ -199,10 +205,9 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       const unit = pose.view / height;
       const { right, up } = axesOf(pose.yaw, pose.pitch);
       const to = new Vector3(pose.x, pose.y, pose.z).addScaledVector(right, -dx * unit).addScaledVector(up, dy * unit);
-      const end = pose.strip + pose.wall;
       pose.x = clamp(to.x, -2, lastTokens + 2);
-      pose.y = clamp(to.y, -end, pose.arc + 2);
-      pose.z = clamp(to.z, -pose.arc - 2, end + 2);
+      pose.y = clamp(to.y, -(EDGE + pose.strip + pose.wall), pose.arc + 2);
+      pose.z = clamp(to.z, -pose.arc - 2, EDGE + pose.strip + 2);
     },
     zoom(factor, x, y) {
       const pose = held();
@@ -217,7 +222,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     },
     project(position) {
       if (!current) return { x: 0, y: 0 };
-      const { x, y } = spot(onBoard(scratch, position, 0, TILE.high, current.slope));
+      const { x, y } = spot(scratch.set(position, TILE.high, 0));
       return { x, y };
     },
     pick(x, y) {
@@ -227,15 +232,30 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
           .applyMatrix4(eye.projectionMatrixInverse)
           .applyMatrix4(eye.matrixWorld);
       const [near, far] = [at(-1), at(1)];
-      const normal = onBoard(new Vector3(), 0, 0, 1, current.slope);
       const way = far.sub(near);
-      const steep = way.dot(normal);
-      if (Math.abs(steep) < 1e-9) return null;
-      const hit = near.addScaledVector(way, (TILE.high - near.dot(normal)) / steep);
-      const along = hit.dot(onBoard(new Vector3(), 0, 1, 0, current.slope));
-      const position = Math.round(hit.x);
-      if (along < -0.6 || along > EDGE + current.strip + current.wall + 0.3) return null;
-      return position >= 0 && position < lastTokens ? position : null;
+      const token = (place: Vector3): number | null => {
+        const position = Math.round(place.x);
+        return position >= 0 && position < lastTokens ? position : null;
+      };
+      // First what looks up: the tops of the tokens. Then what looks forward: their fronts, labels and columns.
+      if (way.y < -1e-9) {
+        const top = near.clone().addScaledVector(way, (TILE.high - near.y) / way.y);
+        const end = current.slope < 1 ? EDGE + FRONT + current.strip : TILE.long / 2;
+        if (top.z > -0.6 && top.z < end) return token(top);
+      }
+      if (way.z > -1e-9) return null;
+      const front = near.clone().addScaledVector(way, (FRONT - near.z) / way.z);
+      if (front.y > TILE.high || front.y < -(EDGE + current.strip + current.wall) - 0.3) return null;
+      return token(front);
+    },
+    words: () => placed,
+    window: () => ({ first: firstInView, last: lastInView }),
+    show(position) {
+      const pose = held();
+      if (pose) pose.x = clamp(position, -2, lastTokens + 2);
+    },
+    finish() {
+      gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4));
     },
     stats: () => ({
       kind: "3d",

@@ -3,6 +3,7 @@
 
 import { useSignal } from "@preact/signals";
 import { percent } from "../format";
+import { MEASURES, type Measure, masses, measure } from "../heads";
 import { obtainable, row, select, selected } from "../rows";
 import { WEIGHTS } from "../scene";
 import { card, frame, hovered, run } from "../store";
@@ -104,24 +105,51 @@ function Plot({ row: found, linear }: { row: AttentionRow; linear: boolean }) {
   );
 }
 
-/** All heads of all layers at a glance, to choose with the pointer; keys have the steppers. */
+const MEANING: Record<Measure, string> = {
+  sink: "share on the first token, where attention goes that has nothing else to read",
+  local: "share on the last eight tokens",
+  entropy: "how even the weights are: 0 one token, 1 all alike",
+};
+
+/** All heads of all layers at a glance, filled by what they did at this step; a click watches one. Keys have the steppers. */
 function Grid() {
   const model = card.value;
   if (!model || run.value?.origin !== "live" || model.layers * model.heads > GRID) return null;
   const { layer, head } = selected.value;
+  const values = masses.value?.[measure.value];
   return (
-    <div
-      class="grid"
-      aria-hidden="true"
-      style={{ gridTemplateColumns: `repeat(${model.heads}, 1fr)` }}
-      title="Layers from top to bottom, heads from left to right"
-    >
-      {Array.from({ length: model.layers * model.heads }, (_, i) => {
-        const l = Math.floor(i / model.heads);
-        const h = i % model.heads;
-        const state = l === layer && h === head ? "now" : l === layer || h === head ? "near" : "";
-        return <span key={i} class={state} onClick={() => select(l, h)} />;
-      })}
-    </div>
+    <>
+      <div class="measures" role="group" aria-label="What fills the grid of heads">
+        {MEASURES.map((name) => (
+          <button
+            type="button"
+            key={name}
+            aria-pressed={measure.value === name}
+            title={MEANING[name]}
+            onClick={() => (measure.value = name)}
+          >
+            {name}
+          </button>
+        ))}
+        <span class="under">{values ? "layers down, heads across" : "filled when a step rests"}</span>
+      </div>
+      <div class="grid" aria-hidden="true" style={{ gridTemplateColumns: `repeat(${model.heads}, 1fr)` }}>
+        {Array.from({ length: model.layers * model.heads }, (_, i) => {
+          const l = Math.floor(i / model.heads);
+          const h = i % model.heads;
+          const value = values?.[i];
+          const words = value === undefined ? "" : `: ${measure.value} ${value.toFixed(2)}`;
+          return (
+            <span
+              key={i}
+              class={l === layer && h === head ? "now" : ""}
+              title={`layer ${l}, head ${h}${words}`}
+              {...(value === undefined ? {} : { "data-mass": value, style: { "--w": `${value * 100}%` } })}
+              onClick={() => select(l, h)}
+            />
+          );
+        })}
+      </div>
+    </>
   );
 }

@@ -235,7 +235,7 @@ export function Details() {
       <dl class="pairs single">
         {names.map((name) => (
           <div key={name}>
-            <dt title={meaning(name)}>{name}</dt>
+            <dt title={meaning(name)}>{NUMBERS[name]?.label}</dt>
             <dd>
               <Stat name={name} />
             </dd>
@@ -295,7 +295,7 @@ interface TotalProps {
   measured?: boolean;
 }
 
-function Total({ name, value, unit, measured = false }: TotalProps) {
+export function Total({ name, value, unit, measured = false }: TotalProps) {
   const summed = name === "forward_tokens" ? meaning("length") : meaning(name as Name);
   return (
     <Figure

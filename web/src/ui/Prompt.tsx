@@ -1,11 +1,12 @@
 // The prompt row: the text, its tokens as the model will read them, the dials, and Run. Problems with a run that was
 // asked for are said here, beside what would mend them.
 
+import { useSignal } from "@preact/signals";
 import { dismiss } from "../actions";
 import { start } from "../session";
 import * as form from "../form";
 import { model, pageState, problem } from "../store";
-import { align, marked } from "../text";
+import { align, glyphs, marked } from "../text";
 import { plural, sentence } from "../format";
 import { Icon } from "./icons";
 
@@ -23,8 +24,9 @@ export function Prompt() {
     if (event.key === "Escape") (event.currentTarget as HTMLElement).blur();
   };
   const lines = Math.min(4, form.prompt.value.split("\n").length);
+  const open = useSignal(false); // the options, on a narrow screen
   return (
-    <form class="prompt-row" onSubmit={run} aria-label="Prompt">
+    <form class={open.value ? "prompt-row open" : "prompt-row"} onSubmit={run} aria-label="Prompt">
       <div class="prompt-line">
         <label class="sr" for="prompt">
           Prompt
@@ -52,6 +54,15 @@ export function Prompt() {
             </button>
           ))}
         </div>
+        <button
+          type="button"
+          class="more"
+          aria-expanded={open.value}
+          onClick={() => (open.value = !open.value)}
+          aria-label="Options of the run"
+        >
+          <Icon name={open.value ? "minus" : "plus"} />
+        </button>
         <button type="submit" class="run" disabled={!ready} title="Run this prompt (Ctrl Enter in the box)">
           <Icon name="play" />
           Run
@@ -133,9 +144,14 @@ function Chips() {
         {found !== null && plural(cards.length, "token")}
       </span>
       <ul aria-label="Tokens of the prompt" tabIndex={0}>
-        {cards.slice(0, SHOWN).map((token, i) => (
-          <li key={i} class={token.special ? "chip special" : "chip"} title={`id ${token.id}`}>
-            {marked(token.text)}
+        {glyphs(found?.text ?? "", cards.slice(0, SHOWN)).map(({ text, bytes, tokens }, i) => (
+          <li
+            key={i}
+            class={`chip ${tokens[0]?.special ? "special" : ""} ${bytes.length > 0 ? "cut" : ""}`}
+            title={`id ${tokens.map(({ id }) => id).join(", ")}`}
+          >
+            {marked(text)}
+            {bytes.length > 0 && <small>{bytes.join(" ")}</small>}
           </li>
         ))}
         {cards.length > SHOWN && <li class="chip more">and {cards.length - SHOWN} more</li>}

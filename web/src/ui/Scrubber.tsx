@@ -1,9 +1,11 @@
-// The scrubber: one bar per step, as high as the step took, stacked by what the time went into. Steps that computed
-// something again stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
+// The scrubber: one bar per step, in one of two modes. Time: as high as the step took, stacked by what the time went into,
+// with the running median as a line; a bar that is far higher than the others is cut and has a break mark. Work: as high
+// as the tokens that went through the layers, flat with the cache and a ramp without. Steps that computed something again
+// stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
 
-import { computed, effect } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { joined, micros } from "../format";
+import { count, joined, micros, plural } from "../format";
 import * as player from "../player";
 import { frame, last, run, shown } from "../store";
 import { theme } from "../theme";
@@ -28,14 +30,24 @@ export function shares(step: StepFrame): Record<Part, number> {
 const FOOT = 5; // px, below the bars: the mark of recomputing
 const WIDEST = 26; // px of one bar
 const HEADROOM = 1.12;
+const USUAL = 0.95; // share of the steps that must be under the top of the scale
+const WINDOW = 9; // steps of the running median
+
+export const scrubberMode = signal<"time" | "work">("time");
+
+/** What the height of a step's bar stands for. */
+const heightOf = (step: StepFrame): number =>
+  scrubberMode.value === "time" ? step.step_us : Number(step.layer_tokens);
 
 const top = computed(() => (void last.value, ceiling(run.value?.frames ?? [])));
 
 export function Scrubber() {
   const canvas = useRef<HTMLCanvasElement>(null);
   const step = frame.value;
+  const mode = scrubberMode.value;
   useEffect(() => (canvas.current ? watch(canvas.current) : undefined), []);
-  const text = step ? `step ${step.step}, ${joined(micros(step.step_us))}` : "no step yet";
+  const value = step ? (mode === "time" ? joined(micros(step.step_us)) : `${count(step.layer_tokens)} layer-tokens`) : "";
+  const text = step ? `step ${step.step}, ${value}` : "no step yet";
   return (
     <div class="scrubber">
       <canvas
@@ -48,17 +60,56 @@ export function Scrubber() {
         aria-valuenow={Math.max(0, shown.value)}
         aria-valuetext={text}
       />
-      <ul class="parts" aria-label="Time of the shown step">
-        {PARTS.map(([part, name]) => (
-          <li key={part}>
-            <span class={`swatch time-${part}`} aria-hidden="true" />
-            {name}
-            <span class="part-time">{step ? joined(micros(shares(step)[part])) : ""}</span>
-          </li>
-        ))}
-        {step && <li class="scale">full height {joined(micros(top.value))}</li>}
-      </ul>
+      <div class="parts-row">
+        <div class="modes" role="group" aria-label="What the bars show">
+          {(["time", "work"] as const).map((name) => (
+            <button type="button" key={name} aria-pressed={mode === name} onClick={() => (scrubberMode.value = name)}>
+              {name}
+            </button>
+          ))}
+        </div>
+        {mode === "time" ? <Times step={step} /> : <Work step={step} />}
+      </div>
     </div>
+  );
+}
+
+function Times({ step }: { step: StepFrame | null }) {
+  const cut = (run.value?.frames ?? []).filter((one) => one.step_us > top.value).length;
+  return (
+    <ul class="parts" aria-label="Time of the shown step">
+      {PARTS.map(([part, name]) => (
+        <li key={part}>
+          <span class={`swatch time-${part}`} aria-hidden="true" />
+          {name}
+          <span class="part-time">{step ? joined(micros(shares(step)[part])) : ""}</span>
+        </li>
+      ))}
+      {step && (
+        <li class="scale">
+          full height {joined(micros(Math.round(top.value)))}
+          {cut > 0 && `; ${plural(cut, "bar")} cut`}
+        </li>
+      )}
+    </ul>
+  );
+}
+
+function Work({ step }: { step: StepFrame | null }) {
+  return (
+    <ul class="parts" aria-label="Work of the shown step">
+      <li>
+        <span class="swatch fresh" aria-hidden="true" />
+        for the first time
+        <span class="part-time">{step ? plural(step.length - step.recomputed, "token") : ""}</span>
+      </li>
+      <li>
+        <span class="swatch recomputed" aria-hidden="true" />
+        again
+        <span class="part-time">{step ? plural(step.recomputed, "token") : ""}</span>
+      </li>
+      {step && <li class="scale">full height {count(Math.round(top.value))} layer-tokens</li>}
+    </ul>
   );
 }
 
@@ -76,7 +127,7 @@ function watch(canvas: HTMLCanvasElement): () => void {
   const sizes = new ResizeObserver(() => draw(canvas));
   sizes.observe(canvas);
   const stop = effect(() => {
-    void [run.value, last.value, shown.value, theme.value];
+    void [run.value, last.value, shown.value, theme.value, scrubberMode.value];
     draw(canvas);
   });
   const seek = (event: PointerEvent) => {
@@ -129,20 +180,25 @@ function draw(canvas: HTMLCanvasElement): void {
       context.fillStyle = colour("--raised");
       context.fillRect(x, 0, Math.max(2, span), height);
     }
-    let y = floor;
-    const clipped = step.step_us > most;
-    const scale = (floor - 2) / (clipped ? step.step_us : most);
-    const times = shares(step);
+    const clipped = heightOf(step) > most;
+    const scale = (floor - 2) / (clipped ? heightOf(step) : most);
     context.globalAlpha = index <= shown.peek() ? 1 : 0.35;
-    for (const [part] of PARTS) {
-      const size = times[part] * scale;
-      context.fillStyle = colours.get(part) ?? "";
+    let y = floor;
+    const stack = (amount: number, style: string | CanvasPattern) => {
+      const size = amount * scale;
+      context.fillStyle = style;
       context.fillRect(x, y - size, Math.max(0.5, span - gap), size);
       y -= size;
+    };
+    if (scrubberMode.peek() === "time") {
+      const times = shares(step);
+      for (const [part] of PARTS) stack(times[part], colours.get(part) ?? "");
+    } else {
+      const each = Number(step.layer_tokens) / Math.max(1, step.length);
+      stack(Math.max(each * (step.length - step.recomputed), most / floor), colour("--fresh"));
+      stack(each * step.recomputed, hatch ?? colour("--recomputed"));
     }
-    if (clipped) {
-      context.clearRect(x, 6, span, 2); // a break: higher than the scale
-    }
+    if (clipped) breakMark(context, x, span - gap, colour("--bg"));
     if (step.recomputed > 0) {
       context.fillStyle = hatch ?? colour("--recomputed");
       context.fillRect(x, floor + 1, span, FOOT);
@@ -153,14 +209,46 @@ function draw(canvas: HTMLCanvasElement): void {
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }
+  if (scrubberMode.peek() === "work" || steps.length < WINDOW) return;
+  context.strokeStyle = colour("--ink");
+  context.lineWidth = 1.25;
+  medianLine(context, steps, bar, floor);
 }
 
-/** The top of the scale. Reading the prompt is one long step: it may stick out, or others would vanish beside it. */
+/** Two slanting gaps: the bar is higher than the scale. */
+function breakMark(context: CanvasRenderingContext2D, x: number, span: number, ground: string): void {
+  context.strokeStyle = ground;
+  context.lineWidth = 2;
+  context.beginPath();
+  for (const y of [8, 13]) {
+    context.moveTo(x - 1, y + 2);
+    context.lineTo(x + span + 1, y - 2);
+  }
+  context.stroke();
+}
+
+/** The running median of the times, as a line: what a step usually takes here, whatever disturbed one of them. */
+function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame[], bar: number, floor: number): void {
+  const half = WINDOW >> 1;
+  const every = Math.max(1, Math.floor(steps.length / 300));
+  context.beginPath();
+  for (let index = 0; index < steps.length; index += every) {
+    const near = steps.slice(Math.max(0, index - half), index + half + 1).map((step) => step.step_us);
+    const median = near.sort((a, b) => a - b)[near.length >> 1] ?? 0;
+    const y = floor - (Math.min(median, top.peek()) / top.peek()) * (floor - 2);
+    if (index === 0) context.moveTo(0, y);
+    context.lineTo((index + 0.5) * bar, y);
+  }
+  context.stroke();
+}
+
+/** The top of the scale: a few steps that a busy machine made long may stick out, or others would vanish beside them. */
 function ceiling(steps: readonly StepFrame[]): number {
-  let most = 0;
-  for (const step of steps) if (step.start > 0 || step.recomputed > 0) most = Math.max(most, step.step_us);
-  const all = steps.reduce((high, step) => Math.max(high, step.step_us), 1);
-  return most > 0 ? Math.min(all, most) * HEADROOM : all;
+  const heights = steps.map(heightOf).sort((a, b) => a - b);
+  const most = Math.max(1, heights.at(-1) ?? 1);
+  if (scrubberMode.value === "work") return most * HEADROOM;
+  const usual = heights[Math.floor(USUAL * (heights.length - 1))] ?? most;
+  return most > usual * 2 ? usual * 1.5 : most * HEADROOM;
 }
 
 /** Where each bar stands; where steps share a pixel, that of the longest one, or of the shown one. */
@@ -178,7 +266,8 @@ function* columns(steps: readonly StepFrame[], bar: number): Generator<{ index: 
       pixel = at;
       best = index;
     }
-    const longer = (steps[index]?.step_us ?? 0) > (steps[best]?.step_us ?? 0);
+    const [now, then] = [steps[index], steps[best]];
+    const longer = now !== undefined && (then === undefined || heightOf(now) > heightOf(then));
     if (best !== shown.peek() && (longer || index === shown.peek())) best = index;
   }
 }

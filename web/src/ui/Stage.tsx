@@ -1,15 +1,19 @@
-// The frame around the stage: the switch that is the lesson, what the step did, the cameras, the legend, and which
-// layer and head are looked at. The picture itself is stage.ts.
+// The frame around the stage: the switch that is the lesson, the story, the cameras, the legend, and which layer and
+// head are looked at. The picture itself is stage.ts.
 
 import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../actions";
-import { CAMERAS, type Camera } from "../renderers/renderer";
+import { CAMERAS, type Camera, camerasOf } from "../renderers/renderer";
 import { selected } from "../rows";
 import * as stage from "../stage";
-import { cache, camera, card, frame, live, renderer, run, shown, switched } from "../store";
-import { caption } from "../words";
+import { cache, camera, card, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
 import { Icon } from "./icons";
 import { Banners, Centre } from "./Overlay";
+import { Total } from "./Instruments";
+import { Minimap } from "./Minimap";
+import { Result } from "./Result";
+import { Stat } from "./Stat";
+import { Story } from "./Story";
 
 const NAMES: Record<Camera, string> = { iso: "Iso", top: "Top", side: "Side", head: "Head", follow: "Follow" };
 
@@ -18,16 +22,32 @@ export function Stage() {
     <main class="stage" aria-label="Stage">
       <div class="stage-bar">
         <CacheSwitch />
-        <Caption />
+        <Hint />
+        <span class="fill" />
         <Cameras />
       </div>
+      <Story />
+      <Figures />
       <Banners />
+      <Result />
       <View />
+      <Minimap />
       <div class="stage-foot">
         <Legend />
         <Selectors />
       </div>
     </main>
+  );
+}
+
+/** On a narrow screen, where the instruments are on a tab of their own: the work of the step and of the run. */
+function Figures() {
+  return (
+    <p class="figures">
+      <span>COMPUTE</span>
+      <Stat name="layer_tokens" class="figures-big" /> this step
+      <Total name="layer_tokens" value={totals.value?.layer_tokens} unit="" /> so far
+    </p>
   );
 }
 
@@ -38,62 +58,62 @@ function View() {
     <div class="view">
       <div class={run.value === null ? "canvas blank" : "canvas"} ref={host} />
       <Centre />
-      <Hint />
     </div>
   );
 }
 
-const PATIENCE = 8; // steps before the lesson is offered
+const PATIENCE = 6; // steps before the lesson is offered
 
-/** The next thing to do, until it has been done once. */
+/** The next thing to do, until it has been done once; and the way back from it. */
 function Hint() {
-  if (switched.value || !live.value || !cache.value || shown.value < PATIENCE) return null;
+  if (!live.value || summary.value !== null) return null;
+  if (!cache.value && frame.value?.cache === false)
+    return (
+      <button type="button" class="hint-next back" onClick={() => actions.setCache(true)}>
+        Press <kbd>N</kbd> to give the notes back
+      </button>
+    );
+  if (switched.value || !cache.value || shown.value < PATIENCE) return null;
   return (
-    <p class="hint-next">
-      Now press <kbd>N</kbd> to take the cache away
-    </p>
+    <button type="button" class="hint-next" onClick={() => actions.setCache(false)}>
+      Now press <kbd>N</kbd> to take the notes away
+    </button>
   );
 }
 
+/** Which way the shown step was made; and, where that differs, how the next one will be. */
 function CacheSwitch() {
   const replay = run.value !== null && run.value.origin !== "live";
-  const on = replay ? (frame.value?.cache ?? true) : cache.value;
+  const on = frame.value?.cache ?? cache.value;
   const title = replay
     ? "This is a recording: what it did is shown, and cannot be changed"
     : "Takes effect with the next step (N)";
+  const differs = !replay && on !== cache.value && run.value?.ended !== true;
   return (
-    <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
-      <button type="button" class="on" aria-pressed={on} disabled={replay} onClick={() => actions.setCache(true)}>
-        KV cache
-      </button>
-      <button type="button" class="off" aria-pressed={!on} disabled={replay} onClick={() => actions.setCache(false)}>
-        No cache
-      </button>
-    </div>
-  );
-}
-
-function Caption() {
-  const { lead, rest } = caption.value;
-  const step = frame.value;
-  return (
-    <p class={`caption ${step && step.recomputed > 0 ? "again" : ""}`}>
-      <span class="caption-lead">{lead}</span>
-      <span class="caption-rest">{rest}</span>
-    </p>
+    <>
+      <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
+        <button type="button" class="on" aria-pressed={on} disabled={replay} onClick={() => actions.setCache(true)}>
+          KV cache
+        </button>
+        <button type="button" class="off" aria-pressed={!on} disabled={replay} onClick={() => actions.setCache(false)}>
+          No cache
+        </button>
+      </div>
+      {differs && <span class="next-mode">next: {cache.value ? "KV cache" : "no cache"}</span>}
+    </>
   );
 }
 
 function Cameras() {
   return (
     <div class="cameras" role="group" aria-label="View">
-      {CAMERAS.map((name, i) => (
+      {camerasOf(renderer.value).map((name) => (
         <button
           type="button"
           key={name}
           aria-pressed={camera.value.name === name}
           onClick={() => actions.setCamera(name)}
-          title={`Camera ${NAMES[name].toLowerCase()} (${i + 1})`}
+          title={`${MEANINGS[name]} (${CAMERAS.indexOf(name) + 1})`}
         >
           {NAMES[name]}
         </button>
@@ -105,13 +125,26 @@ function Cameras() {
           key={kind}
           aria-pressed={renderer.value === kind}
           onClick={() => actions.setRenderer(kind)}
-          title={`Draw in ${kind === "3d" ? "3-D" : "2-D"} (V)`}
+          title={kind === "2d" ? "Draw in 2-D (V)" : `Draw in 3-D (V)${slowness()}`}
         >
           {kind === "3d" ? "3-D" : "2-D"}
         </button>
       ))}
     </div>
   );
+}
+
+const MEANINGS: Record<Camera, string> = {
+  iso: "The beams and the wall",
+  top: "The beams alone, from above",
+  side: "The wall of the cache, from the front",
+  head: "Along the row, from the write head",
+  follow: "The newest tokens",
+};
+
+/** A machine without graphics hardware was found to be too slow for 3-D before the first picture. */
+function slowness(): string {
+  return pictureTime.value === null ? "" : `; without graphics hardware ${Math.round(pictureTime.value)} ms a picture here`;
 }
 
 const ROLES = [

@@ -10,7 +10,7 @@ import { WEIGHTS } from "../scene";
 import type { Run } from "../run";
 import * as player from "../player";
 import { hovered, last, length, run, shown } from "../store";
-import { marked } from "../text";
+import { bytesOf, marked } from "../text";
 
 const SHADES = 20;
 
@@ -54,13 +54,24 @@ function Readout() {
   const code = row.value?.codes[position];
   return (
     <p class="readout">
-      <b>{marked(token.text)}</b>
+      <b>{wordFor(current, position)}</b>
       <span>position {position}</span>
       <span>id {token.id}</span>
       <span>{position < current.promptTokens ? "prompt" : "generated"}</span>
       <span>{code === undefined ? "not read yet" : `weight ${percent(WEIGHTS[code] ?? 0)}`}</span>
     </p>
   );
+}
+
+/** A token as text; a byte of a character as that character and the byte. */
+function wordFor(current: Run, position: number): string {
+  const token = current.tokens[position];
+  if (token === undefined) return "";
+  const bytes = bytesOf(token);
+  if (bytes === null) return marked(token.text);
+  let end = position;
+  while (current.pieces[end] === "" && end < current.pieces.length - 1) end++;
+  return `${current.pieces[end] ?? ""} (byte ${bytes})`.trim();
 }
 
 class Flow {
@@ -124,7 +135,9 @@ class Flow {
     span.ariaSelected = "false";
     span.ariaLabel = `${position}: ${token?.text.trim() === "" ? "space" : token?.text}, id ${token?.id}`;
     // Drawn by a style, so that it is not part of the text.
-    if (piece === "") span.dataset.look = token?.special ? token.text : "·";
+    const bytes = token ? bytesOf(token) : null;
+    if (bytes !== null) span.dataset.bytes = bytes; // a part of a character, which stands whole in the last part's place
+    else if (piece === "") span.dataset.look = token?.special ? token.text : "·";
     (position < next.promptTokens ? this.parts.prompt : this.parts.generated).append(span);
     return span;
   }

@@ -28,34 +28,11 @@ log = logging.getLogger(__name__)
 class Workspace:
     """The scratch memory of the kernels: it grows to the need of the largest call, and is freed with its owner.
 
-    It serves one call at a time. A concurrent call from another thread gets a temporary workspace of its own.
+    `address` is for one call at a time; calls at once from other threads compute in temporary memory of the library.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._idle: list[_Memory] = []
-
-    def run(self, call: Callable[[int], int], failure: str) -> None:
-        """Call `call` with the address of a workspace. Raises CapacityError(failure) if memory runs out.
-
-        call: returns 0, or another number if the workspace could not grow.
-        """
-        try:
-            memory = self._idle.pop()  # atomic: needs no lock, which a fork could copy while it is locked
-        except IndexError:
-            memory = _Memory(self._library)
-        failed = memory.address is None or call(memory.address)
-        if not self._idle:
-            self._idle.append(memory)
-        if failed:
-            raise CapacityError(failure)
-
-
-class _Memory:
-    """One workspace of the library. `address` is None if the library could not allocate it."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.address: int | None = library.tw_workspace_new()
+        self.address: int | None = library.tw_workspace_new()  # None: out of memory, and so will be every call
         weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
 
 
@@ -70,7 +47,7 @@ class NativeKernels:
             raise RequestError(
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
-        self.workspace = Workspace(library)  # for kernels that Python calls one by one
+        self._workspace = Workspace(library)  # for kernels that Python calls one by one
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         packed = _packed(weight)
@@ -118,7 +95,9 @@ class NativeKernels:
         keys, values = k.contiguous(), v.contiguous()
         heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
-            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0)
+            layer = lib.KVLayer(
+                1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0, None
+            )
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
@@ -185,10 +164,8 @@ class NativeKernels:
 
         Raises CapacityError if the workspace cannot grow.
         """
-        self.workspace.run(
-            lambda memory: function(self.handle, memory, *arguments),
-            "there is not enough memory for this step; compute fewer tokens at once (token_budget)",
-        )
+        if function(self.handle, self._workspace.address, *arguments):
+            raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
 
 
 class ChunkArray:
@@ -201,7 +178,7 @@ class ChunkArray:
         self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
         found = [
-            lib.ChunkRows(rows.start, len(rows), start, None, None, ctypes.addressof(pointers))
+            lib.ChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
             for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
         ]
         self._chunks = (lib.ChunkRows * len(chunks))(*found)
@@ -224,8 +201,8 @@ def matrix(packed: Packed) -> lib.Matrix:
     return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places)
 
 
-def kv_layer(view: KVView) -> lib.KVLayer:
-    """The struct of one layer's KV memory."""
+def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
+    """The struct of one layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
     parts = [
         lib.Part(
             part.window.start,
@@ -237,7 +214,7 @@ def kv_layer(view: KVView) -> lib.KVLayer:
         for part in view.parts
     ]
     window = view.spec.window
-    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks)
+    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
 
 
 def _kv_tensor(side: Side) -> lib.KVTensor:

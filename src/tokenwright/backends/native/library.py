@@ -47,7 +47,13 @@ class Part(Structure):
 
 
 class KVLayer(Structure):
-    _fields_ = (("parts", c_int64), ("part", Part * 2), ("window", c_int64), ("sinks", c_int64))
+    _fields_ = (
+        ("parts", c_int64),
+        ("part", Part * 2),
+        ("window", c_int64),
+        ("sinks", c_int64),
+        ("sink_rotation", c_void_p),
+    )
 
 
 class ChunkRows(Structure):
@@ -56,7 +62,6 @@ class ChunkRows(Structure):
         ("rows", c_int64),
         ("start", c_int64),
         ("rotation", c_void_p),
-        ("sink_rotation", c_void_p),
         ("tables", c_void_p),
     )
 
@@ -114,6 +119,9 @@ class Batch(Structure):
         ("logits", c_void_p),
         ("best", c_void_p),
         ("log_total", c_void_p),
+        ("hidden", c_int64),
+        ("hidden_row", c_void_p),
+        ("states", c_void_p),
     )
 
 

@@ -19,14 +19,15 @@ from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
 from tokenwright.config import DynamicScaling, Rope
-from tokenwright.engine import Batch
+from tokenwright.engine import AttentionWindow, Batch
+from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Tap, ignore
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
-assert ctypes.sizeof(lib.ChunkRows) == 6 * 8, "the rows of a chunk are six words"
-assert ctypes.sizeof(lib.Batch) == 11 * 8, "a batch is eleven words"
+assert ctypes.sizeof(lib.ChunkRows) == 5 * 8, "the rows of a chunk are five words"
+assert ctypes.sizeof(lib.Batch) == 14 * 8, "a batch is fourteen words"
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
@@ -49,15 +50,15 @@ class Program:
         self.model = model
         self.store = store
         self._workspace = Workspace(model.kernels.library)
-        self._kv = (lib.KVLayer * layers)(*(kv_layer(store.view(i)) for i in range(layers)))
-        self._kv_address = ctypes.addressof(self._kv)
         rope = model.graph.positions
         self._rotary = RotaryCache(rope, model.graph.head_size) if isinstance(rope, Rope) else None
-        attention_windows = [spec.window for spec in store.specs if spec.window.sinks]
-        self._edge = max((window.sinks + (window.size or 0) for window in attention_windows), default=0)
+        self._sinks = [None if self._rotary is None else self._rotary.at_edge(spec.window) for spec in store.specs]
+        pairs = [(store.view(i), lib.address(self._sinks[i])) for i in range(layers)]
+        self._kv = (lib.KVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
+        self._kv_address = ctypes.addressof(self._kv)
 
     def __call__(self, batch: Batch) -> Logits:
-        """Compute a batch: store the K and V of its tokens, and return the logits of its `logits_rows`.
+        """Compute a batch: store the K and V of its tokens, and return what it needs: logits and hidden states.
 
         Raises CapacityError if the workspace cannot grow.
         """
@@ -67,6 +68,7 @@ class Program:
         count = len(wanted)
         best, totals = array("q", [0]) * count, array("d", [0.0]) * count
         logits = torch.empty(count, model.graph.vocab_size)
+        hidden = torch.empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
         words = (  # the words of a `lib.Batch`
             len(tokens),
             tokens.buffer_info()[0],
@@ -79,14 +81,15 @@ class Program:
             logits.data_ptr(),
             best.buffer_info()[0],
             totals.buffer_info()[0],
+            len(batch.hidden_rows),
+            batch.hidden_rows.buffer_info()[0],
+            0 if hidden is None else hidden.data_ptr(),
         )
         struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
         at = struct.buffer_info()[0]
-        self._workspace.run(
-            lambda memory: kernels.library.tw_forward(kernels.handle, memory, byref(model.struct), at, threads),
-            f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget",
-        )
-        return Logits(logits, tuple(best), tuple(totals))
+        if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
+            raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
+        return Logits(logits, tuple(best), tuple(totals), hidden)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
         """The words of a `lib.ChunkRows` for each chunk."""
@@ -94,14 +97,11 @@ class Program:
         alive.append(tables)
         words: list[int] = []
         at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
-        rotary, edge = self._rotary, self._edge
-        rotation = sink_rotation = 0
-        if rotary is not None and edge:  # no angle depends on the limit in models with sinks
-            sink_rotation = rotary.address(0, edge, 0, alive)
+        rotary, rotation = self._rotary, 0
         for row, rows, start, limit in batch.each_chunk():
             if rotary is not None:
                 rotation = rotary.address(start, start + rows, limit, alive)
-            words += (row, rows, start, rotation, sink_rotation, at)
+            words += (row, rows, start, rotation, at)
             at += size
         return array("q", words)
 
@@ -118,8 +118,8 @@ class NativeBackend:
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
         if tap is not ignore:
-            logits = self.op_by_op(batch, tap).rows
-            return Logits(logits, *self.decoder.native.kernels.summarise(logits))
+            found = self.op_by_op(batch, tap)
+            return Logits(found.rows, *self.decoder.native.kernels.summarise(found.rows), found.hidden)
         self.decoder.layer_tokens += len(batch.tokens) * self._layers
         return self.program(batch)
 
@@ -127,7 +127,8 @@ class NativeBackend:
 class RotaryCache:
     """The rotary cache: cosines and sines of positions, [n][2][D / 2] in fp32, kept from step to step.
 
-    If the angles depend on a sequence's maximum length, the cache holds them for one such length at a time.
+    If the angles depend on a sequence's maximum length, there are rows for each such length: for the one used last,
+    and for as many others, the most recent first, as have `ROTARY_POSITIONS` positions together.
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:
@@ -136,6 +137,8 @@ class RotaryCache:
         self._half = head_size // 2
         self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
         self._length = 0  # the maximum length that the rows belong to
+        self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
+        self._other_rows = 0  # of them together
         self._set(torch.empty(0, 2 * self._half))
 
     def _set(self, rows: torch.Tensor) -> None:
@@ -150,9 +153,7 @@ class RotaryCache:
         if self._shortest is not None:
             length = max(limit, self._shortest)  # up to the original context all angles are equal
             if length != self._length:
-                alive.append(self._cached)
-                self._set(self._cached[:0])
-                self._length = length
+                self._switch(length, alive)
         if stop > self._count:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)
@@ -161,6 +162,29 @@ class RotaryCache:
             alive.append(self._cached)
             self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
         return self._address + start * self._row_bytes
+
+    def _switch(self, length: int, alive: list[object]) -> None:
+        """Use the rows of another maximum length; drop those that were not used for longest, where they are many."""
+        others = self._others
+        others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
+        found = others.pop(length, None)
+        self._set(torch.empty(0, 2 * self._half) if found is None else found)
+        self._other_rows -= self._count
+        while self._other_rows > ROTARY_POSITIONS:
+            dropped = others.pop(next(iter(others)))
+            self._other_rows -= len(dropped)
+            alive.append(dropped)
+
+    def at_edge(self, window: AttentionWindow) -> torch.Tensor | None:
+        """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.
+
+        Up to there a query has the same position for sinks as for other keys. Models with sinks have no angle that
+        depends on the length.
+        """
+        if not window.sinks or window.size is None:
+            return None
+        edge = window.sinks + window.size - 1
+        return self._rows(edge, edge + 1, 0)
 
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
         rotation = self._table.rows(torch.arange(start, stop), limit)

@@ -21,4 +21,5 @@ class TorchBackend:
     @torch.inference_mode()
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
         x = self.decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
-        return Logits(self.decoder.logits(x[batch.logits_rows.tolist()]))
+        rows = self.decoder.logits(x[batch.logits_rows.tolist()])
+        return Logits(rows, hidden=self.decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None)

@@ -43,3 +43,7 @@ class Decoder:
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
         return self.head(x)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """The final norm [n, width] in fp32 of rows [n, width] of the residual stream."""
+        return self.head.norm(x).float()

@@ -10,7 +10,7 @@ import type { Picture } from "./picture";
 export function paintPanel(p: Picture): void {
   const { c, palette, scene, view, frame, width, ratio, snap } = p;
   c.fillStyle = css(palette.ground);
-  c.fillRect(frame.x0 - 2, frame.cellsTop - 3, width - frame.x0 + 2, frame.cellsEnd - frame.cellsTop + 6);
+  if (frame.cell > 0) c.fillRect(frame.x0 - 2, frame.cellsTop - 3, width - frame.x0 + 2, frame.cellsEnd - frame.cellsTop + 6);
   c.fillStyle = css(palette.line);
   c.fillRect(0, snap(frame.labelTop + 1.5), width, 1 / ratio);
   if (scene.hovered !== null && scene.hovered < scene.tokens.length) {
@@ -23,7 +23,7 @@ export function paintPanel(p: Picture): void {
 export function paintCells(p: Picture): void {
   const { c, palette, scene, view, frame, first, last, width, snap } = p;
   const { layers, cells } = scene;
-  if (last < first) return;
+  if (last < first || frame.cell === 0) return;
   const missing: [position: number, layer: number][] = [];
   for (let position = first; position <= last; position++) {
     // Cells of a column that are alike are painted as one; the gaps come over them, below.

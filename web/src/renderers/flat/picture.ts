@@ -2,6 +2,7 @@
 // this.
 
 import type { Beams } from "../beams";
+import type { Layout } from "../layout";
 import type { Scene } from "../renderer";
 import { UPRIGHT_FROM } from "../labels";
 import { type Phases, clamp } from "../motion";
@@ -46,6 +47,7 @@ export interface Picture {
   centre(position: number): number; // of a column
   snap(value: number): number; // to a device pixel
   measure(text: string): number; // in the brush's font
+  layout: Layout; // of the words
 }
 
 const TOP = 10;
@@ -61,7 +63,8 @@ export function frameOf(view: View, layers: number, width: number, height: numbe
   const tile = clamp(view.pitch * 0.62, 8, 24);
   const labelRoom = view.pitch >= UPRIGHT_FROM ? 26 : height < 460 ? 52 : 62;
   const free = Math.max(0, height - TOP - TICKS - tile - labelRoom);
-  const cell = clamp(Math.floor(((free * view.share) / layers) * ratio) / ratio, 1, 26);
+  const room = (free * view.share) / layers;
+  const cell = view.share < 0.02 ? 0 : clamp(Math.floor(room * ratio) / ratio, 1, 40);
   const cellsEnd = height - TICKS;
   const cellsTop = cellsEnd - cell * layers;
   const tileTop = Math.round((cellsTop - labelRoom - tile) * ratio) / ratio;

@@ -1,10 +1,11 @@
 // What the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
 import { beamOpacity, beamWidth, percent } from "../beams";
-import { SANS, labelOf, shorten } from "../labels";
+import { labelOf, shorten } from "../labels";
 import { clamp, easeOut } from "../motion";
-import { type Rgb, css, mix } from "../theme";
+import { css, mix } from "../theme";
 import type { Picture } from "./picture";
+import { fontOf } from "./tokens";
 
 export function paintBeams(p: Picture): void {
   const { c, palette, frame, phases, beams, width } = p;
@@ -75,60 +76,38 @@ export function paintHead(p: Picture): void {
   c.stroke();
 }
 
-/** What is said in words: the strongest weight where it lands, what is not drawn, and the hovered token in full. */
-export function paintNotes(p: Picture): void {
-  const { c, palette, scene, frame, phases, beams, width, measure } = p;
-  const hub = p.hub;
-  c.textBaseline = "middle";
-  if (scene.row && phases.beams > 0) {
-    c.globalAlpha = phases.beams;
-    const x = hub.x + 18;
-    if (x < width - 70) {
-      c.textAlign = "left";
-      c.font = `600 11px ${SANS}`;
-      c.fillStyle = css(palette.dim);
-      c.fillText(`L${scene.row.layer} H${scene.row.head}`, x, hub.y - 8);
-      if (beams.rest >= 0.005) {
-        c.font = `11px ${SANS}`;
-        c.fillText(`+ ${percent(beams.rest)} on ${beams.restCount} more`, x, hub.y + 7, width - x - 6);
-      }
-    }
-    if (beams.argmax !== null && phases.beams >= 1) {
-      const at = p.centre(beams.argmax);
-      c.font = `600 11px ${SANS}`;
-      const label = labelOf(scene.tokens[beams.argmax]);
-      const inside = at > 8;
-      const text = inside
-        ? percent(beams.strongest)
-        : `◂ ${percent(beams.strongest)} on ${beams.argmax} ${shorten(label, 90, measure)}`;
-      const w = measure(text) + 8;
-      const x0 = inside ? Math.max(4, at - w - 7) : 4;
-      plate(p, text, x0, frame.tileTop - 16, w, palette.dark ? palette.beam : palette.ink);
-    }
-    c.globalAlpha = 1;
+/** What the beams say in words: the strongest weight where it lands, and what is not drawn. */
+export function placeNotes(p: Picture): void {
+  const { c, palette, scene, frame, phases, beams, width, measure, layout, hub } = p;
+  if (!scene.row || phases.beams <= 0) return;
+  if (beams.argmax !== null && phases.beams >= 1) {
+    const at = p.centre(beams.argmax);
+    const inside = at > 8;
+    c.font = fontOf(11, true);
+    const label = shorten(labelOf(scene.tokens[beams.argmax]), 90, measure);
+    const text = inside
+      ? percent(beams.strongest)
+      : `◂ ${percent(beams.strongest)} on ${beams.argmax} ${label}`;
+    const x = inside ? Math.max(measure(text) + 8, at - 9) : 8;
+    const colour = palette.dark ? palette.beam : palette.ink;
+    layout.add({ text, x, y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, plate: 0.94 });
   }
-  if (scene.hovered !== null && scene.hovered < scene.tokens.length) {
-    c.font = `600 12.5px ${SANS}`;
-    const text = shorten(labelOf(scene.tokens[scene.hovered]), width - 40, measure);
-    const note = `${text}  ·  ${scene.hovered}`;
-    const w = measure(note) + 14;
-    const x0 = clamp(p.centre(scene.hovered) - w / 2, 4, Math.max(4, width - w - 4));
-    plate(p, note, x0, frame.labelTop + 16, w, palette.ink, 20);
-  }
+  const note = { x: hub.x + 18, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
+  if (note.x > width - 50) return;
+  layout.add({ ...note, text: `L${scene.row.layer} H${scene.row.head}`, y: hub.y - 8, bold: true });
+  if (beams.rest >= 0.005)
+    layout.add({ ...note, text: `+ ${percent(beams.rest)} on ${beams.restCount} more`, y: hub.y + 7 });
 }
 
-function plate(p: Picture, text: string, x: number, y: number, w: number, ink: Rgb, h = 16): void {
-  const { c, palette } = p;
-  c.fillStyle = css(palette.panel, 0.94);
-  c.beginPath();
-  c.roundRect(x, y - h / 2, w, h, 3);
-  c.fill();
-  c.strokeStyle = css(palette.line);
-  c.lineWidth = 1;
-  c.stroke();
-  c.fillStyle = css(ink);
-  c.textAlign = "center";
-  c.fillText(text, x + w / 2, y + 0.5);
+/** The hovered token in full. */
+export function placeHovered(p: Picture): void {
+  const { c, palette, scene, frame, width, measure, layout } = p;
+  if (scene.hovered === null || scene.hovered >= scene.tokens.length) return;
+  c.font = fontOf(12.5, true);
+  const text = `${shorten(labelOf(scene.tokens[scene.hovered]), width - 80, measure)}  ·  ${scene.hovered}`;
+  const half = measure(text) / 2 + 8;
+  const x = clamp(p.centre(scene.hovered), half, Math.max(half, width - half));
+  layout.add({ text, x, y: frame.labelTop + 16, size: 12.5, bold: true, colour: palette.ink, plate: 0.96 });
 }
 
 /** The first `share` of a cubic curve, by de Casteljau's construction. */

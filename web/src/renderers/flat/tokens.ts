@@ -54,57 +54,91 @@ export function paintTiles(p: Picture): void {
     c.fillRect(snap(p.centre(position)) - 1, frame.tileTop + frame.tile / 2 - 1, 2, 2);
 }
 
-export function paintLabels(p: Picture): void {
-  const { c, palette, scene, view, frame, first, last, phases, beams, measure } = p;
+/** Labels under the tiles. `important`: those of the head and of what was read most; then all others. */
+export function placeLabels(p: Picture, important: boolean): void {
+  const { c, palette, scene, view, frame, first, last, phases, beams, measure, layout } = p;
   const size = fontSize(view.pitch);
   const upright = view.pitch >= UPRIGHT_FROM;
   const tilt = tiltOf(view.pitch);
   const rise = upright ? 1 : Math.abs(Math.sin(tilt));
   const across = (a: number, b: number) => Math.abs(a - b) * view.pitch * rise;
-  const positions = roomFor(first, last, [scene.head, scene.hovered, beams.argmax], upright ? 1 : size * 1.02, across);
+  const positions = roomFor(first, last, [scene.head, scene.hovered, beams.argmax], upright ? 1 : size * 1.1, across);
   const room = upright ? view.pitch - 6 : (frame.labelRoom - 12) / rise;
-  c.textBaseline = "middle";
   for (const position of positions) {
-    if (position === scene.hovered || (view.pitch < LABELS_FROM && position !== scene.head)) continue;
+    if ((position === scene.head || position === beams.argmax) !== important || position === scene.hovered) continue;
+    if (view.pitch < LABELS_FROM && position !== scene.head) continue;
     const token = scene.tokens[position];
     const isHead = position === scene.head;
     const x = p.centre(position);
     if (x < 12) continue;
-    c.font = `${isHead ? 600 : 400} ${size}px ${SANS}`;
-    c.fillStyle = css(isHead ? palette.accent : token?.kind === "generated" ? palette.ink : palette.dim);
-    c.globalAlpha = isHead ? phases.strike : 1;
-    const text = shorten(labelOf(token), room, measure);
-    if (upright) {
-      c.textAlign = "center";
-      c.fillText(text, x, frame.labelTop + 14);
-    } else {
-      c.save();
-      c.translate(x + size * 0.25, frame.labelTop + 8);
-      c.rotate(tilt);
-      c.textAlign = "right";
-      c.fillText(text, 0, 0);
-      c.restore();
-    }
-    c.globalAlpha = 1;
+    c.font = fontOf(size, isHead);
+    layout.add({
+      text: shorten(labelOf(token), room, measure),
+      x: upright ? x : x + size * 0.25,
+      y: frame.labelTop + (upright ? 14 : 8),
+      size,
+      bold: isHead,
+      angle: tilt,
+      alignX: upright ? 0.5 : 1,
+      colour: isHead ? palette.accent : token?.kind === "generated" ? palette.ink : palette.dim,
+      alpha: isHead ? phases.strike : 1,
+    });
   }
 }
 
-export function paintAxes(p: Picture): void {
-  const { c, palette, scene, view, frame, first, last, width } = p;
-  c.textBaseline = "middle";
-  c.textAlign = "right";
+/** The names of the layers, left of the wall. */
+export function placeLayers({ palette, scene, frame, layout }: Picture): void {
+  if (frame.cell === 0) return;
   for (const layer of layerTicks(scene.layers, frame.cell, scene.layer)) {
     const selected = layer === scene.layer;
-    c.font = `${selected ? 600 : 400} 10.5px ${SANS}`;
-    c.fillStyle = css(selected ? palette.ink : palette.dim);
-    c.fillText(`L${layer}`, frame.x0 - 8, frame.cellsTop + (layer + 0.5) * frame.cell);
+    layout.add({
+      text: `L${layer}`,
+      x: frame.x0 - 8,
+      y: frame.cellsTop + (layer + 0.5) * frame.cell,
+      size: 10.5,
+      bold: selected,
+      alignX: 1,
+      colour: selected ? palette.ink : palette.dim,
+    });
   }
-  c.font = `10.5px ${SANS}`;
-  c.fillStyle = css(palette.dim);
-  c.textAlign = "center";
+}
+
+/** Positions, under the wall. */
+export function placePositions(p: Picture): void {
+  const { palette, view, frame, first, last, width, layout } = p;
   const step = positionStep(view.pitch);
   for (let position = Math.ceil(first / step) * step; position <= last; position += step) {
     const x = p.centre(position);
-    if (x >= frame.x0 && x < width - 8) c.fillText(String(position), x, frame.cellsEnd + 11);
+    if (x >= frame.x0 && x < width - 8)
+      layout.add({ text: String(position), x, y: frame.cellsEnd + 11, size: 10.5, colour: palette.dim });
   }
 }
+
+/** Paints the words that found room. */
+export function paintWords({ c, palette, measure, layout }: Picture): void {
+  c.textBaseline = "middle";
+  for (const word of layout.words) {
+    c.font = fontOf(word.size, word.bold ?? false);
+    const align = word.alignX ?? 0.5;
+    c.textAlign = align === 0 ? "left" : align === 1 ? "right" : "center";
+    c.save();
+    c.globalAlpha = word.alpha ?? 1;
+    c.translate(word.x, word.y);
+    c.rotate(word.angle ?? 0);
+    if (word.plate) {
+      const w = measure(word.text) + 8;
+      c.fillStyle = css(palette.panel, word.plate);
+      c.strokeStyle = css(palette.line);
+      c.lineWidth = 1;
+      c.beginPath();
+      c.roundRect(-align * (w - 8) - 4, -word.size * 0.7, w, word.size * 1.4, 3);
+      c.fill();
+      c.stroke();
+    }
+    c.fillStyle = css(word.colour);
+    c.fillText(word.text, 0, 0.5);
+    c.restore();
+  }
+}
+
+export const fontOf = (size: number, bold: boolean): string => `${bold ? 600 : 400} ${size}px ${SANS}`;

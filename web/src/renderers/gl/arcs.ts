@@ -17,15 +17,16 @@ import {
 } from "three";
 import { type Beams, MOST_BEAMS, beamOpacity, beamWidth } from "../beams";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
-import { HUB, LEAN, type Pose, TILE, onBoard } from "./pose";
+import { HUB, LEAN, type Pose, TILE } from "./pose";
 
+const LANDING = -0.38; // z of the place on a tile where beams end
 const PARTS = 28;
 const SPREAD = 2.2; // of the faint light around a beam, times its width
 
 /** A point of the arc from the write head to a token; the vertex shader has the same curve. */
 export function arcPoint(out: Vector3, head: number, position: number, t: number, pose: Pose): Vector3 {
   const a = new Vector3(head, HUB.y, HUB.z);
-  const d = onBoard(new Vector3(), position, -TILE.long / 2, TILE.high, pose.slope);
+  const d = new Vector3(position, TILE.high, LANDING);
   const far = Math.abs(head - position);
   const apex = (0.5 + pose.arc * (1 - Math.exp(-far / pose.reach))) * 1.33;
   const rise = new Vector3(0, LEAN.y * apex, LEAN.z * apex);
@@ -82,7 +83,7 @@ export function makeArcs(frame: FrameUniforms) {
       flat out vec3 vBeam;
       void main() {
         vec3 a = vec3(float(uHead), ${HUB.y}, ${HUB.z});
-        vec3 d = onBoard(beam.x, ${(-TILE.long / 2).toFixed(3)}, ${TILE.high});
+        vec3 d = vec3(beam.x, ${TILE.high}, ${LANDING});
         float far = abs(a.x - d.x);
         float apex = 0.5 + uArc * (1.0 - exp(-far / uReach));
         vec3 rise = vec3(0.0, ${LEAN.y}, ${LEAN.z}) * apex * 1.33;

@@ -1,11 +1,11 @@
-// The cache: one instanced box per token, sliced into its layers by the fragment shader, which reads each cell's
-// state. What is kept is a solid block; what was computed and thrown away is a flat, hollow, hatched outline; what is
-// not there is an empty one. 12 triangles a token, for any number of layers.
+// The cache: an upright wall, one instanced box per token, sliced into its layers from the top down by the fragment
+// shader, which reads each cell's state. What is kept is a solid block; what was computed and thrown away is a thin,
+// hollow, hatched plate; what is not there is an empty one. 12 triangles a token, for any number of layers.
 
 import { GLSL3, Mesh, RawShaderMaterial } from "three";
 import { boxGeometry } from "./box";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
-import { TILE } from "./pose";
+import { FRONT, TILE } from "./pose";
 
 export function makeColumns(uniforms: FrameUniforms) {
   const material = new RawShaderMaterial({
@@ -14,7 +14,7 @@ export function makeColumns(uniforms: FrameUniforms) {
     vertexShader: /* glsl */ `${VERTEX}
       in vec3 position;
       in float face;
-      out vec3 vAt; // across the column, in layers, above the board
+      out vec3 vAt; // across the column, in layers from the top, into the depth
       flat out int vFace;
       flat out int vPosition;
       void main() {
@@ -22,10 +22,11 @@ export function makeColumns(uniforms: FrameUniforms) {
         vPosition = p;
         vFace = int(face + 0.5);
         int state = stateOf(p, 1);
-        float high = state == 1 ? 0.4 : state == 2 && uCache > 0.5 ? 0.4 : 0.02;
-        float s = uBoard.x + (position.z + 0.5) * uBoard.y;
-        vAt = vec3(position.x, (position.z + 0.5) * uBoard.z, position.y);
-        gl_Position = toClip(onBoard(float(p) + position.x * ${TILE.wide}, s, position.y * high));
+        bool solid = state == 1 || (state == 2 && uCache > 0.5);
+        float deep = solid ? ${TILE.long} : 0.05;
+        vAt = vec3(position.x, (1.0 - position.y) * uBoard.z, position.z);
+        float y = -uBoard.x - (1.0 - position.y) * uBoard.y;
+        gl_Position = toClip(vec3(float(p) + position.x * ${TILE.wide}, y, ${FRONT} - (0.5 - position.z) * deep));
       }`,
     fragmentShader: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
@@ -42,9 +43,9 @@ export function makeColumns(uniforms: FrameUniforms) {
         bool done = !grows || along < uBoard.w;
         float small = smoothstep(0.2, 0.45, high); // cells of few pixels lose their gaps
         float edgeS = min(at, 1.0 - at) / high; // CSS pixels
-        float edgeX = vFace == 0 ? (0.5 - abs(vAt.x)) / wide : 9.0;
+        float edgeX = vFace == 1 ? (0.5 - abs(vAt.x)) / wide : 9.0;
         float gap = mix(smoothstep(0.1, 0.9, edgeS), 1.0, 0.25 + 0.6 * small);
-        if (vFace == 1) { gap = 1.0; edgeS = 9.0; }
+        if (vFace == 0 || vFace == 3) { gap = 1.0; edgeS = 9.0; }
         float edge = min(edgeX, edgeS);
         float outline = 1.0 - smoothstep(1.0, 2.0, edge);
         vec3 ground = uGround;
@@ -68,15 +69,16 @@ export function makeColumns(uniforms: FrameUniforms) {
         if (done && state != 0) {
           if (grows && uHeat > 0.0) {
             float since = (uBoard.w - along);
-            c = mix(uInk, c, smoothstep(0.0, 0.25 + high, since + step(uBoard.z - 0.01, uBoard.w)));
+            float front = 1.0 - smoothstep(0.0, 0.7 + high, since + 9.0 * step(uBoard.z - 0.01, uBoard.w));
+            c = mix(c, uInk, 0.9 * front); // the front of the work, as it passes
           }
         }
-        float lit = vFace == 0 ? 1.0 : vFace == 1 ? 0.66 : 0.5;
+        float lit = vFace == 1 ? 1.0 : vFace == 2 ? 0.62 : 0.8;
         c = mix(uBg, c, lit);
         if (int(layer) == uLayer) {
           c = mix(c, uDark > 0.5 || state != 1 ? uInk : uBg, (state == 0 ? 0.16 : 0.3) * lit);
           float rim = 1.0 - smoothstep(0.7, 1.5, min(at, 1.0 - at) / high);
-          if (vFace != 1) c = mix(c, uInk, rim * (vFace == 0 ? 0.6 : 0.4));
+          if (vFace == 1 || vFace == 2) c = mix(c, uInk, rim * (vFace == 1 ? 0.6 : 0.4));
         }
         if (vPosition == uHovered) c = mix(c, uInk, 0.14 * lit);
         colour = vec4(c, 1.0);

@@ -1,5 +1,4 @@
-// What the shaders of the scene share: the uniforms of a frame, the plane of the board, and the cells' states, one
-// byte each, four to a texel of an integer-addressed texture (a row is a position; byte 0 is the kind of token, then
+// What the shaders of the scene share: the uniforms of a frame, and the cells' states, one byte each, four to a texel of an integer-addressed texture (a row is a position; byte 0 is the kind of token, then
 // layers).
 
 import { Color, type DataTexture, Vector2, Vector4 } from "three";
@@ -10,8 +9,8 @@ export const NOWHERE = -99; // a position that no token has
 export function frameUniforms(states: DataTexture) {
   return {
     uStates: { value: states },
-    uSlope: { value: new Vector2() }, // cosine and sine
-    uBoard: { value: new Vector4() }, // start of the wall, its length, layers, layers filled
+    uSlope: { value: new Vector2() }, // cosine and sine of the strip of labels
+    uBoard: { value: new Vector4() }, // from the tokens to the wall, its height, layers, layers filled
     uFirst: { value: 0 }, // position of the first instance
     uHead: { value: 0 },
     uStrike: { value: 1 },
@@ -75,9 +74,6 @@ uniform float uStrike;
 uniform float uCache;
 uniform highp sampler2D uStates;
 
-vec3 onBoard(float x, float s, float n) {
-  return vec3(x, n * uSlope.x - s * uSlope.y, s * uSlope.x + n * uSlope.y);
-}
 vec4 toClip(vec3 place) { return projectionMatrix * (viewMatrix * vec4(place, 1.0)); }
 int stateOf(int position, int index) {
   return int(texelFetch(uStates, ivec2(index >> 2, position), 0)[index & 3] * 255.0 + 0.5);
@@ -87,6 +83,7 @@ int stateOf(int position, int index) {
 export const FRAGMENT = /* glsl */ `
 precision highp float;
 precision highp int;
+uniform vec2 uSlope;
 uniform vec4 uBoard;
 uniform int uHead;
 uniform int uHovered;

@@ -1,7 +1,9 @@
-// Where the camera of the scene stands and how the board is laid out for it. The board (tokens, labels, cache) is one
-// plane that turns about the row of tokens: flat under TOP, upright before SIDE, aslant for the others. Its lengths are
-// chosen with the view so that the frame is filled at any width, number of tokens and number of layers. One unit is the
-// distance between two tokens; x is the position.
+// Where the camera of the scene stands and how the scene is laid out for it. The tokens are blocks in a row. Under them
+// hang their labels, and under those stands the cache as an upright wall: one column for each token, one slice for each
+// layer. The write head is above its token, and the beams rise and lean back, so that they are a fan from above. TOP
+// folds the labels flat in front of the tokens and leaves the wall out. Lengths are chosen with the view so that the
+// frame is filled at any width, number of tokens and number of layers. One unit is the distance between two tokens;
+// x is the position, y is up, z comes towards the viewer.
 
 import { Matrix4, Vector3 } from "three";
 import type { Camera } from "../renderer";
@@ -17,25 +19,26 @@ export interface Pose {
   y: number;
   z: number;
   view: number; // height of what is seen at that point, in units
-  slope: number; // of the board, radians
-  strip: number; // length of the board that labels have
-  wall: number; // length of the board that the layers have
+  slope: number; // of the labels' strip, radians: 0 lies flat in front of the tokens, a right angle hangs under them
+  strip: number; // length of that strip
+  wall: number; // height of the cache
   arc: number; // height of the longest arc
   reach: number; // distance at which arcs come near that height
 }
 
-export const HUB = { y: 1.15, z: -1.3 }; // of the write head, over its tile's middle
-export const TILE = { wide: 0.84, long: 0.84, high: 0.22 };
-export const EDGE = 0.56; // where the board's labels begin, from the middle of the tiles
-export const LEAN = { y: 0.8, z: -0.6 }; // the way the arcs rise, so that they are arcs from above too
+export const HUB = { y: 1.45, z: -0.95 }; // of the write head, over its tile's middle
+export const TILE = { wide: 0.84, long: 0.84, high: 0.42 };
+export const FRONT = 0.43; // z of what hangs under the tokens
+export const EDGE = 0.1; // from the tokens to their labels
+export const LEAN = { y: 0.84, z: -0.54 }; // the way the arcs rise, so that they are arcs from above too
 const DEGREE = Math.PI / 180;
 
 const ANGLES: Record<Camera, { yaw: number; pitch: number; fov: number; slope: number }> = {
-  iso: { yaw: 10 * DEGREE, pitch: 37 * DEGREE, fov: 24 * DEGREE, slope: 30 * DEGREE },
+  iso: { yaw: 12 * DEGREE, pitch: 19 * DEGREE, fov: 24 * DEGREE, slope: 90 * DEGREE },
   top: { yaw: 0, pitch: 90 * DEGREE, fov: 0, slope: 0 },
-  side: { yaw: 0, pitch: 9 * DEGREE, fov: 18 * DEGREE, slope: 74 * DEGREE },
-  head: { yaw: 50 * DEGREE, pitch: 27 * DEGREE, fov: 38 * DEGREE, slope: 24 * DEGREE },
-  follow: { yaw: 11 * DEGREE, pitch: 36 * DEGREE, fov: 26 * DEGREE, slope: 32 * DEGREE },
+  side: { yaw: 0, pitch: 3 * DEGREE, fov: 14 * DEGREE, slope: 90 * DEGREE },
+  head: { yaw: 48 * DEGREE, pitch: 22 * DEGREE, fov: 38 * DEGREE, slope: 90 * DEGREE },
+  follow: { yaw: 18 * DEGREE, pitch: 19 * DEGREE, fov: 26 * DEGREE, slope: 90 * DEGREE },
 };
 
 export interface Turn {
@@ -43,10 +46,14 @@ export interface Turn {
   pitch: number;
 }
 
-/** A point of the board: `s` along it from the middle of the tiles towards the viewer, `n` above it. */
-export function onBoard(out: Vector3, x: number, s: number, n: number, slope: number): Vector3 {
-  const [sin, cos] = [Math.sin(slope), Math.cos(slope)];
-  return out.set(x, n * cos - s * sin, s * cos + n * sin);
+/** A point of the strip of labels, `s` from the tokens. */
+export function onStrip(out: Vector3, x: number, s: number, slope: number): Vector3 {
+  return out.set(x, -s * Math.sin(slope), FRONT + s * Math.cos(slope));
+}
+
+/** A point of the wall's front: `share` of its height from its top. */
+export function onWall(out: Vector3, x: number, share: number, pose: Pick<Pose, "strip" | "wall">): Vector3 {
+  return out.set(x, -(EDGE + pose.strip + share * pose.wall), FRONT);
 }
 
 export function poseFor(
@@ -61,16 +68,17 @@ export function poseFor(
   const angles = ANGLES[camera];
   const yaw = clamp(angles.yaw + turn.yaw, -80 * DEGREE, 80 * DEGREE);
   const pitch = clamp(angles.pitch + turn.pitch, 4 * DEGREE, 90 * DEGREE);
-  const pixels = clamp(Math.min((0.86 * width) / span.count, height / 8.5), 4, 80); // of a unit, about
+  const pixels = clamp(Math.min((0.86 * width) / span.count, height / 7.2), 4, 80); // of a unit, about
   const high = (0.92 * height) / pixels;
   const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 460 ? 56 : 66) / pixels + 0.3;
   const free = Math.max(1, high - strip - 2.6);
-  const wall = clamp(free * (camera === "side" ? 0.62 : 0.56), 2.2, 0.9 * layers + 2);
-  const arc = clamp(free - wall, 1.4, 0.36 * span.count + 1.2);
+  const shares = { iso: 0.66, top: 0, side: 0.8, head: 0.5, follow: 0.6 };
+  const wall = camera === "top" ? 0 : clamp(free * shares[camera], 2.2, 1.3 * layers + 2);
+  const arc = clamp((free - wall) * (camera === "top" ? 1.5 : camera === "side" ? 1 : 1.35), 1, 0.36 * span.count + 1.2);
   const board = { yaw, pitch, fov: angles.fov, slope: angles.slope, strip, wall, arc, reach: span.count * 0.42 };
   if (camera === "head") {
     const back = 3.9 * clamp(width / height / 1.93, 0.3, 1.1);
-    return { ...board, wall: clamp(wall, 2.2, 4.6), arc: 2.2, x: head - back, y: 0.3, z: 0.4, view: 8.6 };
+    return { ...board, wall: clamp(wall, 2.2, 4.2), arc: 2.2, x: head - back, y: -1.1, z: 0.4, view: 10.6 };
   }
   return { ...board, ...fit(board, span, width, height) };
 }
@@ -93,10 +101,10 @@ function fit(
   const inset = insets(width, height);
   const [x0, x1] = [span.first - 0.6, span.first + span.count - 0.4];
   const points: Vector3[] = [];
-  const end = EDGE + board.strip + board.wall + 0.2;
   for (const x of [x0, x1]) {
-    points.push(onBoard(new Vector3(), x, -0.5, TILE.high, board.slope));
-    points.push(onBoard(new Vector3(), x, end, 0, board.slope));
+    points.push(new Vector3(x, TILE.high, -0.5), new Vector3(x, 0, FRONT));
+    points.push(onStrip(new Vector3(), x, EDGE + board.strip, board.slope));
+    if (board.wall > 0) points.push(onWall(new Vector3(), x, 1, board).setY(-(EDGE + board.strip + board.wall + 0.2)));
     points.push(new Vector3(x, HUB.y + 0.4, HUB.z - 0.3));
   }
   const rise = board.arc + 0.5;

@@ -22,22 +22,8 @@ import {
   UnsignedByteType,
 } from "three";
 import { SANS } from "../labels";
-import type { Rgb } from "../theme";
+import type { Word } from "../layout";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
-
-export interface Word {
-  text: string;
-  x: number; // CSS pixels of the canvas, of the point that `alignX`, `alignY` of the word is laid on
-  y: number;
-  size: number; // CSS pixels of the font
-  bold?: boolean;
-  angle?: number;
-  alignX?: number; // 0 the word's beginning, 1 its end
-  alignY?: number;
-  colour: Rgb;
-  alpha?: number;
-  plate?: number; // opacity of the ground behind it
-}
 
 interface Slot {
   x: number;

@@ -1,6 +1,6 @@
 // The row of tokens: one instanced box. A prompt token is an outline around a dim core, a generated one is solid, and
-// the middle of both has exactly the colour of its role, unlit. The newest stands out until the type bar has struck
-// it.
+// the middle of both, seen from above, has exactly the colour of its role, unlit. The newest drops in from the write
+// head when the type bar strikes.
 
 import { GLSL3, Mesh, RawShaderMaterial } from "three";
 import { boxGeometry } from "./box";
@@ -27,10 +27,9 @@ export function makeTiles(uniforms: FrameUniforms) {
         float lift = 0.0;
         float high = ${TILE.high};
         if (p == uHead && uStrike < 1.0) {
-          if (uStrike > 0.0) lift = 0.9 * pow(1.0 - uStrike, 3.0); else high = 0.02;
+          if (uStrike > 0.0) lift = 2.6 * pow(1.0 - uStrike, 2.0); else high = 0.02; // it drops in from the head
         }
-        float x = float(p) + position.x * ${TILE.wide};
-        gl_Position = toClip(onBoard(x, position.z * ${TILE.long}, position.y * high + lift));
+        gl_Position = toClip(vec3(float(p) + position.x * ${TILE.wide}, position.y * high + lift, position.z * ${TILE.long}));
       }`,
     fragmentShader: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
@@ -40,9 +39,10 @@ export function makeTiles(uniforms: FrameUniforms) {
       void main() {
         vec3 role = vKind == 1 ? uGenerated : uPrompt;
         vec3 c = role;
-        if (vFace == 0) {
-          vec2 pixel = fwidth(vAt.xz) + 1e-6;
-          vec2 edge = (0.5 - abs(vAt.xz)) / pixel; // device pixels from the nearest edges
+        if (vFace <= 1) {
+          vec2 at = vFace == 0 ? vAt.xz : vec2(vAt.x, (vAt.y - 0.5));
+          vec2 pixel = fwidth(at) + 1e-6;
+          vec2 edge = (0.5 - abs(at)) / pixel; // device pixels from the nearest edges
           float d = min(edge.x, edge.y) / uRatio;
           float small = smoothstep(0.055, 0.1, max(pixel.x, pixel.y) * uRatio);
           float rim = min(1.8, 0.14 / (max(pixel.x, pixel.y) * uRatio));
@@ -54,8 +54,9 @@ export function makeTiles(uniforms: FrameUniforms) {
           }
           if (vPosition == uArgmax) c = mix(uBeam, c, smoothstep(rim, rim + 0.8, d));
           if (vPosition == uHovered) c = mix(uInk, c, smoothstep(1.2, 2.0, d));
+          if (vFace == 1) c = mix(uBg, c, 0.78);
         } else {
-          c = mix(uBg, role, vFace == 1 ? 0.62 : 0.42);
+          c = mix(uBg, role, 0.42);
           if (vPosition == uHead && uStrike <= 0.0) c = uOutline;
         }
         colour = vec4(c, 1.0);

@@ -61,16 +61,15 @@ struct KVLayer {
   Part part[2];
   int64_t window;  // attention window: positions that a row attends to, itself included; 0: all
   int64_t sinks;   // first positions that every row attends to beside the window
+  const float* sink_rotation;  // [2][D / 2]: of the queries on sinks, at positions from sinks + window - 1 on; or null
 };
 
 // A chunk: rows [row, row + rows) of the step are positions [start, start + rows) of one sequence.
-// rotation: [rows][2][D / 2], cosines and then sines. sink_rotation: the same for positions from 0 up to the largest
-// sinks + window of any layer; null if no layer has sinks. Both are null if no layer rotates.
+// rotation: [rows][2][D / 2], cosines and then sines; null if no layer rotates.
 // tables: for each group of the store, the page table of the sequence: its pages' numbers in the KV memory, or -1.
 struct ChunkRows {
   int64_t row, rows, start;
   const float* rotation;
-  const float* sink_rotation;
   const int32_t* const* tables;
 };
 

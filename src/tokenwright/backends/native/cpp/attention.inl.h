@@ -46,7 +46,7 @@ struct Tile {
   float* shares;           // [queries]: the factor from the block's weights to the query's maximum
   Stretch* read;           // [queries]: the lanes that each query reads
   float* numbers;          // [64 * depth]: the queries as loaded; then a block's decoded keys, then its values
-  float* room;             // [32 * depth]: copies of keys that are not evenly spaced
+  float* copies;             // [32 * depth]: copies of keys that are not evenly spaced
   float* scales;           // [groups][64]: the block's scales, in a quantised part,
   float* factors;          // [groups][64]: the factors from weights to their codes,
   float* worth;            // [groups]: and the value of one unit of such a code
@@ -85,7 +85,7 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.beside = whole(n, 16);
   scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // align to cache lines
   tile.numbers = take(scratch, BLOCK * tile.depth);
-  tile.room = take(scratch, 32 * tile.depth);
+  tile.copies = take(scratch, 32 * tile.depth);
   tile.scales = take(scratch, BLOCK * tile.groups);
   tile.factors = take(scratch, BLOCK * tile.groups);
   tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // keeps the next arrays aligned
@@ -267,7 +267,7 @@ struct StoredScores {
     const float* q = meeting(tile, block).numbers + query;
     const int64_t bytes = row_bytes(FORMAT, tile.size);
     Run rows[V];
-    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.room + v * 16 * tile.depth);
+    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.copies + v * 16 * tile.depth);
     F total[N][V] = {};
     for (int64_t offset = 0; offset < bytes; offset += 16) {
       I x[V][4];
@@ -303,7 +303,8 @@ struct StoredScores {
 
 // Adds one group's integer sums, times the scales of the keys and of the query, to a query's scores from a lane on.
 template <int V>
-TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t group, float scale, const I (&total)[V]) {
+TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t group, float scale,
+                         const I (&total)[V]) {
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) {
     float* to = tile.weights + query * BLOCK + lane + 16 * v;
@@ -362,7 +363,7 @@ struct StoredCodeScores {
     const QueryRows& queries = meeting(tile, block);
     const int64_t bytes = row_bytes(FORMAT, tile.size);
     Run rows[V];
-    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.room + v * 16 * tile.depth);
+    for (int v = 0; v < V; v++) rows[v] = even_keys(block, bytes, lane + 16 * v, tile.copies + v * 16 * tile.depth);
     for (int64_t group = 0; group < tile.groups; group++) {
       const int32_t* pairs = queries.pairs + group * SCALED / 2 * tile.beside + query;
       I total[N][V] = {};
@@ -410,7 +411,7 @@ static void score_queries(const Tile& tile, const Block& block, int64_t first, i
       case INT8: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT8>{tile, block}, first, last);
       case INT4: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT4>{tile, block}, first, last);
     }
-  decode_keys(block, tile.size, tile.numbers, tile.room);
+  decode_keys(block, tile.size, tile.numbers, tile.copies);
   if (!scaled(format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
   side_by_side<QUERIES>(CodeScores{tile, block}, first, last);
 }

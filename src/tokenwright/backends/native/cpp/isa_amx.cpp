@@ -289,7 +289,8 @@ struct ToMemory {
 
 // Quantises inputs [input, input + n) of a row into its tiles; zeros if n is 0. Scales after the last row are set to 0,
 // because leftover numbers there may be subnormal, which processors multiply slowly.
-TW_INLINE void to_tiles(const QuantisedRows& rows, int64_t group, const float* x, int64_t row, int64_t input, int64_t n) {
+TW_INLINE void to_tiles(const QuantisedRows& rows, int64_t group, const float* x, int64_t row, int64_t input,
+                        int64_t n) {
   const int64_t bytes = rows.kind == ROWS_BF16 ? 2 : 1, slabs = rows.depth * bytes / 64, at = input * bytes;
   char* to = (char*)rows.numbers + (row / TILE_ROWS * slabs + at / 64) * TILE + row % TILE_ROWS * 64 + at % 64;
   if (rows.kind == ROWS_BF16) return store_bf16((uint16_t*)to, load(x, n));
@@ -309,7 +310,8 @@ struct ToRows {
       for (int64_t unit = 0; unit < units; unit++) {
         float up[2 * ACTIVATED] __attribute__((aligned(64))), act[ACTIVATED] __attribute__((aligned(64)));
         const int64_t first = unit * ACTIVATED / LANES, some = (between.gated ? 2 : 1) * ACTIVATED / LANES;
-        for (int64_t i = 0; i < some; i++) store(up + i * LANES, total_of(work, row, first + i, columns.block(first + i)));
+        for (int64_t i = 0; i < some; i++)
+          store(up + i * LANES, total_of(work, row, first + i, columns.block(first + i)));
         if (between.gated)
           avx512_kernels()->gated(between.activation, ACTIVATED, up, act);
         else

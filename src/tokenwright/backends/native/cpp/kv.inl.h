@@ -168,8 +168,8 @@ TW_INLINE const Part& part_of(const KVLayer& layer, int64_t position) {
   return layer.part[i];
 }
 
-static void store_kv(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size, int64_t position,
-                 const float* k, const float* v) {
+static void store_kv(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size,
+                     int64_t position, const float* k, const float* v) {
   const Part& part = part_of(layer, position);
   const int64_t slot = slot_of(part, chunk, page_size, position);
   if (slot < 0) return;
@@ -363,8 +363,8 @@ TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane,
   }
 #if defined(__AVX512F__)  // assembled in registers: a wide load after narrow stores would stall on store forwarding
   I r;
-  r.p[0] = (IPart)_mm512_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13],
-                                    x[14], x[15]);
+  r.p[0] = (IPart)_mm512_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12],
+                                    x[13], x[14], x[15]);
   return r;
 #else
   I r;
@@ -430,10 +430,10 @@ TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
   }
 }
 
-// Copies sixteen rows of keys, from a lane on, to contiguous memory in `room`, each padded with zeros to a multiple of
-// sixteen bytes.
-static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
-  uint8_t* to = (uint8_t*)room;
+// Copies sixteen rows of keys, from a lane on, to contiguous memory in `copies`, each padded with zeros to a multiple
+// of sixteen bytes.
+static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t bytes, int64_t lane, void* copies) {
+  uint8_t* to = (uint8_t*)copies;
   const int64_t step = whole(bytes, 16);
   memset(to, 0, 16 * step);
   for (int64_t i = 0; i < 16; i++)
@@ -441,18 +441,18 @@ static __attribute__((noinline)) Run copied_keys(const Block& block, int64_t byt
   return {to, step};
 }
 // Sixteen evenly spaced rows of keys of whole sixteen bytes: in place if possible, else copied.
-TW_INLINE Run even_keys(const Block& block, int64_t bytes, int64_t lane, void* room) {
-  if (!block.even[lane / 16] || bytes % 16) return copied_keys(block, bytes, lane, room);
+TW_INLINE Run even_keys(const Block& block, int64_t bytes, int64_t lane, void* copies) {
+  if (!block.even[lane / 16] || bytes % 16) return copied_keys(block, bytes, lane, copies);
   return {(const uint8_t*)block.k.codes + block.places[lane] * bytes, block.apart * bytes};
 }
 
 template <int64_t FORMAT>
-static void decode_keys_of(const Block& block, int64_t size, float* keys, void* room) {
+static void decode_keys_of(const Block& block, int64_t size, float* keys, void* copies) {
   constexpr int64_t count = lines_in_four_bytes(FORMAT);
   const int64_t bytes = row_bytes(FORMAT, size);
   for (int64_t lane = block.first(); lane < block.last(); lane += 16) {
     float* to = keys + lane;
-    Run rows = even_keys(block, bytes, lane, room);
+    Run rows = even_keys(block, bytes, lane, copies);
     for (int64_t offset = 0; offset < bytes; offset += 16, rows.at += 16) {
       I x[4];
       transpose(rows, x);
@@ -467,15 +467,15 @@ static void decode_keys_of(const Block& block, int64_t size, float* keys, void* 
   }
 }
 
-// room: memory for sixteen rows of keys
-static void decode_keys(const Block& block, int64_t size, float* keys, void* room) {
+// copies: memory for sixteen rows of keys
+static void decode_keys(const Block& block, int64_t size, float* keys, void* copies) {
   switch (block.k.format) {
-    case F32: return decode_keys_of<F32>(block, size, keys, room);
-    case BF16: return decode_keys_of<BF16>(block, size, keys, room);
-    case F16: return decode_keys_of<F16>(block, size, keys, room);
-    case FP8: return decode_keys_of<FP8>(block, size, keys, room);
-    case INT8: return decode_keys_of<INT8>(block, size, keys, room);
-    case INT4: return decode_keys_of<INT4>(block, size, keys, room);
+    case F32: return decode_keys_of<F32>(block, size, keys, copies);
+    case BF16: return decode_keys_of<BF16>(block, size, keys, copies);
+    case F16: return decode_keys_of<F16>(block, size, keys, copies);
+    case FP8: return decode_keys_of<FP8>(block, size, keys, copies);
+    case INT8: return decode_keys_of<INT8>(block, size, keys, copies);
+    case INT4: return decode_keys_of<INT4>(block, size, keys, copies);
   }
 }
 

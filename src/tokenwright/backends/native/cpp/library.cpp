@@ -45,10 +45,11 @@ bool has_amx() {
 }
 #endif
 
+// Calls run(workspace). Returns 1 if memory runs out, else 0.
 template <typename Run>
-int64_t without_throwing(Run run) {
+int64_t with_workspace(Workspace* shared, Run run) {
   try {
-    run();
+    run(*CallWorkspace(shared));
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
@@ -80,7 +81,8 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
   return nullptr;
 }
 
-// Allocates a workspace; null if memory runs out. It serves one call at a time; tw_workspace_free frees it.
+// Allocates a workspace; null if memory runs out. tw_workspace_free frees it. Functions that take one may be called by
+// several threads at once: a workspace serves one call at a time, and the others compute in temporary memory.
 TW_EXPORT Workspace* tw_workspace_new() { return new_workspace(); }
 TW_EXPORT void tw_workspace_free(Workspace* workspace) { free_workspace(workspace); }
 TW_EXPORT int64_t tw_workspaces() { return count_workspaces(); }
@@ -94,17 +96,19 @@ TW_EXPORT int64_t tw_last_team() { return last_team(); }
 
 TW_EXPORT int64_t tw_forward(const Kernels* k, Workspace* workspace, const Model* model, const Batch* batch,
                              int64_t threads) {
-  return without_throwing([&] { forward(*k, *workspace, *model, *batch, threads); });
+  return with_workspace(workspace, [&](Workspace& w) { forward(*k, w, *model, *batch, threads); });
 }
 
 TW_EXPORT int64_t tw_linear(const Kernels* k, Workspace* workspace, const Matrix* m, int64_t rows, const float* x,
                             float* y, int64_t threads) {
-  return without_throwing([&] { linear_rows(*k, *workspace, *m, rows, x, y, threads); });
+  return with_workspace(workspace, [&](Workspace& w) { linear_rows(*k, w, *m, rows, x, y, threads); });
 }
 
 TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Heads* h, int64_t chunks,
                             const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
-  return without_throwing([&] { attend_rows(*k, *workspace, *kv, *h, chunks, chunk, page_size, *queries, threads); });
+  return with_workspace(workspace, [&](Workspace& w) {
+    attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads);
+  });
 }
 
 // k and v: [rows of all chunks][G][D].
@@ -131,14 +135,15 @@ TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int6
 }
 
 // x and y: [rows][heads][size]; rotations: [rows][size], cosines before sines.
-TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations, const float* x,
-               float* y) {
+TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations,
+                         const float* x, float* y) {
   for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, rotations + i / heads * size, x + i * size, y + i * size);
 }
 
 TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n, int64_t vocab, const float* logits,
                                int64_t* best, double* log_total, int64_t threads) {
-  return without_throwing([&] { summarise(*k, *workspace, n, vocab, logits, best, log_total, threads); });
+  return with_workspace(workspace,
+                        [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
 }
 
 // Reads every byte once, by all threads, in work items of the kernels' size. Returns the sum of the words.
@@ -198,7 +203,8 @@ TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_form
           const int64_t at = (block + i) * LANES;
           const int64_t top = at > j.first ? at : j.first;
           const int64_t end = at + LANES < j.first + j.count ? at + LANES : j.first + j.count;
-          j.bad += j.k->pack(*j.m, j.source_format, j.source + (top - j.first) * j.stride * size, j.stride, top, end - top);
+          const auto* source = j.source + (top - j.first) * j.stride * size;
+          j.bad += j.k->pack(*j.m, j.source_format, source, j.stride, top, end - top);
         });
       },
       &job);

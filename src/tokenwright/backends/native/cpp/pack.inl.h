@@ -44,7 +44,8 @@ TW_INLINE void transpose_16x16(F (&x)[16]) {
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {  // transpose the grid of squares
-    const __m512 a = (__m512)y[i].p[0], b = (__m512)y[i + 4].p[0], c = (__m512)y[i + 8].p[0], d = (__m512)y[i + 12].p[0];
+    const __m512 a = (__m512)y[i].p[0], b = (__m512)y[i + 4].p[0];
+    const __m512 c = (__m512)y[i + 8].p[0], d = (__m512)y[i + 12].p[0];
     const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x88), cd = _mm512_shuffle_f32x4(c, d, 0x88);
     const __m512 AB = _mm512_shuffle_f32x4(a, b, 0xdd), CD = _mm512_shuffle_f32x4(c, d, 0xdd);
     x[i].p[0] = (FPart)_mm512_shuffle_f32x4(ab, cd, 0x88);

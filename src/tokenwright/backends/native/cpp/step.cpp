@@ -29,6 +29,7 @@ class Buffer {
     const size_t bytes = (size_t)count * sizeof(T);
     if (bytes > size_) {
       data_.reset();
+      size_ = 0;  // if the allocation fails
       data_.reset(new (std::align_val_t{64}) char[bytes]);
       size_ = bytes;
     }
@@ -62,7 +63,8 @@ class RowStorage {
     sums_.of<int32_t>(whole * depth / 32);
   }
 
-  QuantisedRows rows(const Kernels& kernels, const Matrix& m, int64_t count) {
+  // The rows of a linear, in the memory that `reserve` made.
+  QuantisedRows of(const Kernels& kernels, const Matrix& m, int64_t count) {
     const int64_t groups = m.group ? depth_of(m) / m.group : 0;
     return QuantisedRows{kernels.row_kind(m.format),
                          count,
@@ -82,8 +84,9 @@ std::atomic<int64_t> workspaces{0};
 
 }  // namespace
 
-// The scratch memory of one step at a time.
+// The scratch memory of one call at a time.
 struct Workspace {
+  std::atomic<bool> in_use{false};
   Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
   RowStorage rows, next_rows;
 
@@ -155,7 +158,8 @@ void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& 
 // One phase over rows: calls body(row). A piece has several rows if there are many.
 template <typename Body>
 void each_row(Team& team, int64_t rows, Body body) {
-  team.share(rows, std::clamp<int64_t>(rows / (ROW_PIECES * team.size()), 1, MOST_ROWS), [&](int64_t row, int64_t last) {
+  const int64_t piece = std::clamp<int64_t>(rows / (ROW_PIECES * team.size()), 1, MOST_ROWS);
+  team.share(rows, piece, [&](int64_t row, int64_t last) {
     for (; row < last; row++) body(row);
   });
 }
@@ -189,13 +193,12 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   for (int64_t i = 0; op.k_norm.weight && i < h.kv_heads; i++)
     p.k.norm(op.k_norm, size, key + i * size, key + i * size);
   if (op.rotates) {
-    if (kv.sinks) {
-      const int64_t edge = kv.sinks + kv.window - 1, at = position < edge ? position : edge;
-      float* sink = p.sink + row * h.heads * size;
-      for (int64_t i = 0; i < h.heads; i++)
-        p.k.rotate(size, chunk.sink_rotation + at * size, q + i * size, sink + i * size);
-    }
     const float* rotation = chunk.rotation + (row - chunk.row) * size;
+    if (kv.sinks) {
+      const float* at = position < kv.sinks + kv.window - 1 ? rotation : kv.sink_rotation;
+      float* sink = p.sink + row * h.heads * size;
+      for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, at, q + i * size, sink + i * size);
+    }
     for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
     for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
   }
@@ -244,7 +247,7 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
 // Quantises norm(x) of all rows for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
   const int64_t rows = p.batch.rows, width = p.model.width;
-  const QuantisedRows quantised = p.r.rows.rows(p.k, m, rows);
+  const QuantisedRows quantised = p.r.rows.of(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
     float* normed = p.normed + thread * width;
     p.k.norm(norm, width, p.x + row * width, normed);
@@ -291,7 +294,7 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
              thread);
 
-  quantised = p.r.rows.rows(p.k, op.out, rows);
+  quantised = p.r.rows.of(p.k, op.out, rows);
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, p.mixed + row * q_width, row, quantised); });
   linears_of(p, team, op.out, quantised, p.x, p.x, width);
 }
@@ -306,7 +309,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
   const int64_t rows = p.batch.rows, inner = op.down.in;
   const QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.up);
-  const QuantisedRows last = p.r.next_rows.rows(p.k, op.down, rows);
+  const QuantisedRows last = p.r.next_rows.of(p.k, op.down, rows);
   const Between between{op.activation, op.gated, inner, op.down, last};
   if (p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
@@ -372,8 +375,11 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 
 void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
   const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
+  each_row(team, p.batch.hidden, [&](int64_t i) {
+    p.k.norm(op.norm, width, p.x + p.batch.hidden_row[i] * width, p.batch.states + i * width);
+  });
   if (!wanted) return;
-  QuantisedRows quantised = p.r.rows.rows(p.k, op.matrix, wanted);
+  QuantisedRows quantised = p.r.rows.of(p.k, op.matrix, wanted);
   team.each(wanted, [&](int64_t i) {
     float* normed = p.normed + thread * width;
     p.k.norm(op.norm, width, p.x + p.batch.row[i] * width, normed);
@@ -407,6 +413,17 @@ void free_workspace(Workspace* workspace) { delete workspace; }
 
 int64_t count_workspaces() { return workspaces; }
 
+CallWorkspace::CallWorkspace(Workspace* shared)
+    : shared_(shared && !shared->in_use.exchange(true, std::memory_order_acquire) ? shared : nullptr),
+      used_(shared_ ? shared_ : new Workspace) {}
+
+CallWorkspace::~CallWorkspace() {
+  if (shared_)
+    shared_->in_use.store(false, std::memory_order_release);
+  else
+    delete used_;
+}
+
 void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& batch, int64_t threads) {
   const int64_t rows = batch.rows;
   Needs needs;
@@ -432,7 +449,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
 void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,
                  int64_t threads) {
   r.rows.reserve(m, rows);
-  const QuantisedRows quantised = r.rows.rows(k, m, rows);
+  const QuantisedRows quantised = r.rows.of(k, m, rows);
   struct Job {
     const Kernels& k;
     const Matrix& m;
@@ -457,8 +474,8 @@ void summarise(const Kernels& k, Workspace& r, int64_t n, int64_t vocab, const f
   run_on_threads(threads, [](void* context, Team& team, int64_t) { ((Summary*)context)->run(team); }, &summary);
 }
 
-void attend_rows(const Kernels& k, Workspace& r, const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk,
-                 int64_t page_size, const Queries& queries, int64_t threads) {
+void attend_rows(const Kernels& k, Workspace& r, const KVLayer& kv, const Heads& h, int64_t chunks,
+                 const ChunkRows* chunk, int64_t page_size, const Queries& queries, int64_t threads) {
   const int64_t each = k.attention_scratch(h);
   struct Job {
     const Kernels& k;

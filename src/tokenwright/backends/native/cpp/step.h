@@ -38,7 +38,7 @@ struct MLPOp {
   Matrix down;
 };
 
-// The logits of the batch's logits rows: matrix(norm(x)).
+// The logits of the batch's logits rows: matrix(norm(x)); and norm(x) of its hidden rows.
 struct HeadOp {
   Norm norm;
   Matrix matrix;
@@ -66,6 +66,9 @@ struct Batch {
   float* logits;       // [wanted][vocab]
   int64_t* best;       // [wanted]: the argmax, the lowest index among equals
   double* log_total;   // [wanted]: the logsumexp, NaN if some logit of the row is not finite
+  int64_t hidden;      // the number of rows whose hidden states are needed
+  const int64_t* hidden_row;  // [hidden]: their indices in the batch
+  float* states;       // [hidden][width]: the rows after the head's norm
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.
@@ -73,6 +76,21 @@ struct Workspace;
 Workspace* new_workspace();  // null if memory runs out
 void free_workspace(Workspace*);
 int64_t count_workspaces();  // live ones, for tests
+
+// The workspace of one call: the shared one, or a temporary one while another call uses that or if it is null.
+class CallWorkspace {
+ public:
+  explicit CallWorkspace(Workspace* shared);  // throws std::bad_alloc
+  ~CallWorkspace();
+  CallWorkspace(const CallWorkspace&) = delete;
+  CallWorkspace& operator=(const CallWorkspace&) = delete;
+
+  Workspace& operator*() const { return *used_; }
+
+ private:
+  Workspace* const shared_;  // null: `used_` is temporary
+  Workspace* const used_;
+};
 
 // Each of these uses at most `threads` threads, and throws std::bad_alloc if the workspace cannot grow.
 void forward(const Kernels&, Workspace&, const Model&, const Batch&, int64_t threads);

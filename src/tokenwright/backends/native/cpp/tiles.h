@@ -81,8 +81,8 @@ TW_INLINE void tile_dot_bf16() {
       float sums[2] = {0, 0}, total;
       for (int k = 0; k < shape.bytes[A] / 4; k++)
         for (int odd = 0; odd < 2; odd++)
-          sums[odd] = __builtin_fmaf(widened(&tiles[A].at[m][4 * k + 2 * odd]), widened(&tiles[B].at[k][4 * n + 2 * odd]),
-                                     sums[odd]);
+          sums[odd] = __builtin_fmaf(widened(&tiles[A].at[m][4 * k + 2 * odd]),
+                                     widened(&tiles[B].at[k][4 * n + 2 * odd]), sums[odd]);
       memcpy(&total, &tiles[C].at[m][4 * n], 4);
       total += sums[0] + sums[1];
       memcpy(&tiles[C].at[m][4 * n], &total, 4);

@@ -13,6 +13,7 @@ _BYTES: Mapping[str, int] = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
+LEAST_BARE = 1 << 20  # bytes: a smaller size without a unit is a slip, such as 24 for 24GB
 _SIZE = re.compile(r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,5})(\.\d{1,6})?\s*([a-zA-Z]*)", re.ASCII)
 
 
@@ -24,7 +25,8 @@ def read_tokens(value: Size, name: str) -> int:
     count = _count(value, _TOKENS)
     if not 1 <= count <= MAX_TOKENS:
         raise RequestError(
-            f"{name} must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k (k = 1024), not {value!r}"
+            f"{name} must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k (k = 1024), not {value!r}",
+            name,
         )
     return count
 
@@ -33,7 +35,11 @@ def read_bytes(value: Size, name: str) -> int:
     """A count of bytes: 8000000000, "8GB" (10^9), "8GiB" (2^30). Raises RequestError, naming the option."""
     count = _count(value, _BYTES)
     if not 1 <= count <= 1 << 62:
-        raise RequestError(f"{name} must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not {value!r}")
+        raise RequestError(
+            f"{name} must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not {value!r}", name
+        )
+    if isinstance(value, str) and value.strip()[-1].isdigit() and count < LEAST_BARE:
+        raise RequestError(f"{name} {value} has no unit and would be bytes; write {value}GB or {value}GiB", name)
     return count
 
 
@@ -45,7 +51,7 @@ def read_rate(value: Size, name: str) -> int:
     else:
         count = _count(value, _BYTES)
     if not 1 <= count <= 1 << 62:
-        raise RequestError(f"{name} must be bytes per second, such as 30GB/s, not {value!r}")
+        raise RequestError(f"{name} must be bytes per second, such as 30GB/s, not {value!r}", name)
     return count
 
 

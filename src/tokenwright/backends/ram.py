@@ -1,0 +1,88 @@
+"""The RAM that this process may still use: what the system has, a container's limit, and the process's own.
+
+A container's limit is that of its control group or of one above it (cgroup v2 `memory.max`, v1
+`memory.limit_in_bytes`): beyond it the system kills the process, however much the machine has. Files that were read
+count as used there, but are dropped when memory runs out, so the inactive ones are free memory.
+"""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+_NO_LIMIT = 1 << 60  # bytes: v1 writes "no limit" as the largest multiple of a page
+
+
+class _Files(NamedTuple):
+    """The files of a memory control group, in one version's names."""
+
+    limit: str
+    used: str
+    inactive: str  # the key in memory.stat
+
+
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def free_ram(root: Path = Path("/")) -> int | None:
+    """Bytes that this process may still allocate and write; None if the system reports nothing.
+
+    root: the folder with proc and sys.
+    """
+    found = [_available(root), *_of_groups(root), _of_address_space(root)]
+    return min((max(0, free) for free in found if free is not None), default=None)
+
+
+def _available(root: Path) -> int | None:
+    """What the system can give without swapping."""
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _of_groups(root: Path) -> Iterator[int | None]:
+    """What is left of the limit of each control group that the process is in."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            yield from (_left(folder, _V2) for folder in _ancestors(mounts, path))
+        elif "memory" in controllers.split(","):
+            yield from (_left(folder, _V1) for folder in _ancestors(mounts / "memory", path))
+
+
+def _ancestors(mount: Path, path: str) -> Iterator[Path]:
+    """The folders of a control group and of those above it.
+
+    In a container the path may be the host's and the folder be missing; the mount itself is then the container's group.
+    """
+    inside = PurePosixPath(path.lstrip("/"))
+    yield from (mount / one for one in (inside, *inside.parents))
+
+
+def _left(folder: Path, files: _Files) -> int | None:
+    """Bytes left of one group's limit; None if it has none."""
+    limit, used = (_text(folder / name).strip() for name in (files.limit, files.used))
+    if not (limit.isdigit() and used.isdigit()) or int(limit) >= _NO_LIMIT:  # v2 writes "max"
+        return None
+    stat = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    return int(limit) - int(used) + int(stat.get(files.inactive, "0"))
+
+
+def _of_address_space(root: Path) -> int | None:
+    """What is left of RLIMIT_AS (ulimit -v), which counts what is mapped, written or not."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    pages = _text(root / "proc/self/statm").split()
+    if limit == resource.RLIM_INFINITY or not pages:
+        return None
+    return limit - int(pages[0]) * resource.getpagesize()
+
+
+def _text(file: Path) -> str:
+    """A file's text; empty if it cannot be read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

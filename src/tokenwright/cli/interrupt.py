@@ -1,0 +1,89 @@
+"""Ctrl-C: every command ends within half a second, whatever it is computing.
+
+`__main__` sets SIGINT to the system's default, so that imports, loading and tokenising die at once. Work that has
+something to say or to clean up when it is interrupted runs inside `interruptible`: there Ctrl-C raises
+KeyboardInterrupt in the main thread. A native call may keep that thread from noticing, so a second thread, which the
+signal wakes, ends the process GRACE seconds later if it is still there.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from typing import NoReturn, TypeVar
+
+INTERRUPTED = 130  # the exit code that shells show for a process that SIGINT ended
+GRACE = 0.25  # seconds
+
+T = TypeVar("T")
+
+
+@contextmanager
+def interruptible(*, ends: bool = True) -> Iterator[None]:
+    """Raise KeyboardInterrupt for Ctrl-C inside; if it `ends` the command, within GRACE seconds at the latest.
+
+    Where SIGINT is ignored, it stays ignored. Only the main thread may enter.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    with _watched() if ends else nullcontext():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Have a thread that ends the process GRACE seconds after a SIGINT, even one that arrives just before the end."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    threading.Thread(target=_end_later, args=(reading,), name="tokenwright interrupt", daemon=True).start()
+    other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(other)
+        os.close(writing)
+
+
+def _end_later(reading: int) -> None:
+    """Wait for a signal, then end the process; end without one if the pipe is closed."""
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        while signals := pipe.read(1):
+            if signals[0] == signal.SIGINT:
+                time.sleep(GRACE)
+                os._exit(INTERRUPTED)
+
+
+def die() -> NoReturn:
+    """End the process by SIGINT, as a shell expects of a command that Ctrl-C ended: it stops its own loop then."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(INTERRUPTED)  # where SIGINT is blocked
+
+
+def in_thread(compute: Callable[[], T]) -> T:
+    """The result of `compute`, run in a thread, so that Ctrl-C reaches the caller during one long native call.
+
+    After a KeyboardInterrupt the thread goes on by itself; what it computes is dropped. Raises what `compute` raises.
+    """
+    done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((compute(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    result, error = done.get()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # T may itself have None

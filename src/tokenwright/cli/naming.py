@@ -1,0 +1,46 @@
+"""Error messages in the words of the command line: the option that was typed in place of a Python parameter.
+
+The library's errors name parameters (`max_tokens`, `n`), each in its `fields`. `spoken` replaces them by the options of
+the command that is running, in the spelling that was typed if it was. A hint in parentheses at parameters that the
+command has no options for is left out.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenwright.errors import TokenwrightError
+
+ALIASES = {"new_tokens": "max_tokens"}  # a command's parameter -> the library's
+_HINT = re.compile(r" \(([a-z_]+(?: or [a-z_]+)*)\)")
+_NO_OPTION = ("pages", "kv_memory")  # parameters of the library that only some commands, or none, have options for
+
+
+def options_of(parameters: Sequence[Any], typed: Sequence[str] = ()) -> dict[str, str]:
+    """The options of a command by the library's names: as `typed` if they were, else in their first long form."""
+    found: dict[str, str] = {}
+    given = {word.partition("=")[0] for word in typed}
+    for parameter in parameters:
+        flags = [flag for flag in parameter.opts if flag.startswith("-")]
+        if flags:
+            longest = [flag for flag in flags if flag.startswith("--")] or flags
+            said = [flag for flag in flags if flag in given]
+            found[ALIASES.get(parameter.name, parameter.name)] = (said or longest)[0]
+    return found
+
+
+def spoken(error: TokenwrightError, options: Mapping[str, str]) -> str:
+    """The message of an error with options in place of parameters."""
+    text = _HINT.sub(lambda hint: _hinted(hint, options), str(error))
+    names = {*error.fields, *(name for name in options if "_" in name)}
+    for name in sorted(names & options.keys(), key=len, reverse=True):
+        text = re.sub(rf"(?<![\w'\"/.-]){name}(?![\w'\"/=-]|\.\w)", options[name], text)
+    return text
+
+
+def _hinted(hint: re.Match[str], options: Mapping[str, str]) -> str:
+    names = hint[1].split(" or ")
+    if not any(name in _NO_OPTION for name in names):
+        return hint[0]
+    known = [options[name] for name in names if name in options]
+    return f" ({' or '.join(known)})" if known else ""

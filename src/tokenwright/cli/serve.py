@@ -1,0 +1,181 @@
+"""`tokenwright serve`: an HTTP server for one model, with the APIs that existing clients speak."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from tokenwright.cli import options as opt
+from tokenwright.cli.output import remark
+from tokenwright.config import Environment
+from tokenwright.errors import RequestError, TokenwrightError
+
+if TYPE_CHECKING:
+    from tokenwright.llm import LLM
+    from tokenwright.serve.settings import Settings
+
+SERVER = "Server"
+
+Config = Annotated[Path | None, Option("--config", help="A TOML file of these settings.", rich_help_panel=SERVER)]
+Host = Annotated[
+    str | None,
+    Option(help="The address to listen on; others than this machine's demand a key.", rich_help_panel=SERVER),
+]
+Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=SERVER)]
+ApiKey = Annotated[
+    list[str] | None,
+    Option(
+        help="A key that clients must send (several: repeat it). Other users see it in the list of processes.",
+        rich_help_panel=SERVER,
+    ),
+]
+ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=SERVER)]
+NoKey = Annotated[
+    bool | None, Option("--no-key", help="Listen on another address without a key.", rich_help_panel=SERVER)
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    Option(help="A name under which clients call the server (several: repeat it).", rich_help_panel=SERVER),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    Option(help="The origin of a web page that may call it (several: repeat it).", rich_help_panel=SERVER),
+]
+ServedModelName = Annotated[
+    list[str] | None,
+    Option(help="What clients may call the model (several: repeat it).", rich_help_panel=SERVER),
+]
+MaxQueue = Annotated[
+    int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
+]
+MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=SERVER)]
+RequestTimeout = Annotated[
+    float | None,
+    Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
+]
+DrainTimeout = Annotated[
+    float | None,
+    Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=SERVER),
+]
+Timings = Annotated[
+    bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
+]
+AccessLog = Annotated[
+    bool | None,
+    Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
+]
+Explorer = Annotated[
+    bool, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
+]
+
+
+def serve(
+    model: opt.ModelName = "stories",
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
+    no_key: NoKey = None,
+    allowed_host: AllowedHost = None,
+    cors_origin: CorsOrigin = None,
+    served_model_name: ServedModelName = None,
+    max_queue: MaxQueue = None,
+    max_body: MaxBody = None,
+    request_timeout: RequestTimeout = None,
+    drain_timeout: DrainTimeout = None,
+    timings: Timings = None,
+    access_log: AccessLog = None,
+    explorer: Explorer = False,
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
+    kv: opt.Kv = "native",
+    window: opt.Window = None,
+    sinks: opt.Sinks = 0,
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+) -> None:
+    """Serve the model over HTTP: OpenAI's API and others, so that existing clients work unchanged.
+
+    The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
+    """
+    flags = {name: value for name, value in locals().items() if name in _SETTINGS}
+    from tokenwright.serve.settings import read_settings
+
+    settings = read_settings(config, Environment.read().defaults, flags)
+
+    def load(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.backends.device import leave_a_core
+        from tokenwright.llm import LLM
+
+        leave_a_core()
+        try:
+            return LLM(
+                model,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                weights=weights,
+                kv=kv,
+                window=window,
+                sinks=sinks,
+                page_size=page_size,
+                token_budget=token_budget,
+                report=report,
+                trace=explorer,
+            )
+        except TokenwrightError as error:
+            remark(f"tokenwright: {error}")  # clients are told too
+            raise
+
+    serve_app(model, load, settings)
+
+
+_SETTINGS = (
+    *("host", "port", "api_key", "api_key_file", "no_key", "allowed_host", "cors_origin", "served_model_name"),
+    *("max_queue", "max_body", "request_timeout", "drain_timeout", "timings", "access_log"),
+)
+
+
+def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings) -> None:
+    """Listen, load the model and serve it until a signal ends the server. Raises RequestError."""
+    from tokenwright.serve.app import Served, make_app
+    from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.guard import Policy, read_keys
+    from tokenwright.serve.log import log_access
+    from tokenwright.serve.page import page_folder
+    from tokenwright.serve.run import Server, listen
+    from tokenwright.serve.service import Limits
+
+    keys = list(settings.api_key)
+    if settings.api_key_file:
+        keys += read_keys(Path(settings.api_key_file))
+    listener = listen(settings.host, (settings.port,))
+    port = listener.getsockname()[1]
+    policy = Policy.of(_hosts(settings, port), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
+    try:
+        page = page_folder()
+    except RequestError:
+        page = None  # the APIs need none
+    limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
+    served = Served(settings.served_model_name, limits, settings.timings)
+    if settings.access_log:
+        log_access(logging.StreamHandler())
+    app = make_app(Explorer(model, load), policy, page, served)
+    where = f"[{settings.host}]" if ":" in settings.host else settings.host
+    remark(f"serving {model} at http://{where}:{port}/v1 (Ctrl-C ends it)")
+    Server(app, settings.drain_timeout, remark).run(sockets=[listener])
+
+
+def _hosts(settings: Settings, port: int) -> list[str] | None:
+    """The names that the Host header may have; None: any, as a key is demanded, or the user wants none."""
+    if not settings.local and not settings.allowed_host:
+        return None
+    names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
+    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]

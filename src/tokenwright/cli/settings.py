@@ -1,0 +1,106 @@
+"""Defaults of common options: from a settings file and from TOKENWRIGHT_* variables. What is typed wins over both.
+
+COMMON is the one table of them. A key of the file is an option's name without its dashes, such as kv-memory = "2GB";
+the variable is TOKENWRIGHT_KV_MEMORY. A variable wins over the file. Unknown keys are refused: they are most likely
+typos, and a setting that is silently ignored is worse than an error.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from tokenwright.config import Environment
+from tokenwright.errors import RequestError
+
+COMMON: Mapping[str, type] = {
+    "model": str,
+    "device": str,
+    "dtype": str,
+    "weights": str,
+    "kv": str,
+    "kv-memory": str,
+    "threads": int,
+    "max-tokens": int,
+    "temperature": float,
+    "top-k": int,
+    "top-p": float,
+    "min-p": float,
+    "seed": int,
+    "quiet": bool,
+}
+SAMPLING = ("max-tokens", "temperature", "top-k", "top-p", "min-p", "seed")  # merged by `sampling.sampled`
+DEFAULTS = tuple(name for name in COMMON if name not in SAMPLING)  # of options with the same name, in any command
+OTHER = ("settings", "debug", "cache", "kernels", "isa")  # variables that are no option's default
+
+
+def read(environment: Environment | None = None) -> dict[str, Any]:
+    """The user's defaults by option name. Raises RequestError, naming the file or the variable, for what is wrong."""
+    environment = environment or Environment.read()
+    return _of_file(environment) | _of_variables(environment.defaults)
+
+
+def _of_file(environment: Environment) -> dict[str, Any]:
+    file = environment.settings
+    try:
+        with file.expanduser().open("rb") as stream:
+            content = tomllib.load(stream)
+    except (FileNotFoundError, NotADirectoryError, RuntimeError) as error:  # RuntimeError: the home is unknown
+        if environment.settings_named:
+            raise RequestError(f"TOKENWRIGHT_SETTINGS names {file}, which is not there") from error
+        return {}
+    except OSError as error:
+        raise RequestError(f"the settings in {file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the settings in {file} are not TOML: {error}") from error
+    found = {}
+    for key, value in content.items():
+        name = key.replace("_", "-")
+        if name not in COMMON:
+            raise RequestError(f"{file} sets {key!r}, which is no setting{_near(name, COMMON)}")
+        if not _fits(value, COMMON[name]):
+            raise RequestError(f"{key} in {file} must be {_KINDS[COMMON[name]]}, not {value!r}")
+        found[name] = value
+    return found
+
+
+def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Defaults from the TOKENWRIGHT_* variables, by their names without the prefix."""
+    found: dict[str, Any] = {}
+    for variable, text in variables.items():
+        name = variable.lower().replace("_", "-")
+        if name in COMMON:
+            found[name] = _parsed(variable, text, COMMON[name])
+        elif name not in OTHER and (near := _near(name, (*COMMON, *OTHER), variable=True)):
+            raise RequestError(f"the variable TOKENWRIGHT_{variable} is not known{near}")
+    return found
+
+
+def _parsed(variable: str, text: str, kind: type) -> Any:
+    """A variable's text as a value of `kind`."""
+    try:
+        if kind is bool:
+            return {"0": False, "1": True}[text]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = "0 or 1" if kind is bool else _KINDS[kind]
+        raise RequestError(f"TOKENWRIGHT_{variable} must be {wanted}, not {text[:80]!r}") from None
+
+
+_KINDS = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _fits(value: object, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _near(name: str, names: Any, *, variable: bool = False) -> str:
+    """A hint at the known name that is most like `name`, or all names where none is."""
+    found = get_close_matches(name, list(names), 1, 0.75)
+    if found:
+        return f"; did you mean {'TOKENWRIGHT_' + found[0].upper().replace('-', '_') if variable else found[0]}?"
+    return "" if variable else f"; the settings are {', '.join(names)}"

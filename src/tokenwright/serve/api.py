@@ -1,0 +1,199 @@
+"""What all APIs share: reading a body, the caller, errors in the shape of the path, and honest OpenAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+from tokenwright.errors import TokenwrightError
+from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
+from tokenwright.serve.fields import complaint
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+
+LARGE = 2**15  # bytes of a body from which on a thread parses it
+_REFS = "#/components/schemas/{model}"
+_BODIES: dict[str, type[BaseModel]] = {}  # of all routes, by module and name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class About:
+    """What the middlewares know of a request: in scope["tokenwright"]."""
+
+    request_id: str
+    caller: Caller = NOBODY
+    model: str = ""
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API. prefixes: of its paths. error(problem, request_id): the body of its errors.
+
+    problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
+    """
+
+    prefixes: tuple[str, ...]
+    error: Callable[[Problem, str], dict[str, Any]]
+    problem: Callable[[Exception], Problem | None] = lambda _: None
+
+
+class Refusal(ServerError):
+    """A request that is refused before it reaches the service, with its problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class Gone(Exception):
+    """The client has gone; nobody reads an answer."""
+
+
+def about(request: Request) -> About:
+    """What the middlewares know of this request."""
+    found = request.scope.get("tokenwright")
+    return found if isinstance(found, About) else About("")
+
+
+async def body_of(request: Request, model: type[B]) -> B:
+    """The body as a `model`. Raises Refusal for anything else, naming the field."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Refusal(Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json"))
+    raw = await request.body()
+    return await asyncio.to_thread(_parsed, raw, model) if len(raw) > LARGE else _parsed(raw, model)
+
+
+def _parsed(raw: bytes, model: type[B]) -> B:
+    try:
+        data = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise Refusal(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        found = complaint(error, data)
+        raise Refusal(Problem(400, "invalid", found.message, found.param)) from None
+    except RecursionError:
+        raise Refusal(Problem(400, "invalid", "the body is nested too deeply")) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away first. Raises Gone then."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def disconnected(request: Request) -> None:
+    """Wait until the client has gone. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """For a route's `openapi_extra`: it takes this body."""
+    name = f"{model.__module__}.{model.__name__}"
+    _BODIES[name] = model
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"x-body": name}}}}}
+
+
+def add_schemas(app: FastAPI) -> None:
+    """Let the OpenAPI document hold the schemas of the bodies that `takes` names; names that collide get longer."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = original()
+            bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+                (one, "validation") for one in _BODIES.values()
+            ]
+            refs, definitions = models_json_schema(bodies, ref_template=_REFS)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            for path in document["paths"].values():
+                for operation in path.values():
+                    for content in operation.get("requestBody", {}).get("content", {}).values():
+                        if (name := content["schema"].get("x-body")) is not None:
+                            content["schema"] = refs[_BODIES[name], "validation"]
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def add_errors(
+    app: FastAPI,
+    apis: Sequence[Api],
+    kinds: Sequence[type[Exception]] = (),
+    refused: Callable[[Problem], object] = lambda _: None,
+) -> None:
+    """Answer every error in the shape of the API whose path it is.
+
+    kinds: exceptions that the APIs raise as well. refused: called with each problem.
+    """
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        known, api = about(request), api_of(apis, request.scope["path"])
+        if isinstance(error, Gone):
+            return JSONResponse({}, 499)
+        problem = api.problem(error) or problem_from(error)
+        refused(problem)
+        if problem.kind == "engine":
+            log.error("request %s failed", known.request_id, exc_info=error)
+        return JSONResponse(api.error(problem, known.request_id), problem.status, problem.headers)
+
+    for kind in (TokenwrightError, RequestValidationError, HTTPException, Gone, Exception, *kinds):
+        app.add_exception_handler(kind, answer)
+
+
+def api_of(apis: Sequence[Api], path: str) -> Api:
+    """The API of a path: the first that has it, else the last."""
+    return next((one for one in apis if path.startswith(one.prefixes)), apis[-1])
+
+
+_HTTP: dict[int, Kind] = {404: "missing", 405: "invalid", 413: "size"}
+
+
+def problem_from(error: Exception) -> Problem:
+    """The problem of any exception."""
+    match error:
+        case Refusal():
+            return error.problem
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"][1:])
+            return Problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"], place or None)
+        case HTTPException():
+            return Problem(error.status_code, _HTTP.get(error.status_code, "invalid"), str(error.detail))
+        case _:
+            return problem_of(error)

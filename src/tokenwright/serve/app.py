@@ -1,0 +1,81 @@
+"""The server as one ASGI app: the APIs, the explorer's routes and page, health and metrics, behind one policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+
+import tokenwright
+from tokenwright.serve import anthropic, explore, ollama, openai, operations, responses, texts
+from tokenwright.serve.api import Api, add_errors, add_schemas, api_of
+from tokenwright.serve.contract import Problem
+from tokenwright.serve.explore import Explorer
+from tokenwright.serve.guard import App, Guard, Policy
+from tokenwright.serve.log import AccessLog
+from tokenwright.serve.metrics import Metrics
+from tokenwright.serve.service import Limits, Service
+
+APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # the last answers for all paths of no API
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a model is served. names: of the model, for clients; by default its own. timings: in every reply."""
+
+    names: Sequence[str] = ()
+    limits: Limits | None = None
+    timings: bool = False
+
+
+def make_app(
+    explorer: Explorer, hosts: Iterable[str] | Policy, page: Path | None, served: Served | None = None
+) -> FastAPI:
+    """The app. hosts: its "name:port" hosts ("127.0.0.1:8000"), or a whole policy; page: the folder of the page.
+
+    `app.state.service` is its service.
+    """
+    served = served or Served()
+    policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
+    metrics = Metrics()
+    service = Service(explorer.host, served.names or (explorer.name,), served.limits, metrics)
+    metrics.watch(service)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        explorer.start()
+        yield
+        service.stop()
+        await asyncio.to_thread(explorer.close)
+        service.close()
+
+    app = FastAPI(
+        title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.service = service
+    add_errors(app, APIS, (explore.Gone,), metrics.refused)
+    operations.add(app, service, metrics)
+    openai.add(app, service, served.timings)
+    for other in (responses, anthropic, ollama):
+        other.add(app, service)
+    texts.add(app, service, explorer)
+    explore.add(app, explorer)
+    add_schemas(app)
+    if page is not None:
+        app.mount("/", StaticFiles(directory=page, html=True))
+
+    def refused(path: str, problem: Problem, request_id: str) -> App:
+        metrics.refused(problem)
+        body: dict[str, Any] = api_of(APIS, path).error(problem, request_id)
+        return JSONResponse(body, problem.status, problem.headers)
+
+    app.add_middleware(Guard, policy=policy, answer=refused)
+    app.add_middleware(AccessLog)  # the outermost: it gives the request its id
+    return app

@@ -1,0 +1,198 @@
+"""A running request on the side of the event loop: deliveries of the engine go in, deltas come out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from tokenwright.completion import Completion, Piece
+from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
+from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.serve.contract import Answer, Counts, Delta, Finish, NotReady, Timings
+from tokenwright.serve.prepare import Prepared
+from tokenwright.serve.reading import Reader
+from tokenwright.transcript import Transcript
+
+MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
+
+_FINISH: dict[FinishReason, Finish] = {
+    FinishReason.LENGTH: "length",
+    FinishReason.CONTEXT: "length",
+    FinishReason.TIME: "length",
+    FinishReason.ABORTED: "abort",
+}
+
+
+class Generation:
+    """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
+
+    prompt_ids, prompt_text: the prompt as the model reads it; params: with the defaults filled in and the seed drawn.
+    asked: the time of the server's clock at which the request came.
+    """
+
+    def __init__(self, handle: RequestHandle, transcript: Transcript, prepared: Prepared, asked: float) -> None:
+        self.prompt_ids = prepared.request.prompt
+        self.prompt_text = prepared.text
+        self.params: SamplingParams = prepared.request.params
+        self._prepared = prepared
+        self._handle = handle
+        self._transcript = transcript
+        self._asked = asked
+        self._deliveries: deque[Delivery] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._readers: dict[int, Reader] = {}
+        self._finished: set[int] = set()
+        self._written = 0
+        self._times: list[float] = []  # of the first and the last token
+        self._paused = False
+        self._aborted = False
+
+    def feed(self, delivery: Delivery) -> None:
+        """Take a step's events, in the event loop."""
+        self._deliveries.append(delivery)
+        written = sum(isinstance(event, Token) for event in delivery.events)
+        if written:
+            self._written += written
+            self._times[1:] = [delivery.time]
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
+            self._paused = True
+            self._handle.pause()
+
+    def cancel(self) -> None:
+        """End the request, in whatever state it is; its pages are free after the step under way."""
+        self._handle.cancel()
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        """The deltas of the next step or steps, never empty.
+
+        Raises EngineError if the request failed, NotReady if it was cancelled.
+        """
+        while True:
+            while not self._deliveries:
+                if self._transcript.ended:
+                    self._transcript.check()
+                    if self._aborted:
+                        raise NotReady("the text was ended before its time, because the server is shutting down")
+                    raise StopAsyncIteration
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            if deltas := self._take():
+                return deltas
+
+    async def answers(self) -> list[Answer]:
+        """The whole texts, in order, once all have ended. Raises EngineError if the request failed."""
+        found: dict[int, Answer] = {}
+        async for deltas in self:
+            for delta in deltas:
+                found.setdefault(delta.choice, Answer(delta.choice)).add(delta)
+        return [found[choice] for choice in sorted(found)]
+
+    def completion(self) -> Completion:
+        """The engine's own account of the texts so far: token ids, log-probabilities, usage."""
+        return self._transcript.completion()
+
+    @property
+    def prompt_logprobs(self) -> list[float]:
+        """The log-probabilities of the prompt's tokens after the first, if `params` asks for them."""
+        return self._transcript.prompt_logprobs
+
+    def counts(self) -> Counts:
+        """Tokens so far."""
+        return Counts(
+            prompt=len(self.prompt_ids),
+            completion=self._written,
+            cached=min(self._handle.sequence.reused, len(self.prompt_ids)),
+            reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
+            truncated=self._prepared.truncated,
+        )
+
+    def timings(self) -> Timings:
+        """Where the time went, so far."""
+        now, counts = time.perf_counter(), self.counts()
+        started = self._handle.started or now
+        first, last = (self._times[0], self._times[-1]) if self._times else (now, now)
+        return Timings(
+            queue_s=started - self._asked,
+            prefill_s=max(0.0, first - started),
+            decode_s=last - first,
+            prompt_tokens=counts.prompt,
+            cached_tokens=counts.cached,
+            completion_tokens=counts.completion,
+            preemptions=self._handle.sequence.preemptions,
+        )
+
+    def _take(self) -> list[Delta]:
+        """The deltas of all deliveries that are here."""
+        deltas: dict[int, Delta] = {}
+        while self._deliveries:
+            delivery = self._deliveries.popleft()
+            for piece in self._transcript.add(delivery):
+                if not self._prepared.at_end:
+                    self._push(piece, deltas)
+            if delivery.ended or any(isinstance(event, Finished) for event in delivery.events):
+                self._end_texts(deltas, delivery.ended)
+        if self._paused:
+            self._paused = False
+            self._handle.resume()
+        return [delta for delta in deltas.values() if _says_something(delta)]
+
+    def _push(self, piece: Piece, deltas: dict[int, Delta]) -> None:
+        choice = piece.choice
+        delta = deltas.get(choice)
+        if delta is None:
+            delta = deltas[choice] = Delta(choice)
+        self._reader(choice).push(piece.text, piece.token_id, delta)
+        if self.params.logprobs is not None and piece.token_id is not None:
+            delta.tokens.append(piece)
+
+    def _reader(self, choice: int) -> Reader:
+        reader = self._readers.get(choice)
+        if reader is None:
+            reader = self._readers[choice] = self._prepared.reader()
+        return reader
+
+    def _end_texts(self, deltas: dict[int, Delta], all_ended: bool) -> None:
+        """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
+        if self._transcript.error is not None or (self._prepared.at_end and not all_ended):
+            return
+        if not self._prepared.at_end:
+            ended = [(text.choice, text.reason, text.stopped) for text in self._transcript.texts if text.reason]
+        else:
+            ended = []
+            for choice, best in enumerate(self._transcript.completion().choices):
+                self._push_whole(choice, best, deltas)
+                ended.append((choice, best.finish_reason or FinishReason.ABORTED, best.stopped))
+        if all_ended and len(ended) < self.params.n:  # it ended before any fork: all texts are equal
+            ended += [(choice, *ended[0][1:]) for choice in range(len(ended), self.params.n)]
+        for choice, reason, stopped in ended:
+            if choice not in self._finished:
+                self._finish(choice, reason, stopped, deltas)
+
+    def _push_whole(self, choice: int, best: Completion, deltas: dict[int, Delta]) -> None:
+        """A text that is known at once."""
+        tops = best.top_logprobs or ((),) * len(best.token_ids)
+        texts = (best.text, *("",) * (len(best.token_ids) - 1))
+        drawn = best.sampler_logprobs
+        for text, token, logprob, own, top in zip(texts, best.token_ids, best.logprobs, drawn, tops, strict=True):
+            self._push(Piece(text, token, logprob, own, top, choice), deltas)
+
+    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: dict[int, Delta]) -> None:
+        self._finished.add(choice)
+        delta = deltas.setdefault(choice, Delta(choice))
+        reader = self._reader(choice)
+        reader.finish(delta)
+        delta.finish = _FINISH.get(reason, "stop")
+        self._aborted = self._aborted or delta.finish == "abort"
+        if delta.finish == "stop" and reader.called:
+            delta.finish = "tool_calls"
+        delta.reason, delta.stopped = reason, stopped
+
+
+def _says_something(delta: Delta) -> bool:
+    return bool(delta.text or delta.finish or delta.reasoning or delta.tool_calls or delta.tokens)

@@ -1,0 +1,242 @@
+"""Access control: Host, Origin, key, and the sizes of headers and bodies, before the app sees a request.
+
+Any web page can reach a local socket. A foreign page's request carries that page's Origin; a DNS name rebound to this
+address carries its own Host. Where keys are set, every route demands one, except for those of `OPEN`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenwright.errors import RequestError
+from tokenwright.serve.api import About
+from tokenwright.serve.contract import Caller, Problem
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Answer = Callable[[str, Problem, str], App]  # of a path, a problem and a request's id
+
+MOST_BODY = 4 * 2**20  # bytes
+MOST_HEADERS = 128
+MOST_HEADER_BYTES = 32 * 2**10  # of all headers
+BODY_S = 30.0  # seconds to send a body
+OPEN = frozenset(("/health", "/ready"))
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Keys:
+    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._callers: list[tuple[bytes, Caller]] = []
+        for key in dict.fromkeys(keys):
+            if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
+                raise RequestError("an API key must be at least 8 visible ASCII characters; take one from a generator")
+            digest = _digest(key)
+            salt = hashlib.sha256(b"tokenwright prefix salt " + digest).hexdigest()
+            self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt)))
+
+    def __bool__(self) -> bool:
+        return bool(self._callers)
+
+    def caller(self, key: str | None) -> Caller | None:
+        """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
+        digest, found = _digest(key or ""), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(digest, known):
+                found = caller
+        return found if key else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file: one a line; empty lines and those that begin with # are comments. Raises RequestError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--api-key-file {path} cannot be read: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise RequestError(f"--api-key-file {path} has no keys; write one a line")
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may call. hosts: "name:port" of this server; None: any Host. origins: of other pages that may call it.
+
+    body: the most bytes of a request's body.
+    """
+
+    hosts: frozenset[str] | None
+    keys: Keys
+    origins: frozenset[str] = frozenset()
+    body: int = MOST_BODY
+
+    @classmethod
+    def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> Policy:
+        """A policy of these hosts and keys."""
+        named = None if hosts is None else frozenset(host.lower() for host in hosts)
+        return cls(named, Keys(keys), **more)
+
+
+class Guard:
+    """Passes the requests that the policy allows, with their whole bodies, and answers all others."""
+
+    def __init__(self, app: App, policy: Policy, answer: Answer) -> None:
+        self.app = app
+        self.policy = policy
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        problem = self._problem(scope)
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send, problem)
+        elif problem is not None:
+            await self._refuse(scope, receive, send, problem)
+        elif (origin := _header(scope, b"origin")) is not None and origin in self.policy.origins:
+            await self._cross(scope, receive, send, origin)
+        else:
+            await self._bounded(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, problem: Problem | None) -> None:
+        if problem is None:
+            await self.app(scope, receive, send)
+        else:
+            await receive()  # ASGI: receive the handshake before refusing it
+            await send({"type": "websocket.close", "code": 4000 + problem.status, "reason": problem.message[:120]})
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, problem: Problem) -> None:
+        await self.answer(scope["path"], problem, _about(scope).request_id)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        """Why a request is refused on account of its headers alone."""
+        headers = scope["headers"]
+        if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
+            return Problem(431, "size", f"the headers are more than {MOST_HEADERS}, or {MOST_HEADER_BYTES} bytes")
+        hosts = _headers(scope, b"host")
+        known = self.policy.hosts
+        if len(hosts) != 1 or (known is not None and hosts[0] not in known):
+            names = ", ".join(sorted(known or ())) or "one name"
+            return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
+        own = {f"http://{hosts[0]}", f"https://{hosts[0]}"} if known is None else _origins(known)
+        if any(origin not in own | self.policy.origins for origin in _headers(scope, b"origin")):
+            return Problem(403, "forbidden", "pages of other origins may not call this server")
+        return self._key_problem(scope)
+
+    def _key_problem(self, scope: Scope) -> Problem | None:
+        preflight = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
+        if not self.policy.keys or preflight or scope["path"] in OPEN:
+            return None
+        caller = self.policy.keys.caller(_key(scope))
+        if caller is None:
+            why = "this API key is not known here" if _key(scope) else "an API key is needed"
+            return Problem(401, "key", f"{why}; send it as the header Authorization: Bearer KEY")
+        _about(scope).caller = caller
+        return None
+
+    async def _cross(self, scope: Scope, receive: Receive, send: Send, origin: str) -> None:
+        """A request of a page of another origin, which the settings allow."""
+        allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
+            methods = (b"access-control-allow-methods", b"GET, POST, DELETE")
+            headers = (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id")
+            await send({"type": "http.response.start", "status": 204, "headers": [*allowed, methods, headers]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *allowed]
+            await send(message)
+
+        await self._bounded(scope, receive, with_headers)
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body, up to the policy's limits, and pass it to the app."""
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await self._body(scope, receive)
+        except TimeoutError:
+            problem = Problem(408, "invalid", f"the body has not come within {BODY_S:g} s")
+            await self._refuse(scope, receive, send, problem)
+            return
+        if body is None:
+            problem = Problem(413, "size", f"the body is larger than {self.policy.body} bytes")
+            await self._refuse(scope, receive, send, problem)
+            return
+        taken = False
+
+        async def once() -> Message:
+            nonlocal taken
+            if taken:
+                return await receive()
+            taken = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, once, send)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; None: it is too large."""
+        said = _header(scope, b"content-length")
+        if said is not None and said.isdigit() and int(said[:20]) > self.policy.body:
+            return None
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False)
+            if size > self.policy.body:
+                return None
+        return b"".join(parts)
+
+
+def _about(scope: Scope) -> About:
+    found = scope.setdefault("tokenwright", About(""))
+    assert isinstance(found, About), "a middleware has put it there"
+    return found
+
+
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").lower() for key, value in scope["headers"] if key == name]
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def _origins(hosts: frozenset[str]) -> frozenset[str]:
+    """The origins of this server's own pages; a name that is not this machine's may be behind a proxy with TLS."""
+    proxied = (host for host in hosts if host.rsplit(":", 1)[0] not in _LOOPBACK)
+    return frozenset((*(f"http://{host}" for host in hosts), *(f"https://{host}" for host in proxied)))
+
+
+def _key(scope: Scope) -> str | None:
+    """The key of a request: of a bearer token, of Anthropic's header, or a password, for which browsers ask."""
+    scheme, _, value = (_header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return _header(scope, b"x-api-key")

@@ -1,0 +1,65 @@
+"""The model of a server: read in a thread of its own, so that the server answers at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tokenwright.errors import TokenwrightError
+from tokenwright.serve.contract import NotReady
+from tokenwright.trace.schema import Loading
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    from tokenwright.llm import LLM
+
+Load = Callable[[Callable[[int, int], None]], "LLM"]
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """Loads one LLM and keeps it. name: what the model is called. load(report): opens it."""
+
+    def __init__(self, name: str, load: Load) -> None:
+        self.name = name
+        self.loading = Loading("loading", 0, 0, "")
+        self.settled = threading.Event()  # the model is ready, or cannot be read
+        self._load = load
+        self._llm: LLM | None = None
+        self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
+
+    def start(self) -> None:
+        """Start to load the model."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the memory. Does not wait for a model that is still loading."""
+        if self._llm is not None:
+            self._llm.close()
+
+    @property
+    def llm(self) -> LLM:
+        """The model. Raises NotReady before it is loaded, and with the reason where it could not be."""
+        if self._llm is None:
+            if self.loading.phase == "failed":
+                raise NotReady(f"the model could not be read: {self.loading.message}")
+            raise NotReady
+        return self._llm
+
+    def _read(self) -> None:
+        def report(done: int, total: int) -> None:
+            self.loading = Loading("loading", done, total, "")
+
+        try:
+            self._llm = self._load(report)
+            self.loading = replace(self.loading, phase="ready")
+        except TokenwrightError as error:
+            self.loading = replace(self.loading, phase="failed", message=str(error))
+        except Exception:
+            log.exception("the model could not be read")
+            self.loading = replace(self.loading, phase="failed", message="a fault of ours; the server's log says more")
+        finally:
+            self.settled.set()

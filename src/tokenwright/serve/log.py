@@ -1,0 +1,79 @@
+"""The access log: one line of JSON for each request, with its id, which the client may have given."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from dataclasses import asdict
+
+from tokenwright.serve.api import About
+from tokenwright.serve.guard import App, Message, Receive, Scope, Send
+
+_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+access = logging.getLogger("tokenwright.access")
+
+
+class AccessLog:
+    """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        about = scope["tokenwright"] = About(_request_id(scope))
+        began, status, size = time.perf_counter(), 0, 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", about.request_id.encode())]
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send if scope["type"] == "websocket" else watched)
+        finally:
+            if access.isEnabledFor(logging.INFO):
+                access.info("%s", _line(scope, about, status, size, time.perf_counter() - began))
+
+
+def _request_id(scope: Scope) -> str:
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    return given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+
+
+def _line(scope: Scope, about: About, status: int, size: int, seconds: float) -> str:
+    """The line. It has no text of prompts or answers, and no key, only the name that is derived from it."""
+    client = scope.get("client") or ("", 0)
+    found = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "request_id": about.request_id,
+        "client": client[0],
+        "key": about.caller.key or None,
+        "method": scope.get("method", "WEBSOCKET"),
+        "path": scope["path"][:200],
+        "status": status,
+        "bytes": size,
+        "ms": round(1000 * seconds, 1),
+    }
+    if about.timings is not None:
+        timings = asdict(about.timings)
+        found |= {name: round(value, 4) if isinstance(value, float) else value for name, value in timings.items()}
+    return json.dumps(found)
+
+
+def log_access(where: logging.Handler) -> None:
+    """Send the access log to a handler."""
+    where.setFormatter(logging.Formatter("%(message)s"))
+    access.addHandler(where)
+    access.setLevel(logging.INFO)
+    access.propagate = False

@@ -1,0 +1,98 @@
+"""Prometheus metrics: recorded when a request ends or is refused, and read from the engine when somebody asks.
+
+No label has a value that a client chooses. Nothing is recorded per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tokenwright.serve.contract import Counts, NotReady, Problem, Timings
+
+if TYPE_CHECKING:
+    from tokenwright.serve.service import Service
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
+        self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
+        self._prompt = Counter("tokenwright_prompt_tokens", "Tokens of prompts", registry=registry)
+        self._cached = Counter("tokenwright_cached_tokens", "Prompt tokens found in the KV cache", registry=registry)
+        self._written = Counter("tokenwright_generated_tokens", "Tokens generated", registry=registry)
+        self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
+        self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
+        self._first = _seconds("time_to_first_token_seconds", "From a request to its first token", registry)
+        self._whole = _seconds("request_seconds", "From a request to its last token", registry)
+        self._each = Histogram(
+            "tokenwright_time_per_output_token_seconds",
+            "Mean time of a request's tokens after the first",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
+
+    def watch(self, service: Service) -> None:
+        """Read the service's gauges from now on."""
+        self.registry.register(_Gauges(service))
+
+    def ended(self, outcome: str, counts: Counts, timings: Timings) -> None:
+        """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
+        self._ended.labels(outcome).inc()
+        self._prompt.inc(counts.prompt)
+        self._cached.inc(counts.cached)
+        self._written.inc(counts.completion)
+        self._preempted.inc(timings.preemptions)
+        self._queue.observe(timings.queue_s)
+        if counts.completion:
+            first = timings.queue_s + timings.prefill_s
+            self._first.observe(first)
+            self._whole.observe(first + timings.decode_s)
+        if counts.completion > 1:
+            self._each.observe(timings.decode_s / (counts.completion - 1))
+
+    def refused(self, problem: Problem) -> None:
+        """A request was refused."""
+        self._refused.labels(problem.kind).inc()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(f"tokenwright_{name}", about, buckets=_SECONDS, registry=registry)
+
+
+class _Gauges(Collector):
+    """What the service and the engine hold at this moment."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        yield _gauge("requests_waiting", "Requests in the queue before the engine", service.admission.waiting)
+        yield _gauge("requests_running", "Requests in the engine", service.running)
+        try:
+            pool = service.host.llm.engine.pool
+        except NotReady:
+            return
+        yield _gauge("pages", "Pages of the KV cache", pool.pages)
+        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", pool.cached)
+        yield _gauge("pages_available", "Pages that requests can take, cached ones included", pool.available)
+
+
+def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"tokenwright_{name}", about, value)

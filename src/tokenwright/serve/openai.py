@@ -1,0 +1,257 @@
+"""OpenAI's API over the service: completions, chat completions and models; a translation of schemas, no more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from tokenwright.completion import Piece
+from tokenwright.serve.api import Api, about, body_of, problem_from, takes, unless_gone
+from tokenwright.serve.contract import Answer, Delta, Missing, Wanted
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.openai_replies import (
+    Chunks,
+    Json,
+    Names,
+    Tokens,
+    dumps,
+    error_body,
+    finish_of,
+    message_of,
+    server_timing,
+    usage_of,
+)
+from tokenwright.serve.openai_schema import ChatBody, CompletionBody, Problems, Sampling
+from tokenwright.serve.openai_wanted import chat_wanted, completion_wanted
+from tokenwright.serve.service import Service
+from tokenwright.serve.several import Several, gathered
+from tokenwright.serve.sse import DONE, Streamed
+
+log = logging.getLogger(__name__)
+
+API = Api(("/v1/",), error_body)
+REFUSED: dict[int | str, dict[str, Any]] = {
+    code: {"model": Problems, "description": text}
+    for code, text in {
+        400: "The request cannot be served.",
+        401: "The key is missing or wrong.",
+        404: "There is no such model.",
+        413: "The body is too large.",
+        415: "The body is not JSON.",
+        429: "Too many requests wait.",
+        500: "The engine failed.",
+        503: "The model is loading, or the server is shutting down.",
+    }.items()
+}
+
+
+class OpenAI:
+    """The handlers. timings: say in every reply where the time went, not only where a request asks for it."""
+
+    def __init__(self, service: Service, timings: bool = False) -> None:
+        self.service = service
+        self.timings = timings
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await body_of(request, ChatBody)
+        wanted = chat_wanted(self.service, request, body)
+        names = Names("chat.completion", body.model)
+        about(request).model = body.model
+        if body.stream:
+            generation = await unless_gone(request, self.service.start(wanted))
+            return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
+        generation, answers = await unless_gone(request, self._finished(wanted))
+        tokens = self._tokens()
+        choices = [
+            {
+                "index": answer.choice,
+                "message": message_of(answer),
+                "logprobs": tokens.chat(answer.tokens) if body.logprobs else None,
+                "finish_reason": finish_of(answer),
+            }
+            for answer in answers
+        ]
+        return self._reply(request, body, names, choices, [generation])
+
+    async def complete(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        body = await body_of(request, CompletionBody)
+        each = completion_wanted(self.service, request, body)
+        names = Names("text_completion", body.model)
+        about(request).model = body.model
+        if body.stream:
+            started = await unless_gone(request, self._started(each))
+            return Streamed(self._lines(request, body, started, names), started.cancel)
+        finished = await unless_gone(request, gathered([self._finished(wanted) for wanted in each]))
+        choices = [
+            self._choice(at * len(answers) + answer.choice, body, generation, answer)
+            for at, (generation, answers) in enumerate(finished)
+            for answer in answers
+        ]
+        return self._reply(request, body, names, choices, [generation for generation, _ in finished])
+
+    async def _finished(self, wanted: Wanted) -> tuple[Generation, list[Answer]]:
+        generation = await self.service.start(wanted)
+        try:
+            return generation, await generation.answers()
+        finally:
+            generation.cancel()
+
+    def _reply(
+        self, request: Request, body: Sampling, names: Names, choices: list[Json], each: Sequence[Generation]
+    ) -> Response:
+        timings = each[-1].timings()
+        about(request).timings = timings
+        said = timings if self.timings or body.return_timings else None
+        whole = names.whole(choices, usage_of(one.counts() for one in each), said)
+        headers = {} if said is None else {"server-timing": server_timing(said)}
+        return Response(dumps(whole), media_type="application/json", headers=headers)
+
+    def _tokens(self) -> Tokens:
+        return Tokens(self.service.host.llm.tokenizer)
+
+    async def _chat_lines(
+        self, request: Request, body: ChatBody, generation: Generation, names: Names
+    ) -> AsyncIterator[bytes]:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks, tokens, begun = Chunks(names, usage), self._tokens(), set[int]()
+        try:
+            async for deltas in generation:
+                lines = []
+                for delta in deltas:
+                    lines.append(chunks.chat(delta, tokens, delta.choice not in begun))
+                    begun.add(delta.choice)
+                yield "".join(lines).encode()
+        except Exception as error:
+            yield _failed(error, about(request).request_id)
+            return
+        yield self._last(request, body, chunks, [generation])
+
+    def _last(self, request: Request, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
+        """What follows the last text: usage and timings where they are asked for, and the end."""
+        timings = each[-1].timings()
+        about(request).timings = timings
+        said = timings if self.timings or body.return_timings else None
+        asked = body.stream_options is not None and body.stream_options.include_usage
+        if said is None and not asked:
+            return DONE
+        usage = usage_of(one.counts() for one in each) if asked else None
+        return chunks.last(usage, said).encode() + DONE
+
+    async def _started(self, each: Sequence[Wanted]) -> Several:
+        several = Several(self.service, each)
+        await several.start()
+        return several
+
+    async def _lines(
+        self, request: Request, body: CompletionBody, several: Several, names: Names
+    ) -> AsyncIterator[bytes]:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks, texts = Chunks(names, usage), body.n or 1
+        offsets: dict[int, int] = {}
+        try:
+            async for at, generation, deltas in several:
+                yield "".join(
+                    self._completion_lines(chunks, body, generation, delta, at * texts + delta.choice, offsets)
+                    for delta in deltas
+                ).encode()
+        except Exception as error:
+            yield _failed(error, about(request).request_id)
+            return
+        yield self._last(request, body, chunks, several.generations)
+
+    def _completion_lines(
+        self,
+        chunks: Chunks,
+        body: CompletionBody,
+        generation: Generation,
+        delta: Delta,
+        index: int,
+        offsets: dict[int, int],
+    ) -> str:
+        """The chunks of one delta; `offsets`: characters of each choice so far."""
+        before, text, logprobs = "", delta.text, None
+        if index not in offsets:
+            offsets[index] = 0
+            if body.echo:
+                text = self._prompt_text(generation)
+                shown = self._prompt_logprobs(generation) if body.logprobs is not None else None
+                before, text, offsets[index] = chunks.completion(index, text, shown, None), delta.text, len(text)
+        if delta.tokens:
+            logprobs = self._logprobs(delta.tokens, offsets[index])
+        offsets[index] += len(text)
+        return before + chunks.completion(index, text, logprobs, delta.finish)
+
+    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Answer) -> Json:
+        """A choice of a completion in one piece."""
+        before = self._prompt_text(generation) if body.echo else ""
+        logprobs = None
+        if body.logprobs is not None:
+            logprobs = self._logprobs(answer.tokens, len(before))
+            if body.echo:
+                prompt = self._prompt_logprobs(generation)
+                logprobs = {name: prompt[name] + values for name, values in logprobs.items()}
+        text = before + answer.text
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_of(answer)}
+
+    def _prompt_text(self, generation: Generation) -> str:
+        return generation.prompt_text or self.service.host.llm.tokenizer.decode(generation.prompt_ids)
+
+    def _logprobs(self, pieces: Sequence[Piece], offset: int) -> Json:
+        ids = [piece.token_id for piece in pieces if piece.token_id is not None]
+        logprobs, tops = [piece.logprob for piece in pieces], [piece.top for piece in pieces]
+        return self._tokens().completion(ids, logprobs, tops, offset)
+
+    def _prompt_logprobs(self, generation: Generation) -> Json:
+        """Of all prompt tokens; nothing is known of the first."""
+        known = generation.completion()
+        return self._tokens().completion(
+            generation.prompt_ids, [None, *known.prompt_logprobs], [None, *known.prompt_top_logprobs], 0
+        )
+
+    async def models(self) -> JSONResponse:
+        """The names of the model."""
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.service.names]})
+
+    async def model(self, name: str) -> JSONResponse:
+        """One name of the model."""
+        if name not in self.service.names:
+            raise Missing(f"the model {name[:200]!r} does not exist here; ask /v1/models", "model")
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> Json:
+        found: Json = {"id": name, "object": "model", "created": self.service.created, "owned_by": "tokenwright"}
+        found["root"] = self.service.host.name
+        return found | ({"max_model_len": self.service.host.llm.context} if self.service.ready else {})
+
+
+def _failed(error: Exception, request_id: str) -> bytes:
+    """The event that ends a stream whose request has failed."""
+    log.error("request %s failed while it was streamed", request_id, exc_info=error)
+    return f"data: {dumps(error_body(problem_from(error), request_id))}\n\n".encode()
+
+
+def add(app: FastAPI, service: Service, timings: bool = False) -> None:
+    """Add the routes."""
+    api = OpenAI(service, timings)
+    streamed = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+    for path, handler, body in (
+        ("/v1/chat/completions", api.chat, ChatBody),
+        ("/v1/completions", api.complete, CompletionBody),
+    ):
+        app.add_api_route(
+            path,
+            handler,
+            methods=["POST"],
+            openapi_extra=takes(body),
+            responses=REFUSED | streamed,
+            response_model=None,
+            tags=["OpenAI"],
+        )
+    app.add_api_route("/v1/models", api.models, response_model=None, responses=REFUSED, tags=["OpenAI"])
+    app.add_api_route("/v1/models/{name:path}", api.model, response_model=None, responses=REFUSED, tags=["OpenAI"])

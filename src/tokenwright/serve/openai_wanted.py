@@ -1,0 +1,128 @@
+"""From OpenAI's bodies to the service's requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.api import Refusal, about
+from tokenwright.serve.contract import Missing, Problem, Tool, Wanted
+from tokenwright.serve.openai_schema import (
+    AnyMessage,
+    AssistantMessage,
+    ChatBody,
+    CompletionBody,
+    NamedTool,
+    Sampling,
+    SchemaFormat,
+    TextPart,
+)
+from tokenwright.serve.service import Service
+
+Json = dict[str, Any]
+DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
+
+
+def sampling_of(body: Sampling) -> Json:
+    """The sampling parameters that completions and chats have in common."""
+    same = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p")
+    found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
+    found["seed"] = None if body.seed is None else body.seed % 2**64
+    found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
+    found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
+    found["logit_bias"] = {int(token): bias for token, bias in (body.logit_bias or {}).items()} or None
+    return found
+
+
+def checked(service: Service, request: Request, body: Sampling) -> Json:
+    """The fields of `Wanted` that completions and chats have in common. Raises Missing, Refusal."""
+    if body.model not in service.names:
+        known = ", ".join(service.names)
+        raise Missing(f"the model {body.model!r} does not exist here; this server has {known}", "model")
+    if body.stream_options is not None and not body.stream:
+        raise Refusal(Problem(400, "invalid", "stream_options belongs to a stream; set stream", "stream_options"))
+    known_of = about(request)
+    return {
+        "caller": known_of.caller,
+        "request_id": known_of.request_id,
+        "deadline_s": body.timeout_s,
+        "priority": body.priority,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "streamed": body.stream,
+    }
+
+
+def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
+    """The messages as templates read them. Raises Refusal for arguments that are no JSON object."""
+    return [_message(at, message) for at, message in enumerate(messages)]
+
+
+def _message(at: int, message: AnyMessage) -> Json:
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+    found: Json = {"role": message.role, "content": content}
+    if isinstance(message, AssistantMessage):
+        if content is None:
+            found["content"] = message.refusal or ""
+        if message.reasoning_content is not None:
+            found["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.tool_calls)]
+    elif message.role == "tool":
+        found["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            found["name"] = message.name
+    return found
+
+
+def _call(at: int, n: int, call: Any) -> Json:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        place = f"messages.{at}.tool_calls.{n}.function.arguments"
+        raise Refusal(Problem(400, "invalid", f"{place} must be the text of a JSON object", place))
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
+    """The internal request of a chat. Raises Missing, Refusal, RequestError."""
+    overrides = sampling_of(body)
+    overrides["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refusal(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
+    overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    if isinstance(body.response_format, SchemaFormat):
+        overrides["grammar"] = Grammar.json_schema(body.response_format.json_schema.schema_)
+    choice = body.tool_choice
+    return Wanted(
+        messages=messages_of(body.messages),
+        overrides=overrides,
+        tools=[
+            Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
+            for tool in body.tools or ()
+        ],
+        tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls,
+        json_object=body.response_format is not None and body.response_format.type == "json_object",
+        thinking=None if body.chat_template_kwargs is None else body.chat_template_kwargs.enable_thinking,
+        **checked(service, request, body),
+    )
+
+
+def completion_wanted(service: Service, request: Request, body: CompletionBody) -> list[Wanted]:
+    """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
+    overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
+    overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.echo and body.logprobs is not None:
+        overrides["prompt_logprobs"] = body.logprobs
+    prompt = body.prompt
+    prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    common = checked(service, request, body)
+    return [Wanted(prompt=one, overrides=overrides, **common) for one in prompts]  # type: ignore[arg-type]

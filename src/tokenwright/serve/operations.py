@@ -1,0 +1,42 @@
+"""/health, /ready and /metrics: for those who run the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+import tokenwright
+from tokenwright.errors import EngineError
+from tokenwright.serve.contract import NotReady
+from tokenwright.serve.metrics import CONTENT_TYPE, Metrics
+from tokenwright.serve.service import Service
+
+_STATES: dict[int | str, dict[str, Any]] = {503: {"description": "It is not."}}
+
+
+def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    """Add the routes."""
+
+    @app.get("/health", responses=_STATES, tags=["Operations"], response_model=None)
+    async def health() -> JSONResponse:
+        """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more."""
+        try:
+            await service.healthy()
+        except EngineError as error:
+            return JSONResponse({"status": "failed", "reason": str(error)}, 503)
+        except NotReady as error:
+            return JSONResponse({"status": service.host.loading.phase, "reason": str(error)}, 503)
+        return JSONResponse({"status": "ok", "version": tokenwright.__version__})
+
+    @app.get("/ready", responses=_STATES, tags=["Operations"], response_model=None)
+    async def ready() -> JSONResponse:
+        """Whether the model is loaded and new requests are taken."""
+        state = "draining" if service.draining else service.host.loading.phase
+        return JSONResponse({"status": state}, 200 if service.ready else 503)
+
+    @app.get("/metrics", tags=["Operations"], response_model=None)
+    async def measured() -> Response:
+        """Prometheus metrics."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,190 @@
+"""From a `Wanted` to a request of the engine: renders, tokenises and compiles. It takes time, so threads do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tokenwright.checks import check_whole
+from tokenwright.engine import Grammar, Request, SamplingParams
+from tokenwright.errors import ContextError, RequestError
+from tokenwright.serve.contract import PRIORITIES, Tool, Wanted
+from tokenwright.serve.reading import NewReader, PlainReader, SortingReader, ThinkTags
+from tokenwright.serve.tools import ToolFormat, tool_format
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    from tokenwright.llm import LLM
+
+ANY_OBJECT = Grammar.json_schema({"type": "object"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request of the engine, with what its answer needs.
+
+    text: the prompt as text, for display. reader: makes the reader of one text. at_end: its texts are known at the end
+    alone. truncated: tokens that were cut off the prompt.
+    """
+
+    request: Request
+    text: str
+    reader: NewReader
+    at_end: bool
+    truncated: int
+
+
+def check(wanted: Wanted) -> None:
+    """Raises RequestError for a request that no model can serve; it reads nothing and takes no time."""
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise RequestError("a request has either a prompt or messages")
+    if wanted.priority not in PRIORITIES:
+        raise RequestError(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}, not {wanted.priority!r}")
+    if wanted.truncate_prompt_tokens is not None:
+        check_whole("truncate_prompt_tokens", wanted.truncate_prompt_tokens, 1)
+    if wanted.tools and wanted.messages is None:
+        raise RequestError("tools belong to a conversation; give messages instead of a prompt")
+    names = [tool.name for tool in wanted.tools]
+    if len(set(names)) < len(names):
+        raise RequestError("tools has two functions of the same name")
+    if wanted.tool_choice not in ("auto", "none", "required") and wanted.tool_choice not in names:
+        raise RequestError(f"tool_choice names {wanted.tool_choice!r}, which is not among the tools")
+    if wanted.continue_last and (not wanted.messages or wanted.messages[-1].get("role") != "assistant"):
+        raise RequestError("messages: to continue the last message, it must be the assistant's")
+    if wanted.tool_choice == "required" and not names:
+        raise RequestError("tool_choice is required, but there are no tools")
+
+
+class Preparer:
+    """Prepares the requests of one model. Thread-safe."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._most = llm.longest()
+        template = llm.loaded.template
+        self._source = "" if template is None else llm.tokenizer.chat_template or ""
+        self._format: ToolFormat | None = tool_format(self._source)
+        self._thinks = "</think>" in self._source
+        special = llm.tokenizer.special_ids
+        marks = ("<think>", "</think>", *(() if self._format is None else self._format.marks))
+        known = {name: at for name, at in llm.tokenizer.control.ids.items() if name in marks}
+        self._marks: Mapping[int, str] = {at: name for name, at in known.items() if at in special}
+        self._silent_mark = self._format is not None and self._format.mark in self._marks.values()
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's template has think tags."""
+        return self._thinks
+
+    @property
+    def calls(self) -> bool:
+        """Whether the model's template has a form for tools."""
+        return self._format is not None
+
+    def prepare(self, wanted: Wanted) -> Prepared:
+        """Raises RequestError, ContextError."""
+        tools = self._tools(wanted)
+        ids, text = self.prompt(wanted)
+        truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
+        ids = ids[truncated:]
+        params = self._llm.sampling(**self._overrides(wanted, tools, len(ids)))
+        at_end = params.beams > 1 or params.choices > params.n
+        if at_end and wanted.streamed:
+            name = "beams" if params.beams > 1 else "best_of"
+            raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
+        request = self._llm.prepare(ids, params, salt=wanted.caller.salt)
+        return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
+
+    def prompt(self, wanted: Wanted) -> tuple[Sequence[int], str]:
+        """The ids of the prompt, uncut, and its text. Raises RequestError."""
+        if wanted.prompt is not None:
+            return self.ids(wanted.prompt), wanted.prompt if isinstance(wanted.prompt, str) else ""
+        assert wanted.messages is not None, "`check` has seen to it"
+        variables = self._variables(wanted.thinking)
+        tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
+        if wanted.continue_last:
+            return self._continued(wanted.messages, tools, variables)
+        rendered = self._llm.template.render(wanted.messages, tools=tools, variables=variables)
+        ids, text = rendered.ids, rendered.text
+        if self._forces_mark(wanted):  # the model cannot be made to write a special token, so the prompt ends with it
+            assert self._format is not None, "a mark belongs to a form"
+            ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
+        return ids, text
+
+    def _variables(self, thinking: bool | None) -> dict[str, bool]:
+        """The template's variables. Raises RequestError where it cannot do what is asked."""
+        if thinking is None:
+            return {}
+        if thinking and not self._thinks:
+            raise RequestError("this model does not reason: its chat template has no think tags; leave thinking out")
+        if self._thinks and not thinking and "enable_thinking" not in self._source:
+            raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
+        return {"enable_thinking": thinking}
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The token ids of a prompt. Raises RequestError."""
+        return self._llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _continued(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, bool]
+    ) -> tuple[Sequence[int], str]:
+        """The prompt up to the end of the last message's text."""
+        template, last = self._llm.template, str(messages[-1].get("content") or "").rstrip()
+        start = template.render(messages[:-1], tools=tools, variables=variables) if len(messages) > 1 else None
+        if start is None:
+            raise RequestError("messages: an answer can be continued only after another message")
+        return [
+            *start.ids,
+            *self._llm.tokenizer.encode(last, add_special=False, parse_special=False),
+        ], start.text + last
+
+    def _forces_mark(self, wanted: Wanted) -> bool:
+        calls = self._tools(wanted) is not None and wanted.tool_choice != "auto"
+        return calls and self._silent_mark
+
+    def _tools(self, wanted: Wanted) -> ToolFormat | None:
+        """The form in which the model calls tools, if it may call any. Raises RequestError where it has none."""
+        if not wanted.tools or wanted.tool_choice == "none":
+            return None
+        if self._format is None:
+            raise RequestError("tools: this model's chat template has no form for tools; leave them out")
+        return self._format
+
+    def _overrides(self, wanted: Wanted, tools: ToolFormat | None, prompt: int) -> dict[str, Any]:
+        found = {name: value for name, value in wanted.overrides.items() if value is not None}
+        if wanted.json_object:
+            found["grammar"] = ANY_OBJECT
+        if tools is not None:
+            if "grammar" in found:
+                raise RequestError("tools and response_format cannot be combined: both say what the answer looks like")
+            grammar = tools.grammar(wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls, self._silent_mark)
+            if grammar is not None:
+                found["grammar"] = grammar
+        if wanted.deadline_s is not None:
+            found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
+        if prompt > self._llm.context:
+            raise ContextError(prompt, self._llm.context)
+        found.setdefault("max_tokens", max(0, self._most - prompt))
+        if wanted.context is not None:
+            if prompt > wanted.context:
+                limit = f"the request allows {wanted.context} for prompt and answer (num_ctx)"
+                raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
+            found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
+        return found
+
+    def _reader(self, wanted: Wanted, text: str, tools: ToolFormat | None, params: SamplingParams) -> NewReader:
+        tags = None
+        if wanted.reasoning and self._thinks and wanted.messages is not None:
+            opened = text.rstrip().endswith("<think>")
+            held = params.grammar is not None and wanted.tool_choice != "auto"  # the grammar has no room for thoughts
+            tags = None if opened and held else ThinkTags(opened=opened)
+        if tags is None and tools is None:
+            return PlainReader
+        marks, opened = self._marks, self._forces_mark(wanted)
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted.tools, opened), marks)
+
+
+def _declared(tool: Tool) -> dict[str, Any]:
+    """A tool as templates expect it."""
+    about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": about}

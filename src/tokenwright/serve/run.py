@@ -1,0 +1,72 @@
+"""Runs the app on a socket: uvicorn, signals, and the end of the server.
+
+The first SIGTERM or SIGINT stops to listen and refuses new requests; what runs has `drain_s` seconds to finish. A
+second signal ends everything at once.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from tokenwright.errors import RequestError
+from tokenwright.serve.service import Service
+
+BACKLOG = 2048  # connections that the system keeps before the server takes them
+
+
+def listen(host: str, ports: tuple[int, ...]) -> socket.socket:
+    """A socket that listens on the first of `ports` that is free. Raises RequestError if none is."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason: object = None
+    for port in ports:
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(BACKLOG)  # a client may connect now, and waits until the server answers
+        except OSError as error:
+            listener.close()
+            reason = error.strerror or error
+        else:
+            return listener
+    raise RequestError(f"port {ports[0]} cannot be listened on at {host} ({reason}); give --port another one, or 0")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with requests that may finish when it is stopped. said(text): tells the user what is going on."""
+
+    def __init__(self, app: FastAPI, drain_s: float, said: Callable[[str], object], **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                ws_max_size=2**16,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+                backlog=BACKLOG,
+                **options,
+            )
+        )
+        self._service: Service = app.state.service
+        self._said = said
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: finish what runs; the second one: end now."""
+        if self.should_exit:
+            self.force_exit = True
+            self._service.stop()
+        else:
+            self._service.draining = True
+            if running := self._service.running + self._service.admission.waiting:
+                self._said(f"{running} requests may finish; a second Ctrl-C ends them")
+            self.should_exit = True
+            return
+        super().handle_exit(sig, frame)

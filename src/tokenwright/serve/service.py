@@ -1,0 +1,221 @@
+"""The service: takes requests of all APIs, admits them to the engine, and hands each its deltas.
+
+    Wanted ──► check ──► admission ──► prepare (threads) ──► engine thread ──► one callback per step ──► Generation
+
+One event loop owns it. Whatever ends a request (its text, its client, its deadline, the engine) frees its place and,
+after the step under way, its pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams
+from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
+from tokenwright.errors import EngineError
+from tokenwright.serve.admission import Admission, Place
+from tokenwright.serve.contract import NotReady, Wanted
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.host import Host
+from tokenwright.serve.metrics import Metrics
+from tokenwright.serve.prepare import Prepared, Preparer, check
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    from tokenwright.llm import LLM
+
+T = TypeVar("T")
+
+AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepared while others run
+READY_S = 60.0  # a request waits so long for a model that is still being read
+PROBE_S = 20.0  # the engine is well if it has made a token within this time, or makes one now
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the service allows. queue: requests that may wait. threads: that render, tokenise and compile.
+
+    deadline_s: of a request that names none; None: it may take as long as it takes.
+    """
+
+    queue: int = 1024
+    threads: int = 2
+    deadline_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    generation: Generation
+    place: Place
+
+
+class Service:
+    """One model behind all APIs. names: what clients may call the model; the first is the one it calls itself."""
+
+    def __init__(
+        self, host: Host, names: Sequence[str], limits: Limits | None = None, metrics: Metrics | None = None
+    ) -> None:
+        self.host = host
+        self.metrics = metrics or Metrics()
+        self.names = tuple(names)
+        self.limits = limits or Limits()
+        self.created = int(time.time())
+        self.draining = False
+        self.admission = Admission(1, self.limits.queue)
+        self._running: dict[RequestHandle, _Running] = {}
+        self._preparer: Preparer | None = None
+        self._listener: AsyncListener | None = None
+        self._threads = ThreadPoolExecutor(self.limits.threads, "tokenwright requests")
+        self._token_at = -PROBE_S  # the last time that the engine delivered anything
+        self._probing: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded, and new requests are taken."""
+        return self.host.loading.phase == "ready" and not self.draining
+
+    async def opened(self) -> LLM:
+        """The model; waits while it is being read. Raises NotReady if that takes long or fails, and while draining."""
+        if self.draining:
+            raise NotReady("the server is shutting down; send the request to another one")
+        if self._preparer is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READY_S):
+                    while not self.host.settled.is_set():
+                        await asyncio.sleep(0.01)
+            llm = self.host.llm
+            if self._preparer is None:
+                self._listener = AsyncListener(asyncio.get_running_loop(), self._receive)
+                self._preparer = await self.in_thread(lambda: Preparer(llm))
+                self.admission.places = llm.options.max_sequences + AHEAD
+        return self.host.llm
+
+    async def preparer(self) -> Preparer:
+        """What renders and tokenises. Raises as `opened` does."""
+        await self.opened()
+        assert self._preparer is not None, "an opened model has one"
+        return self._preparer
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run what takes time (tokenising, templates, grammars) in one of the service's threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def start(self, wanted: Wanted) -> Generation:
+        """Admit a request and hand it to the engine; the caller must `cancel` it if it stops to read before the end.
+
+        Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
+        Late if its deadline passed in the queue, NotReady, and EngineError where the engine has ended.
+        """
+        asked = time.perf_counter()
+        check(wanted)
+        preparer = await self.preparer()
+        deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
+        place = await self.admission.enter(wanted.caller.key, _weight(wanted), wanted.priority, deadline)
+        try:
+            if deadline is not None:
+                wanted = replace(wanted, deadline_s=max(0.001, deadline - (time.perf_counter() - asked)))
+            prepared = await self.in_thread(lambda: preparer.prepare(wanted))
+            return self._submit(prepared, place, asked)
+        except BaseException:
+            place.leave()
+            raise
+
+    async def count(self, wanted: Wanted) -> int:
+        """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady."""
+        check(wanted)
+        preparer = await self.preparer()
+        ids, _ = await self.in_thread(lambda: preparer.prompt(wanted))
+        return len(ids)
+
+    def _submit(self, prepared: Prepared, place: Place, asked: float) -> Generation:
+        assert self._listener is not None, "an opened model has one"
+        llm = self.host.llm
+        [handle] = llm.submit([prepared.request], self._listener)
+        generation = Generation(handle, llm.transcript(handle), prepared, asked)
+        self._running[handle] = _Running(generation, place)
+        return generation
+
+    def _receive(self, deliveries: list[Delivery]) -> None:
+        """A step's events of all requests, in the event loop."""
+        self._token_at = time.monotonic()
+        for delivery in deliveries:
+            running = self._running.get(delivery.handle)
+            if running is None:
+                continue  # a probe of `healthy`
+            running.generation.feed(delivery)
+            if delivery.ended:
+                self._end(delivery, running)
+
+    def _end(self, delivery: Delivery, running: _Running) -> None:
+        del self._running[delivery.handle]
+        running.place.leave()
+        failed = any(isinstance(event, Failed) for event in delivery.events)
+        gone = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
+        outcome = "failed" if failed else "cancelled" if gone else "finished"
+        self.metrics.ended(outcome, running.generation.counts(), running.generation.timings())
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+        return len(self._running)
+
+    async def healthy(self) -> None:
+        """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.
+
+        A busy engine proves it by the tokens that it makes; an idle one makes one token more.
+        """
+        llm = self.host.llm
+        llm.check()
+        if time.monotonic() - self._token_at < 1.0:
+            return
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+        await asyncio.shield(self._probing)
+
+    async def _probe(self) -> None:
+        before = self._token_at
+        await self.opened()
+        assert self._listener is not None, "an opened model has one"
+        request = Request((0,), SamplingParams(temperature=0.0, max_tokens=1), share=False)
+        [handle] = self.host.llm.submit([request], self._listener)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                while self._token_at == before:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
+        finally:
+            handle.cancel()
+
+    async def drain(self, seconds: float) -> bool:
+        """Refuse new requests and wait for the running and the waiting ones to end; False if some did not in time."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._running or self.admission.waiting:
+                    await asyncio.sleep(0.01)
+                return True
+        self.stop()
+        return False
+
+    def stop(self) -> None:
+        """End every request now."""
+        self.draining = True
+        self.admission.close(NotReady("the server is shutting down; send the request to another one"))
+        for handle in list(self._running):
+            handle.cancel()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _weight(wanted: Wanted) -> int:
+    """The sequences that a request may become in the engine."""
+    asked = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
+    return max((number for number in asked if isinstance(number, int)), default=1)

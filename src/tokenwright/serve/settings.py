@@ -1,0 +1,129 @@
+"""The settings of a server: one table, from which flags, the TOML file, variables and the documentation are read.
+
+A flag wins over a variable, a variable over the file, the file over the default. A name that is not in the table is an
+error, as is a value of another type.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tokenwright.checks import check_whole, shown
+from tokenwright.errors import RequestError
+
+PREFIX = "TOKENWRIGHT_"
+
+
+def _setting(default: Any, help: str) -> Any:  # noqa: A002  (the word of command lines)
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of `tokenwright serve`. Raises RequestError for values out of range, or that contradict each other.
+
+    The name of a field is the key in the file; the flag is the same with dashes, the variable with the prefix
+    TOKENWRIGHT_ in capitals.
+    """
+
+    host: str = _setting("127.0.0.1", "The address to listen on; others than this machine's demand a key.")
+    port: int = _setting(8000, "The port to listen on; 0 takes a free one.")
+    api_key: tuple[str, ...] = _setting((), "A key that clients must send; may be given several times.")
+    api_key_file: str = _setting("", "A file of such keys, one a line.")
+    no_key: bool = _setting(False, "Listen on another address without a key.")
+    allowed_host: tuple[str, ...] = _setting(
+        (), "A name under which clients call the server; may be given several times."
+    )
+    cors_origin: tuple[str, ...] = _setting(
+        (), "The origin of a web page that may call it, such as https://chat.example."
+    )
+    served_model_name: tuple[str, ...] = _setting((), "What clients may call the model; several are possible.")
+    max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
+    max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
+    request_timeout: float = _setting(0.0, "Seconds that a request may take, waiting included; 0: no limit.")
+    drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
+    timings: bool = _setting(False, "Say in every reply where the time went.")
+    access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
+
+    def __post_init__(self) -> None:
+        check_whole("port", self.port, 0, 65_535)
+        check_whole("max_queue", self.max_queue, 0, 1_000_000)
+        check_whole("max_body", self.max_body, 1024, 1 << 30)
+        for name in ("request_timeout", "drain_timeout"):
+            if not 0 <= getattr(self, name) <= 86_400:
+                raise RequestError(f"{name} must be from 0 to 86,400 seconds, not {getattr(self, name)!r}")
+        if self.no_key and (self.api_key or self.api_key_file):
+            raise RequestError("no_key says that there is no key, and a key is given; leave one of them out")
+        if not self.local and not (self.no_key or self.api_key or self.api_key_file):
+            raise RequestError(
+                f"on {self.host} others can reach this server: give --api-key-file (or --api-key), or say --no-key"
+            )
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def read_settings(file: Path | None, variables: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+    """The settings of a file, of variables without their prefix, and of the flags that were given (not None).
+
+    Raises RequestError, which names the setting.
+    """
+    found: dict[str, Any] = {}
+    if file is not None:
+        found |= _of_file(file)
+    known = {one.name: one for one in fields(Settings)}
+    found |= {name: _parsed(name, variables[name.upper()]) for name in known if name.upper() in variables}
+    found |= {name: value for name, value in flags.items() if value not in (None, (), [])}
+    return replace(Settings(), **{name: _typed(name, value) for name, value in found.items()})
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--config {file} cannot be read: {error}") from error
+    if unknown := found.keys() - {one.name for one in fields(Settings)}:
+        raise RequestError(f"--config {file} has {', '.join(sorted(unknown))}, which are no settings")
+    return found
+
+
+def _default(name: str) -> Any:
+    default = next(one.default for one in fields(Settings) if one.name == name)
+    assert default is not MISSING, "every setting has a default"
+    return default
+
+
+def _parsed(name: str, text: str) -> Any:
+    """The value of a variable; several are separated by commas."""
+    default = _default(name)
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if isinstance(default, bool):
+        if text not in ("0", "1"):
+            raise RequestError(f"{PREFIX}{name.upper()} must be 0 or 1, not {text!r}")
+        return text == "1"
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise RequestError(f"{PREFIX}{name.upper()} must be a number, not {text!r}") from None
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value of the setting's type. Raises RequestError for another one."""
+    default = _default(name)
+    if isinstance(default, tuple):
+        values = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
+        if values is None or not all(isinstance(one, str) for one in values):
+            raise RequestError(f"{name} must be a list of strings, not {shown(value)}")
+        return values
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise RequestError(f"{name} must be a {type(default).__name__}, not {shown(value)}")
+    return value

@@ -1,0 +1,89 @@
+"""/tokenize and /detokenize: texts to ids and back, for clients and for the explorer's page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.errors import RequestError
+from tokenwright.serve.api import body_of, takes, unless_gone
+from tokenwright.serve.contract import Wanted
+from tokenwright.serve.explore import Explorer
+from tokenwright.serve.fields import MOST_ITEMS, Body, Name, Text
+from tokenwright.serve.openai import REFUSED
+from tokenwright.serve.openai_schema import AnyMessage, Id
+from tokenwright.serve.openai_wanted import messages_of
+from tokenwright.serve.service import Service
+
+Ids = Annotated[list[Id], Field(max_length=MAX_TOKENS >> 8)]
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: one of a prompt, the messages of a conversation, and (for tokens with their texts) a text."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MOST_ITEMS)] | None = None
+    text: Text | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize: token ids, as `tokens` (answered by `prompt`) or as `ids` (answered by `text`)."""
+
+    model: Name | None = None
+    tokens: Ids | None = None
+    ids: Ids | None = None
+
+
+class Texts:
+    """The handlers."""
+
+    def __init__(self, service: Service, explorer: Explorer) -> None:
+        self.service = service
+        self.explorer = explorer
+
+    async def tokenize(self, request: Request) -> JSONResponse:
+        """The token ids of a text."""
+        body = await body_of(request, TokenizeBody)
+        if sum(one is not None for one in (body.prompt, body.messages, body.text)) != 1:
+            raise RequestError("prompt: give one of prompt, messages and text")
+        return JSONResponse(await unless_gone(request, self._tokenized(body)))
+
+    async def _tokenized(self, body: TokenizeBody) -> dict[str, Any]:
+        preparer = await self.service.preparer()
+        messages = None if body.messages is None else messages_of(body.messages)
+        prompt = body.prompt if body.text is None else body.text
+        wanted = Wanted(prompt=prompt, messages=messages)
+        ids, _ = await self.service.in_thread(lambda: preparer.prompt(wanted))
+        if body.text is not None:
+            return {"tokens": [asdict(card) for card in self.explorer.looks(ids)]}
+        llm = self.service.host.llm
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": llm.context, "tokens": list(ids)}
+        strings = [llm.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+        return found | {"token_strs": strings}
+
+    async def detokenize(self, request: Request) -> JSONResponse:
+        """The text of token ids."""
+        body = await body_of(request, DetokenizeBody)
+        if (body.tokens is None) == (body.ids is None):
+            raise RequestError("tokens: give one of tokens and ids")
+        llm = await self.service.opened()
+        ids = body.ids if body.tokens is None else body.tokens
+        text = await self.service.in_thread(lambda: llm.tokenizer.decode(ids or ()))
+        return JSONResponse({"text" if body.tokens is None else "prompt": text})
+
+
+def add(app: FastAPI, service: Service, explorer: Explorer) -> None:
+    """Add the routes."""
+    texts = Texts(service, explorer)
+    for path, handler, body in (
+        ("/tokenize", texts.tokenize, TokenizeBody),
+        ("/detokenize", texts.detokenize, DetokenizeBody),
+    ):
+        app.add_api_route(path, handler, methods=["POST"], openapi_extra=takes(body), responses=REFUSED, tags=["Texts"])

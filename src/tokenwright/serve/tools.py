@@ -1,0 +1,293 @@
+"""Tools: the forms in which models call functions, as grammars and as text that is being written.
+
+The chat template tells the form: Hermes and Qwen (<tool_call>{"name", "arguments"}</tool_call>), Llama 3 (an answer
+that is {"name", "parameters"}), Mistral ([TOOL_CALLS] and a list). A grammar has the arguments follow the schema of
+their tool, from the first character of a call on. It cannot ask for special tokens, which have no text: where the mark
+of a form is one, the prompt ends with it if a call is required, and calls that the model begins are not constrained.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenwright.decode.grammar import json_rule
+from tokenwright.engine import Grammar
+from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
+from tokenwright.serve.reading import CallReader, held_back
+
+_TEXT = "\nTEXT: /(.|\\n)*/\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One form of calls: `mark` {"name": ..., `key`: {...}} `end`; `listed` ones stand in a list after one mark.
+
+    mark "": a call is the whole answer. before, after: what stands between mark and object, and object and end.
+    """
+
+    mark: str
+    end: str = ""
+    key: str = "arguments"
+    before: str = ""
+    after: str = ""
+    listed: bool = False
+    id_length: int = 29
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The strings that steer the reading, which may be special tokens."""
+        return tuple(filter(None, (self.mark, self.end, "<|python_tag|>" if not self.mark else "")))
+
+    def reader(self, tools: Sequence[Tool], opened: bool = False) -> CallReader:
+        """Reads the calls of one text. opened: the prompt ends with the mark."""
+        return _Calls(self, frozenset(tool.name for tool in tools), opened)
+
+    def grammar(self, tools: Sequence[Tool], choice: str, parallel: bool, special: bool) -> Grammar | None:
+        """The grammar of an answer that may (choice "auto") or must call tools; None: nothing can be constrained.
+
+        special: the mark is a special token. Raises RequestError for a schema that cannot be written as JSON.
+        """
+        rules = "".join(
+            self._rule(n, tool) for n, tool in enumerate(tools) if choice in ("auto", "required", tool.name)
+        )
+        calls = "call: " + " | ".join(re.findall(r"^call_\d+", rules, re.MULTILINE)) + "\n" + rules
+        if choice != "auto":
+            mark = "" if special else json.dumps(self.mark + self.before)
+            return Grammar.lark(self._required(mark, parallel) + calls)
+        if special:
+            return None
+        if not self.mark:
+            return Grammar.lark("start: OTHER | call\nOTHER: /([^{](.|\\n)*)?/\n" + calls)
+        opening = f"opening[lazy]: TEXT {json.dumps(self.mark)}\n"
+        one = f"opening {json.dumps(self.before)} call {json.dumps(self.after + self.end)}"
+        if self.listed:
+            one = f"opening {_listed(parallel)}"
+            return Grammar.lark(f"start: TEXT | {one}\n{opening}{_TEXT}{calls}")
+        start = f"start: ({one})* TEXT\n" if parallel else f"start: TEXT | {one}\n"
+        return Grammar.lark(start + opening + _TEXT + calls)
+
+    def _rule(self, number: int, tool: Tool) -> str:
+        head = f'{{"name": {json.dumps(tool.name)}, "{self.key}": '
+        return f"call_{number}: {json.dumps(head)} {json_rule(tool.parameters)} {json.dumps('}')}\n"
+
+    def _required(self, mark: str, parallel: bool) -> str:
+        if self.listed:
+            return f"start: {mark} {_listed(parallel)}\n"
+        if not self.mark:
+            return "start: call\n"
+        end, again = json.dumps(self.after + self.end), json.dumps("\n" + self.mark + self.before)
+        return f"start: {mark} call {end} {f'({again} call {end})*' if parallel else ''}\n"
+
+
+def _listed(parallel: bool) -> str:
+    """The rule of a list of calls."""
+    return '"[" call (", " call)* "]"' if parallel else '"[" call "]"'
+
+
+HERMES = ToolFormat("<tool_call>", "</tool_call>", before="\n", after="\n")
+LLAMA = ToolFormat("", key="parameters")
+MISTRAL = ToolFormat("[TOOL_CALLS]", listed=True, id_length=9)
+
+
+def tool_format(template: str) -> ToolFormat | None:
+    """The form that a chat template shows to the model; None: none, or one that is not known."""
+    if "tools" not in template or "<function=" in template or "[ARGS]" in template:
+        return None
+    if "<tool_call>" in template:
+        return HERMES
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    return LLAMA if '"parameters"' in template else None
+
+
+class _Scan:
+    """Finds the end of a JSON object whose text comes in parts."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._string = self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """The index after the brace that closes the object, if it is in `text`, which follows the texts before."""
+        for at, char in enumerate(text):
+            if self._string:
+                self._string = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at + 1
+        return None
+
+
+class _Call:
+    """Reads one call from its opening brace on. `raw`: what was read before the name was known."""
+
+    def __init__(self, form: ToolFormat, names: frozenset[str], index: int) -> None:
+        self.raw = ""
+        self.phase = "head"
+        self._names = names
+        self._key = form.key
+        self._scan = _Scan()
+        self.index = index
+        self._first = ToolCallDelta(index, f"call_{secrets.token_hex(12)}"[-form.id_length :])
+
+    def feed(self, text: str, delta: Delta) -> str:
+        """Read on. Returns what follows the call: phase "done"; "bad": this is no call, and `raw` is text."""
+        if self.phase == "head":
+            text = self._head(text, delta)
+        if self.phase == "arguments":
+            end = self._scan.end(text)
+            self._emit(delta, text[:end])
+            text = "" if end is None else text[end:]
+            if end is not None:
+                self.phase, self._scan = "tail", _Scan(depth=1)
+        if self.phase == "tail" and (end := self._scan.end(text)) is not None:
+            self.phase = "done"
+            return text[end:]
+        return text if self.phase == "done" else ""
+
+    def _head(self, text: str, delta: Delta) -> str:
+        self.raw += text
+        if match := _HEAD.match(self.raw):
+            return self._begin(match, delta)
+        end = self._scan.end(text)
+        if end is None:
+            return ""
+        rest = text[end:]
+        self.raw = self.raw[: len(self.raw) - len(rest)]
+        try:
+            name, arguments = _call_of(json.loads(self.raw))
+        except (ValueError, RecursionError):
+            name, arguments = "", ""
+        if name not in self._names:
+            self.phase = "bad"
+        else:
+            self._first.name = name
+            self._emit(delta, arguments)
+            self.phase = "done"
+        return rest
+
+    def _begin(self, match: re.Match[str], delta: Delta) -> str:
+        name = json.loads(match[1])
+        if name not in self._names:
+            self.phase = "bad"
+            return ""
+        self._first.name = name
+        self.phase, self._scan = "arguments", _Scan()
+        self._emit(delta, "")
+        return self.raw[match.end() :]
+
+    def _emit(self, delta: Delta, arguments: str) -> None:
+        part, self._first = self._first, ToolCallDelta(self._first.index)
+        part.arguments = arguments
+        if delta.tool_calls and delta.tool_calls[-1].index == part.index:
+            delta.tool_calls[-1].arguments += arguments
+        elif arguments or part.id is not None:
+            delta.tool_calls.append(part)
+
+
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+def _call_of(call: Any) -> tuple[str, str]:
+    """The name and the arguments of a whole call, whatever the order of its fields. Raises ValueError."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise ValueError("a call is an object with a name")
+    arguments = call.get("arguments", call.get("parameters", {}))
+    return call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+class _Calls:
+    """Finds the calls in a text: "start" and "text" before a call, "open" after its mark, "call", and "after" one."""
+
+    def __init__(self, form: ToolFormat, names: frozenset[str], opened: bool) -> None:
+        self._form = form
+        self._names = names
+        self._state = "start" if not form.mark else "open" if opened else "text"
+        self._held = ""
+        self._count = 0
+        self._call = _Call(form, names, 0)
+
+    @property
+    def called(self) -> bool:
+        return self._count > 0
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
+        text, self._held = self._held + text, ""
+        while text:
+            if self._state == "text":
+                text = self._read_text(text, delta)
+            elif self._state == "call":
+                text = self._read_call(text, delta)
+            elif self._state == "after":
+                text = self._read_after(text)
+            else:
+                text = self._open(text, delta)
+
+    def finish(self, delta: Delta) -> None:
+        if self._state == "call" and self._call.phase == "head":
+            delta.text += self._call.raw
+        elif self._state == "open":
+            delta.text += self._form.mark + self._held
+        elif self._state != "after":
+            delta.text += self._held
+
+    def _read_text(self, text: str, delta: Delta) -> str:
+        if self._count:
+            text = text.lstrip()  # what stands between two calls
+        said, mark, rest = text.partition(self._form.mark) if self._form.mark else (text, "", "")
+        if mark:
+            delta.text += "" if said.isspace() else said
+            self._state = "open"
+            return rest
+        keep = len(said) - held_back(said, self._form.mark)
+        delta.text += said[:keep]
+        self._held = said[keep:]
+        return ""
+
+    def _open(self, text: str, delta: Delta) -> str:
+        """After a mark, or at the start of a text that may be a call as a whole."""
+        core = text.lstrip(" \t\r\n").removeprefix("<|python_tag|>")
+        core = core.removeprefix("[") if self._form.listed and self._state == "open" else core
+        core = core.lstrip()
+        if not core:
+            self._held = text
+        elif core[0] == "{":
+            self._state, self._call = "call", _Call(self._form, self._names, self._count)
+            return core
+        else:
+            delta.text += self._form.mark + text if self._state == "open" else text
+            self._state = "text"
+        return ""
+
+    def _read_call(self, text: str, delta: Delta) -> str:
+        rest = self._call.feed(text, delta)
+        if self._call.phase in ("arguments", "tail", "done"):
+            self._count = self._call.index + 1
+        if self._call.phase == "done":
+            self._state = "after"
+        elif self._call.phase == "bad":
+            delta.text += self._form.mark + self._call.raw
+            self._state = "text"
+        return rest
+
+    def _read_after(self, text: str) -> str:
+        core, end = text.lstrip(), self._form.end
+        if self._form.listed and core[:1] in (",", "]"):
+            self._state = "open" if core[0] == "," else "text"
+            return core[1:]
+        if not core or (end.startswith(core) and core != end):
+            self._held = text
+            return ""
+        self._state = "text"
+        return core.removeprefix(end) if end else core

@@ -1,0 +1,98 @@
+"""The RAM that a process may use: the least of what the machine, its control groups and its own limit leave."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenwright.backends.device import free_memory
+from tokenwright.backends.ram import free_ram
+
+MIB = 2**20
+V1_NONE = "9223372036854771712"  # how v1 writes "no limit"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with 1000 MiB free, no control group and no limit; returns a function that writes its files."""
+
+    def write(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return tmp_path
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    write({"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:   {1000 * 1024} kB\n", "proc/self/statm": "10 5 1 1 0 1 0"})
+    return write
+
+
+def v2(folder: str, limit: str, used: int, inactive: int = 0) -> dict[str, str]:
+    at = f"sys/fs/cgroup{folder}"
+    return {
+        f"{at}/memory.max": f"{limit}\n",
+        f"{at}/memory.current": f"{used}\n",
+        f"{at}/memory.stat": f"anon 7\ninactive_file {inactive}\nactive_file 99\n",
+    }
+
+
+def v1(folder: str, limit: str, used: int, inactive: int = 0) -> dict[str, str]:
+    at = f"sys/fs/cgroup/memory{folder}"
+    return {
+        f"{at}/memory.limit_in_bytes": f"{limit}\n",
+        f"{at}/memory.usage_in_bytes": f"{used}\n",
+        f"{at}/memory.stat": f"inactive_file 1\ntotal_inactive_file {inactive}\n",
+    }
+
+
+def test_without_limits_it_is_what_the_machine_has(machine):
+    assert free_ram(machine({})) == 1000 * MIB
+    assert free_ram(machine({"proc/self/cgroup": "0::/\n", **v2("", "max", 5 * MIB)})) == 1000 * MIB
+    assert free_ram(machine({"proc/self/cgroup": "4:memory:/\n", **v1("", V1_NONE, 5 * MIB)})) == 1000 * MIB
+
+
+def test_files_that_were_read_count_as_free(machine):
+    root = machine({"proc/self/cgroup": "0::/\n", **v2("", str(300 * MIB), 250 * MIB, inactive=100 * MIB)})
+    assert free_ram(root) == 150 * MIB
+    root = machine({"proc/self/cgroup": "3:cpu,memory:/\n0::/\n", **v1("", str(200 * MIB), 190 * MIB, inactive=MIB)})
+    assert free_ram(root) == 11 * MIB
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+def test_a_group_above_may_have_the_lower_limit(machine, version):
+    line = "0::/a/b\n" if version is v2 else "4:memory:/a/b\n"
+    files = {**version("/a/b", str(500 * MIB), 0), **version("/a", str(120 * MIB), 20 * MIB)}
+    assert free_ram(machine({"proc/self/cgroup": line, **files})) == 100 * MIB
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+def test_in_a_container_the_mount_is_the_group(machine, version):
+    """Its path is the host's, which is not seen from inside."""
+    line = "0::/docker/0123\n" if version is v2 else "4:memory:/docker/0123\n"
+    assert free_ram(machine({"proc/self/cgroup": line, **version("", str(64 * MIB), 24 * MIB)})) == 40 * MIB
+
+
+def test_more_used_than_allowed_leaves_nothing(machine):
+    assert free_ram(machine({"proc/self/cgroup": "0::/\n", **v2("", "1000", 2000)})) == 0
+
+
+def test_the_limit_of_the_address_space_counts(machine, monkeypatch):
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (asked.append(which), (50 * MIB, -1))[1])
+    assert free_ram(machine({})) == 50 * MIB - 10 * resource.getpagesize()
+    assert asked == [resource.RLIMIT_AS]
+
+
+def test_a_system_that_tells_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert free_ram(tmp_path) is None
+
+
+def test_this_machine_tells(monkeypatch):
+    free = free_memory(torch.device("cpu"))
+    assert free is not None and free > MIB
+    here = resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (2 * MIB, here[1]))
+    assert free_memory(torch.device("cpu")) == 0

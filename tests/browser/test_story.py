@@ -1,0 +1,180 @@
+"""What the page says of a run: the sentence about each step, the card at the end, and what belongs to which step."""
+
+import json
+
+import pytest
+
+from tests.browser.conftest import SIZE, Explored
+from tests.browser.test_figures import PROMPT
+
+
+def narration(explored):
+    """The part of the story that is on, and its sentence."""
+    line = explored.tab.locator("[data-narration]")
+    return line.get_attribute("data-narration"), line.inner_text()
+
+
+def test_each_step_is_told_in_words_with_its_own_figures(explored):
+    explored.run(PROMPT, 8, renderer="2d", stop=0)
+    explored.settle()
+    assert narration(explored)[0] == "notes"
+    assert "each of its 12 tokens" in narration(explored)[1]
+    explored.step()
+    explored.settle()
+    part, told = narration(explored)
+    step = explored.api("/steps/1")
+    assert part == "stroke"
+    assert "6 layers" in told and f"the notes of {step['start']} earlier tokens" in told
+    assert step["text"].strip() in told
+    explored.press("n")
+    explored.step()
+    explored.settle()
+    part, told = narration(explored)
+    step = explored.api("/steps/2")
+    assert part == "without"
+    assert f"all {step['length']} tokens" in told and f"{step['recomputed']} of them again" in told
+    explored.press("n")
+    explored.step()
+    explored.settle()
+    assert narration(explored)[0] == "notes" and "The cache is back" in narration(explored)[1]
+    explored.press("ArrowLeft")
+    explored.settle()
+    assert narration(explored) == (part, told), "the sentence belongs to the step that is shown"
+    explored.press("End")
+    explored.pace(None)
+    explored.press("Space")
+    explored.until_state("done")
+    explored.settle()
+    assert narration(explored)[0] == "result" and "8 tokens" in narration(explored)[1]
+
+
+@pytest.mark.parametrize("without", [(), range(6), (3,)], ids=["with the cache", "without", "mixed"])
+def test_a_run_ends_in_its_sums(explored, without):
+    """On the card are the engine's figures; the formulas are computed here."""
+    begin(explored, cache=0 not in without)
+    while explored.state["steps"] < 6:
+        wanted = explored.state["steps"] not in without
+        if explored.state["cache"] is not wanted:
+            explored.press("n")
+        explored.step()
+    explored.until_state("done")
+    stats, n = explored.stats(), int(explored.stats()["prompt_tokens"][0])
+    layers = explored.get("model")["layers"]
+    naive, cached = layers * sum(range(n, n + 6)), layers * (n + 5)
+    done = int(stats["total_layer_tokens"][0])
+    assert (done == cached) is (not without) and (done == naive) is (len(without) == 6)
+    assert float(stats["summary_times"][0]) == naive / cached
+    if done != naive:
+        assert stats["summary_naive"] == (str(naive), "derived")
+    if done != cached:
+        assert stats["summary_cached"] == (str(cached), "derived")
+    assert stats["summary_layer_tokens"] == (str(done), "counted")
+    assert stats["summary_reused"] == (str(naive - done), "derived")
+    assert stats["summary_tokens_per_s"][1] == stats["summary_ttft_us"][1] == "measured"
+    summary = explored.api("")["summary"]
+    for name in ("ttft_us", "tokens_per_s", "written"):
+        assert float(stats[f"summary_{name}"][0]) == summary[name]
+    explored.press("ArrowLeft")
+    assert explored.tab.locator(".result").count() == 0, "the card belongs to the end"
+    explored.press("End")
+    explored.tab.get_by_role("button", name="Close the result").click()
+    assert explored.tab.locator(".result").count() == 0
+
+
+def begin(explored, cache):
+    """A run of six tokens that is held after its first step."""
+    explored.open(f"#p=&renderer=2d&n=6&seed=1&pace=0.25&cache={'on' if cache else 'off'}")
+    explored.until_state("empty")
+    explored.tab.locator("#prompt").fill(PROMPT)
+    explored.tab.locator("#prompt").blur()
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    explored.until("window.__explorer.state.steps >= 1")
+    explored.tab.get_by_role("button", name="Pause").click()
+    explored.until_state("paused")
+
+
+def test_the_switch_shows_how_the_shown_step_was_made(explored):
+    explored.run(PROMPT, 12, renderer="2d", stop=2)
+    pressed = "button => button.getAttribute('aria-pressed')"
+    on = explored.tab.get_by_role("button", name="KV cache", exact=True)
+    assert on.evaluate(pressed) == "true" and explored.tab.locator(".next-mode").count() == 0
+    explored.press("n")
+    assert on.evaluate(pressed) == "true", "the shown step used the cache"
+    assert explored.tab.locator(".next-mode").inner_text() == "next: no cache"
+    explored.step()
+    assert on.evaluate(pressed) == "false" and explored.tab.locator(".next-mode").count() == 0
+    explored.press("Home")
+    assert on.evaluate(pressed) == "true" and explored.tab.locator(".next-mode").count() == 1
+    assert "looking back; 3 steps" in explored.tab.locator(".activity").inner_text()
+
+
+def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(browser, server):
+    """A visit without a link: the parts of the story come in order; the renderer is chosen before it draws."""
+    context = browser.new_context(viewport=SIZE)
+    page = context.new_page()
+    page.add_init_script(
+        """window.seen = {renderer: [], story: []};
+        const note = (list, value) => value && list.at(-1) !== value && list.push(value);
+        new MutationObserver(() => {
+          note(seen.renderer, document.documentElement.dataset.renderer);
+          note(seen.story, document.querySelector('[data-narration]')?.dataset.narration);
+        }).observe(document, {subtree: true, childList: true, attributes: true, characterData: true});"""
+    )
+    explored = Explored(page, server.address).open()
+    explored.until("window.__explorer.state.origin === 'live' && window.__explorer.state.step >= 3")
+    seen = page.evaluate("window.seen")
+    assert len(seen["renderer"]) == 1
+    assert seen["story"] == ["reading", "notes", "stroke"]
+    assert explored.errors == []
+    context.close()
+
+
+def test_a_link_that_is_pasted_into_the_open_page_is_followed(explored):
+    explored.run(PROMPT, 6, renderer="2d", stop=1)
+    before = explored.state["run"]
+    link = "#p=The%20capital&seed=5&T=0.5&n=7&pace=engine&cache=off&step=2&layer=1&head=2&cam=side&renderer=2d"
+    explored.tab.evaluate("link => (location.hash = link)", link)
+    explored.until(f"window.__explorer.state.run !== {json.dumps(before)} && window.__explorer.state.step === 2")
+    state = explored.state
+    assert (state["layer"], state["head"], state["pace"], state["cache"]) == (1, 2, None, False)
+    assert explored.tab.locator("#prompt").input_value() == "The capital"
+    assert explored.tab.get_by_label("max tokens").input_value() == "7"
+    assert explored.tab.evaluate("window.__explorer.camera.name") == "side"
+    assert explored.api("/steps/2")["cache"] is False
+    explored.until("decodeURIComponent(location.hash).includes('The+capital')")
+    kept = explored.tab.evaluate("location.hash")
+    for setting in ("seed=5", "T=0.5", "n=7", "pace=engine", "cache=off", "layer=1", "head=2", "cam=side"):
+        assert setting in kept
+
+
+def test_a_cut_character_is_one_glyph_with_its_bytes(explored):
+    explored.run("A café", 3, renderer="2d", stop=1)
+    chip = explored.tab.locator(".chip.cut")
+    assert chip.evaluate("e => [e.firstChild.textContent, e.lastChild.textContent]") == ["é", "C3 A9"]
+    assert "A café" in explored.tab.locator("[data-part=prompt]").inner_text()
+
+
+def test_the_grid_of_heads_has_the_engines_masses(explored):
+    explored.run(PROMPT, 6, renderer="2d", stop=4)
+    for measure in ("sink", "local", "entropy"):
+        explored.tab.get_by_role("button", name=measure).click()
+        explored.until("document.querySelectorAll('.grid [data-mass]').length > 0")
+        shown = explored.tab.eval_on_selector_all(".grid [data-mass]", "all => all.map(e => +e.dataset.mass)")
+        assert shown == explored.api("/heads?step=4")[measure]
+
+
+def test_forced_colours_keep_prompt_generated_and_attention_apart(browser, server):
+    context = browser.new_context(viewport=SIZE, forced_colors="active")
+    explored = Explored(context.new_page(), server.address).run(PROMPT, 8, renderer="2d", stop=5)
+    style = "(e, name) => getComputedStyle(e)[name]"
+    token = lambda position: explored.tab.locator(f".token[data-position='{position}']")  # noqa: E731
+    row = explored.tab.evaluate("window.__explorer.row")
+    weights = {
+        token(2).evaluate(style, "fontWeight"),
+        token(len(explored.state["ids"]) - 2).evaluate(style, "fontWeight"),
+    }
+    assert len(weights) == 2
+    least = min(range(len(row["codes"])), key=lambda position: row["codes"][position])
+    grounds = [token(position).evaluate(style, "backgroundColor") for position in (row["argmax"], least)]
+    assert grounds[0] != grounds[1]
+    context.close()

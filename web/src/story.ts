@@ -1,0 +1,103 @@
+// The story of a run in plain words: at any time one sentence about the step that is shown, under one of five titles.
+// In slow steps the sentence goes with what the stage does: first the layers work, then the head reads, then it writes.
+
+import { computed } from "@preact/signals";
+import { type Moment, moment } from "./clock";
+import { count, plural } from "./format";
+import { selected } from "./rows";
+import { frame, last, length, live, pageState, run, shown, summary } from "./store";
+import { quoted } from "./text";
+import type { Run } from "./run";
+import type { StepFrame } from "./schema";
+
+export const CHAPTERS = [
+  ["reading", "Reading the prompt"],
+  ["notes", "Taking notes"],
+  ["stroke", "One token at a time"],
+  ["without", "No notes"],
+  ["result", "The result"],
+] as const;
+
+export type Chapter = (typeof CHAPTERS)[number][0];
+
+export interface Sentence {
+  chapter: Chapter;
+  text: string;
+}
+
+/** The sentence about a step, at a moment of its animation. */
+export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer: number; head: number }): Sentence {
+  const layers = plural(current.model.layers, "layer");
+  const all = step.start + step.length;
+  const written = step.token === null ? null : quoted(current.named(step.token).text);
+  if (step.token === null)
+    return {
+      chapter: "reading",
+      text: `The prompt is long and is read in parts: ${count(all)} of ${count(current.promptTokens)} tokens so far.`,
+    };
+  if (!step.cache) return { chapter: "without", text: without(step, at, written ?? "", layers) };
+  if (step.recomputed > 0)
+    return {
+      chapter: "notes",
+      text: `The cache is back: all ${count(all)} tokens go through the layers once more, and this time their keys and values are kept.`,
+    };
+  if (step.length > 1 || step.step === current.card.first_step) return reading(step, at, written ?? "", layers);
+  const input = quoted(current.tokens[all - 1]?.text ?? "");
+  const texts: Record<Moment, string> = {
+    work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
+    look: `It reads the notes of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
+    write: `The result is a chance for every possible token. One is drawn: ${written}.`,
+    rest: `${input} went through the ${layers}, read the notes of ${plural(step.start, "earlier token")}, and ${written} was written.`,
+  };
+  return { chapter: "stroke", text: texts[at] };
+}
+
+function reading(step: StepFrame, at: Moment, written: string, layers: string): Sentence {
+  const known = step.start > 0 ? ` The first ${count(step.start)} were read before, and their notes are reused.` : "";
+  if (at === "work")
+    return {
+      chapter: "reading",
+      text: `The model reads the prompt: ${plural(step.length, "token")} go through the ${layers} together.${known}`,
+    };
+  if (at === "look" || at === "write")
+    return {
+      chapter: "notes",
+      text: "Each layer leaves a note for each token, its key and its value. They stay in the cache: the wall under the text.",
+    };
+  return {
+    chapter: "notes",
+    text: `The prompt is read. Each layer keeps a key and a value for each of its ${plural(step.start + step.length, "token")}, and ${written} is written.`,
+  };
+}
+
+function without(step: StepFrame, at: Moment, written: string, layers: string): string {
+  const all = count(step.start + step.length);
+  if (at === "work") return `Without the cache, all ${all} tokens go through the ${layers} again.`;
+  if (step.recomputed === 0)
+    return `Without the cache: ${all} tokens went through the ${layers}, nothing was kept, and ${written} was written.`;
+  return `Without the cache, all ${all} tokens went through the ${layers}, ${count(step.recomputed)} of them again, to write one token: ${written}.`;
+}
+
+/** The sentence under the stage's title, at all times. */
+export const sentence = computed<Sentence | null>(() => {
+  const current = run.value;
+  if (current === null) return null;
+  const step = frame.value;
+  if (step === null) {
+    const tokens = plural(length.value, "token");
+    const waits = live.value && pageState.value === "paused";
+    return {
+      chapter: "reading",
+      text: waits
+        ? `The prompt is cut into ${tokens}. Press play, and the model reads them.`
+        : `The prompt is cut into ${tokens}. The model is about to read them.`,
+    };
+  }
+  const over = shown.value === last.value && current.ended && moment.value === "rest";
+  if (over && summary.value !== null)
+    return {
+      chapter: "result",
+      text: `The text is finished: ${plural(summary.value.written, "token")}, each from one pass through the model.`,
+    };
+  return tell(current, step, moment.value, selected.value);
+});

@@ -1,0 +1,25 @@
+// The narration: which of the five parts of the story is on, and the sentence about the step that is shown.
+
+import { CHAPTERS, sentence } from "../story";
+
+export function Story() {
+  const told = sentence.value;
+  const at = CHAPTERS.findIndex(([id]) => id === told?.chapter);
+  return (
+    <div class={`story in-${told?.chapter ?? "none"}`}>
+      <ol class="chapters" aria-hidden="true">
+        {CHAPTERS.map(([id], i) => (
+          <li key={id} class={i === at ? "now" : i < at ? "past" : ""} />
+        ))}
+      </ol>
+      <p class="story-line">
+        {told && (
+          <>
+            <b class="story-title">{CHAPTERS[at]?.[1]}</b>
+            <span data-narration={told.chapter}>{told.text}</span>
+          </>
+        )}
+      </p>
+    </div>
+  );
+}
