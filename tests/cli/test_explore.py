@@ -61,12 +61,15 @@ def test_the_page_and_the_model_are_served_until_ctrl_c(model: Path) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_model_that_cannot_be_read_is_told_on_the_page_and_in_the_terminal(tmp_path: Path) -> None:
-    with explorer(tmp_path / "none") as (address, process):
-        status = ready(address)
-        assert status["phase"] == "failed"
-        assert process.stderr is not None
-        assert process.stderr.readline().strip() == f"tokenwright: {status['message']}"
+def test_a_model_that_is_nowhere_is_refused_and_nothing_is_served(refused: Refused, tmp_path: Path) -> None:
+    assert "there is no folder" in refused("explore", tmp_path / "none", "--no-browser", "--port", 0)
+
+
+def test_a_model_that_cannot_be_read_ends_the_server(tmp_path: Path) -> None:
+    with explorer(tmp_path) as (_, process):
+        _, said = process.communicate()
+        assert process.returncode == 2
+    assert said == f"tokenwright: {tmp_path}/config.json is missing; a model folder needs config.json\n"
 
 
 def test_a_port_that_is_taken_is_told(refused: Refused) -> None:
