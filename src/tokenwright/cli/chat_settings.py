@@ -36,12 +36,12 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     if name not in NAMES:
         raise RequestError(f"there is no option {name[:40]!r}; /set shows them")
     key = NAMES[name]
-    field = {"new_tokens": "max_tokens", **dict.fromkeys(FORMATS, "grammar")}.get(key, key)
+    field = "grammar" if key in FORMATS else key
     if not values:
         return dict(chosen), f"{name} is {_shown(chosen[field]) if field in chosen else 'at its default'}"
     if values == ["default"]:
         return {one: value for one, value in chosen.items() if one != field}, f"{name} is at its default"
-    given: dict[str, Any] = {**dict.fromkeys(COMMON), "new_tokens": 1, key: _value(key, name, values)}
+    given: dict[str, Any] = {**dict.fromkeys(COMMON), key: _value(key, name, values)}
     value = chosen_from(given)[field]
     return {**chosen, field: value}, f"{name} is {_shown(value)}"
 
@@ -49,8 +49,6 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
 def listed(chosen: Mapping[str, Any]) -> str:
     """The chosen options, and the names of all."""
     set_ = [f"{name} {_shown(chosen[key])}" for name, key in NAMES.items() if key in chosen]
-    if "max_tokens" in chosen:
-        set_.append(f"new-tokens {chosen['max_tokens']}")
     if "grammar" in chosen:
         set_.append(f"{chosen['grammar'].kind.replace('_', '-')} {_shown(chosen['grammar'])}")
     return f"set: {', '.join(set_) or 'nothing'}\noptions: {', '.join(NAMES)}\n/set NAME default undoes one"
