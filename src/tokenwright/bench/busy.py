@@ -81,7 +81,8 @@ def quietly(measure: Callable[[], T], doubt: Callable[[T], str]) -> tuple[T, str
     for _ in range(ATTEMPTS):
         before = read_times()
         found = measure()
-        busy = doubt(found) or load_between(before, read_times())
+        load = load_between(before, read_times())
+        busy = doubt(found) or load
         if not busy:
             break
     return found, busy
