@@ -58,7 +58,8 @@ def png(picture: Picture) -> bytes:
     from tokenwright.cli.chart import smooth, top
 
     figure = Figure(figsize=(9, 5), dpi=150, layout="constrained")
-    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
     for line in picture.lines:
         steps = range(1, len(line.values) + 1)
         axes.plot(steps, line.values, ".", color=line.colour, alpha=0.35)
@@ -69,5 +70,5 @@ def png(picture: Picture) -> bytes:
     axes.grid(alpha=0.25)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     written = BytesIO()
-    canvas.print_png(written)
+    figure.savefig(written, format="png")
     return written.getvalue()
