@@ -212,7 +212,8 @@ class LLM(ScoringModel):
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
         template = self.template
-        for message in messages:
+        given: Sequence[object] = messages  # a caller's mistakes are named by the template
+        for message in given:
             if isinstance(message, Mapping) and isinstance(content := message.get("content"), str):
                 self._requests.check_length(content)
         return template.render(messages, markup=markup)

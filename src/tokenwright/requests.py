@@ -78,7 +78,7 @@ class RequestBuilder:
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         if isinstance(prompt, str):
             self.check_length(prompt)
-        ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
+        ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
         size = self._loaded.config.vocab_size
         for token in ids:
             if type(token) is not int or not 0 <= token < size:

@@ -20,7 +20,7 @@ from tokenwright.cli import app
 
 CODES = {0, 1, 2, 4, 130}
 GROUP: Any = typer.main.get_command(app)
-LONG = ("bench", "explore")  # they run for long, or until Ctrl-C
+LONG = ("bench", "explore", "serve")  # they run for long, or until Ctrl-C
 WRITES = {"out", "cache_file", "folder", "save"}  # parameters whose value is a file or folder to write
 
 WHOLE = st.sampled_from(["-1", "0", "1", "2", "3", "16", "4097", "2147483649", "9" * 40, "1.5", "x", ""])

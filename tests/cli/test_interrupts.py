@@ -51,6 +51,7 @@ COMMANDS = {
     "bench": Command("bench -m {model}", 12.0),
     "bench-shape": Command("bench --shape gpt2"),
     "explore": Command("explore {model} --no-browser --port 0"),
+    "serve": Command("serve {model} --port 0"),
     "help": Command("generate --help", 0.8),
 }
 

@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+
+
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,3 +117,14 @@ main()
         other.mkdir()
     assert run("quantize", model, tmp_path / "q").exit_code == 0
     assert {*tmp_path.iterdir()} == {tmp_path / "q", *others}, "what is of another place stays"
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_any_work(run: Run, model: Path, tmp_path: Path) -> None:
+    """What it would write could not be opened."""
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare)
+    (bare / "tokenizer.json").unlink()
+    result = run("quantize", bare, tmp_path / "q", "--weights", "int8")
+    assert result.exit_code != 0
+    assert "has no tokenizer.json" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bare"]

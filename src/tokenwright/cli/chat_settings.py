@@ -13,13 +13,14 @@ from tokenwright.sampling_params import Grammar
 FORMATS = ("json_schema", "regex", "lark", "choice")  # options that set the field `grammar`
 
 
-def _named(key: str) -> str:
-    """The option's name on the command line, without its dashes."""
+def _names(key: str) -> list[str]:
+    """The option's names on the command line, without their dashes."""
     declared = [name for name in get_args(COMMON[key])[1].param_decls or () if name.startswith("--")]
-    return declared[0].removeprefix("--") if declared else key.replace("_", "-")
+    return [name.removeprefix("--") for name in declared] or [key.replace("_", "-")]
 
 
-NAMES: Mapping[str, str] = {_named(key): key for key in COMMON}  # as typed -> key of COMMON
+NAMES: Mapping[str, str] = {_names(key)[0]: key for key in COMMON}  # as typed -> key of COMMON
+ALIASES: Mapping[str, str] = {name: _names(key)[0] for key in COMMON for name in _names(key)}
 
 
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
@@ -33,6 +34,7 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     except ValueError as error:
         raise RequestError(f"/set {text[:80]} cannot be read: {error}; quote a value that has quotes") from None
     name = name.lstrip("-").replace("_", "-")
+    name = ALIASES.get(name, name)
     if name not in NAMES:
         raise RequestError(f"there is no option {name[:40]!r}; /set shows them")
     key = NAMES[name]
