@@ -1,6 +1,7 @@
 """`quantize`, and `--weights` of the commands that compute: what is written opens, and says what it is."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,3 +91,20 @@ def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp
     file.write_bytes(content)
     assert "is damaged: its checksum is another" in refused("generate", "x", "--model", tmp_path / "q")
     assert not (tmp_path / "r").exists()
+
+
+def test_the_model_is_an_argument_or_an_option(run: Run, model: Path, tmp_path: Path) -> None:
+    assert run("quantize", "-m", model, tmp_path / "q").exit_code == 0
+    assert (tmp_path / "q" / "config.json").is_file()
+    for words in ((tmp_path / "r",), ("a", "b", "c"), (model, tmp_path / "r", "-m", "stories")):
+        assert run("quantize", *words).exit_code == 2
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_without_a_tokenizer_is_refused_before_the_work(run: Run, model: Path, tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(model, tmp_path / "bare"))
+    (bare / "tokenizer.json").unlink()
+    result = run("quantize", bare, tmp_path / "q")
+    assert result.exit_code == 2
+    assert "has no tokenizer.json" in result.stderr
+    assert not (tmp_path / "q").exists()
