@@ -116,6 +116,7 @@ def test_a_long_text_is_drawn_in_a_few_calls(replay):
         f"{explored.tab.evaluate('window.__explorer.drawTime'):.1f} ms of the page's own per picture"
     )
     explored.press("3")
+    explored.tab.get_by_role("button", name="Close the result").click()
     explored.tab.locator(".canvas canvas").hover()
     for _ in range(12):
         explored.tab.mouse.wheel(0, 400)  # out, until all of it is in view

@@ -129,9 +129,9 @@ def running(app: Any, service: Any) -> Iterator[Talker]:
 
 
 @contextmanager
-def talking(folder: Path, **options: Any) -> Iterator[Talker]:
-    """Serve a checkpoint under the name "tiny". options: of `Policy.of`."""
-    explorer = Explorer("tiny", lambda report: LLM(folder, pages=PAGES, report=report))
-    app = make_app(explorer, Policy.of(None, **options), None)
+def talking(folder: Path | str, page: Path | None = None, name: str = "tiny", **options: Any) -> Iterator[Talker]:
+    """Serve a checkpoint under a name. page: the folder of the page. options: of `Policy.of`."""
+    explorer = Explorer(name, lambda report: LLM(folder, pages=PAGES, report=report))
+    app = make_app(explorer, Policy.of(None, **options), page)
     with running(app, app.state.service) as talker:
         yield talker

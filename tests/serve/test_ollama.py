@@ -53,6 +53,13 @@ def test_the_lines_of_a_raw_stream(talker: Talker) -> None:
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
+def test_a_body_needs_no_content_type(talker: Talker) -> None:
+    body = json.dumps({"model": "tiny", "messages": HELLO, "options": GREEDY, "stream": False})
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):  # as curl -d and LiteLLM send it
+        answer = httpx.post(f"{talker.url}/api/chat", content=body, headers={"content-type": kind})
+        assert answer.json()["message"]["content"] == talker.greedy(HELLO)
+
+
 def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
     texts = [f"Tell me {n} things" for n in range(6)]
     alone = [talker.greedy([{"role": "user", "content": text}]) for text in texts]

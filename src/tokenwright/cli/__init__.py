@@ -15,10 +15,12 @@ from typer.core import TyperGroup
 
 from tokenwright.cli import interrupt, output, settings
 from tokenwright.cli.bench import bench
+from tokenwright.cli.cache import cache
 from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
+from tokenwright.cli.models import models, pull, rm
 from tokenwright.cli.naming import options_of, spoken
 from tokenwright.cli.plan import plan
 from tokenwright.cli.quantize import quantize
@@ -32,13 +34,13 @@ __all__ = ["app", "main"]
 
 FAILED, REFUSED = 1, 2  # exit codes
 POSITIONAL = "named"  # the parameter of commands that also take the model as an argument
-USAGE = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
 
 
 class Commands(TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
-    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         """Run and exit. Under --json an error is also one JSON object on stdout."""
         extra["standalone_mode"] = False  # errors come back as exceptions
         words = list(sys.argv[1:] if args is None else args)
@@ -139,6 +141,10 @@ app.command()(plan)
 app.command()(quantize)
 app.command()(race)
 app.command()(bench)
+app.command()(models)
+app.command()(pull)
+app.command()(rm)
+app.command()(cache)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Ollama's API over the service: a translation of its bodies, answers, lines and errors, no more.
 
-Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete.
+Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete. Bodies are JSON
+whatever their Content-Type, because Ollama's clients often send none.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def add(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/generate", openapi_extra=takes(Generate), tags=["Ollama"])
     async def generate(request: Request) -> Response:
-        body = await body_of(request, Generate)
+        body = await body_of(request, Generate, any_type=True)
         return await _reply(request, service, body, generate_prompt(body), empty=not body.prompt)
 
     @app.post("/api/chat", openapi_extra=takes(Chat), tags=["Ollama"])
     async def chat(request: Request) -> Response:
-        body = await body_of(request, Chat)
+        body = await body_of(request, Chat, any_type=True)
         prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
         return await _reply(request, service, body, prompt, empty=not body.messages)
 
@@ -67,7 +68,7 @@ def add(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/show", openapi_extra=takes(Show), tags=["Ollama"])
     async def show(request: Request) -> dict[str, Any]:
-        body = await body_of(request, Show)
+        body = await body_of(request, Show, any_type=True)
         check_model(request, service, plain_name(body.model))
         preparer = await service.preparer()
         return card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)

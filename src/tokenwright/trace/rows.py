@@ -48,4 +48,5 @@ def masses(rows: torch.Tensor, step: int) -> HeadMasses:
     even = math.log(max(2, flat.shape[-1]))
     entropy = -torch.xlogy(flat, flat).sum(-1) / even
     measures = (flat[:, 0], flat[:, -LOCAL:].sum(-1), entropy.clamp(0, 1))
-    return HeadMasses(step, *(tuple(round(value, 6) for value in measure.tolist()) for measure in measures))
+    sink, local, entropies = (tuple(round(value, 6) for value in measure.tolist()) for measure in measures)
+    return HeadMasses(step, sink, local, entropies)
