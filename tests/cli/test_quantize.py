@@ -1,11 +1,9 @@
 """`quantize`, and `--weights` of the commands that compute: what is written opens, and says what it is."""
 
 import json
+import shutil
 import subprocess
 import sys
-
-
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
