@@ -116,7 +116,7 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
         rows.append((f"cache ({binary(limits.cache_bytes)})", *_speeds(limits.cache, "GB")))
     rows += [(f"{form} products", *_speeds(rate, "G")) for form, rate in limits.multiplications.items()]
     near = [("how near", "measured", "limit", "share", ""), *map(_near, figures)]
-    every = [
+    every: list[Rate | Figure] = [
         *([] if limits.cache is None else [limits.cache]),
         limits.memory,
         *limits.multiplications.values(),
