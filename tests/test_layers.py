@@ -14,7 +14,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 
 # From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
 ROWS = (
-    ("errors",),
+    ("errors", "progress"),
     ("checks",),
     ("units",),
     ("config", "text"),
@@ -28,6 +28,7 @@ ROWS = (
     ("loaded", "run", "streams"),
     ("requests", "planner"),
     ("opened",),
+    ("scoring",),
     ("llm",),
     ("bench",),
     ("serve",),

@@ -9,6 +9,7 @@ import time
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,7 +119,8 @@ def test_score_is_the_log_softmax(llm):
     logits, _ = llm.model(ids)
     right = logits.log_softmax(-1)[range(6), ids[1:]]
     assert llm.score(ids) == pytest.approx(right.tolist(), abs=1e-4)
-    assert llm.score([5]) == []
+    assert llm.score([5]).shape == (0,)
+    assert llm.score(ids).dtype == np.float64
 
 
 def test_a_stream_that_is_closed_or_dropped_frees_its_pages(llm):
@@ -443,8 +445,24 @@ def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
     monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 1000)
-    with pytest.raises(CapacityError, match="--dtype bfloat16 halves it"):
+    with pytest.raises(
+        CapacityError, match="dtype bfloat16 halves it; weights int8 need a quarter"
+    ):
         LLM(folder)
+    with pytest.raises(CapacityError, match=r"in bfloat16, .* free; weights int8 need half"):
+        LLM(folder, dtype="bfloat16")
+    with pytest.raises(CapacityError, match=r"in int4, .* free$"):
+        LLM(folder, weights="int4")
+
+
+def test_the_least_memory_that_an_error_names_suffices(folder):
+    with pytest.raises(CapacityError, match="hold no page") as caught:
+        LLM(folder, kv_memory=10)
+    least = int(str(caught.value).rpartition(" ")[2])
+    with pytest.raises(CapacityError, match=f"at least {least}$"):
+        LLM(folder, kv_memory=least - 1)
+    with LLM(folder, kv_memory=least) as llm:
+        assert llm.generate([5], GREEDY, max_tokens=2)[0].token_ids
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):

@@ -1,13 +1,10 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import EngineConfig, KVFormat, WeightFormat
@@ -15,15 +12,17 @@ from tokenwright.engine import Request, SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.loaded import LoadedModel
-from tokenwright.opened import OpenedModel, specs_of
+from tokenwright.opened import specs_of
+from tokenwright.progress import progress_bar
 from tokenwright.requests import Prompt, prompts_of
 from tokenwright.run import Run
+from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
 from tokenwright.transcript import Transcript
 
 
-class LLM(OpenedModel):
+class LLM(ScoringModel):
     """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
@@ -98,9 +97,18 @@ class LLM(OpenedModel):
         return self._requests.sampling(**overrides)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        salt: str = "",
+        **sampling: Any,
     ) -> Stream:
         """Generate text, piece by piece. `cache=False` is the naive loop: every step recomputes all tokens.
+
+        sampling: fields of SamplingParams, such as max_tokens=50: instead of those of `params`, or of the checkpoint's
+        defaults.
 
         With n > 1 the pieces of all texts interleave, each with the number of its text. best_of and beam search know
         their texts only at the end; use `generate` for them.
@@ -110,33 +118,32 @@ class LLM(OpenedModel):
         Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
         """
         inbox = Inbox()
-        [handle] = self._submit([self._streamed(prompt, params, cache, salt)], inbox)
+        [handle] = self._submit([self._streamed(prompt, self._requests.params(params, sampling), cache, salt)], inbox)
         return Stream(handle, inbox, self._transcript(handle), owner=self)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, salt: str = ""
-    ) -> AsyncIterator[Piece]:
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        salt: str = "",
+        **sampling: Any,
+    ) -> AsyncGenerator[Piece, None]:
         """`stream` for asyncio. The event loop is called once per step, whatever the number of streams.
 
         A long prompt is tokenised, and a grammar compiled, in another thread.
         """
-        self._open_loop()
-
-        def prepare() -> Request:
-            return self._streamed(prompt, params, cache, salt)
-
-        if self._requests.quick(prompt, params):
-            request = prepare()
-        else:
-            request = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+        its = self._requests.params(params, sampling)
+        prepare = partial(self._streamed, prompt, its, cache, salt)
+        request = prepare() if self._requests.quick(prompt, its) else await self._prepared(prepare)
         [handle] = self._submit([request], self._async_streams.listener())
         with self._async_streams.open(handle, self._transcript(handle)) as stream:
             while (pieces := await stream.pieces()) is not None:
                 for piece in pieces:
                     yield piece
 
-    def _streamed(self, prompt: Prompt, params: SamplingParams | None, cache: bool, salt: str) -> Request:
-        params = self._requests.params(params)
+    def _streamed(self, prompt: Prompt, params: SamplingParams, cache: bool, salt: str) -> Request:
         if params.beams > 1 or params.choices > params.n:
             raise RequestError(
                 "best_of and beam search know their texts at the end alone; use generate instead of stream"
@@ -150,28 +157,53 @@ class LLM(OpenedModel):
         *,
         cache: bool = True,
         salt: str = "",
+        progress: bool = False,
+        **sampling: Any,
     ) -> list[Completion]:
         """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
-        `params`: one for all prompts or one per prompt; `cache` and `salt` as in `stream`, and the same errors. Raises
-        EngineError if a prompt failed in the engine; it has the completions of the others.
+        `params`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and the same
+        errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
+        completions of the others.
         """
+        requests = self._batch(prompts, params, cache, salt, sampling)
+        if not progress:
+            return _completions(self._finish(requests))
+        with progress_bar(len(requests)) as report:
+            return _completions(self._finish(requests, at_end=False, report=report))
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        cache: bool = True,
+        salt: str = "",
+        **sampling: Any,
+    ) -> list[Completion]:
+        """`generate` for asyncio. A task that is cancelled cancels its requests."""
+        prepare = partial(self._batch, prompts, params, cache, salt, sampling)
+        return _completions(await self._afinish(await self._prepared(prepare)))
+
+    def _batch(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None,
+        cache: bool,
+        salt: str,
+        sampling: Mapping[str, Any],
+    ) -> list[Request]:
         texts = prompts_of(prompts)
         if params is None or not isinstance(params, Sequence):
-            each = [self._requests.params(params)] * len(texts)
+            each = [self._requests.params(params, sampling)] * len(texts)
         else:
-            each = [self._requests.params(one) for one in params]
+            each = [self._requests.params(one, sampling) for one in params]
         if len(each) != len(texts):
             raise RequestError(
                 f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
             )
         pairs = zip(texts, each, strict=True)
-        written = self._finish([self._requests.build(text, its, cache=cache, salt=salt) for text, its in pairs])
-        completions = [None if one.error else one.completion() for one in written]
-        for transcript in written:
-            if transcript.error is not None:
-                raise EngineError(f"a prompt failed: {transcript.error}", completions) from transcript.error
-        return [completion for completion in completions if completion is not None]
+        return [self._requests.build(text, its, cache=cache, salt=salt) for text, its in pairs]
 
     def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
         """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
@@ -179,7 +211,12 @@ class LLM(OpenedModel):
         markup: encode control tokens that are written in the messages as control tokens; by default they are text.
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
-        return self.template.render(messages, markup=markup)
+        template = self.template
+        given: Sequence[object] = messages  # a caller's mistakes are named by the template
+        for message in given:
+            if isinstance(message, Mapping) and isinstance(content := message.get("content"), str):
+                self._requests.check_length(content)
+        return template.render(messages, markup=markup)
 
     def chat(
         self,
@@ -188,10 +225,52 @@ class LLM(OpenedModel):
         *,
         markup: bool = False,
         salt: str = "",
+        **sampling: Any,
     ) -> Completion:
         """The model's answer in a conversation: `generate` with the ids of `render`. Raises the errors of both."""
-        [completion] = self.generate([self.render(messages, markup).ids], params, salt=salt)
+        [completion] = self.generate([self.render(messages, markup).ids], params, salt=salt, **sampling)
         return completion
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        markup: bool = False,
+        salt: str = "",
+        **sampling: Any,
+    ) -> Stream:
+        """The answer of `chat`, piece by piece: `stream` with the ids of `render`. Raises the errors of both."""
+        return self.stream(self.render(messages, markup).ids, params, salt=salt, **sampling)
+
+    async def achat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        markup: bool = False,
+        salt: str = "",
+        **sampling: Any,
+    ) -> Completion:
+        """`chat` for asyncio."""
+        rendered = await self._prepared(partial(self.render, messages, markup))
+        [completion] = await self.agenerate([rendered.ids], params, salt=salt, **sampling)
+        return completion
+
+    async def achat_stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        markup: bool = False,
+        salt: str = "",
+        **sampling: Any,
+    ) -> AsyncGenerator[Piece, None]:
+        """`chat_stream` for asyncio."""
+        rendered = await self._prepared(partial(self.render, messages, markup))
+        async with aclosing(self.astream(rendered.ids, params, salt=salt, **sampling)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def run(
         self,
@@ -203,14 +282,16 @@ class LLM(OpenedModel):
         layer: int = 0,
         head: int = 0,
         first_step: int = 0,
+        **sampling: Any,
     ) -> Run:
         """Generate one text step by step, with a frame of every step; the first `Run.step` begins to compute.
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
-        lost run; with the same seed the rest is the same. first_step: the number of the first frame. Raises
+        lost run; with the same seed the rest is the same. first_step: the number of the first frame.
+        sampling: as in `stream`. Raises
         RequestError if this LLM was opened without trace=True, for a layer or head out of range, and as `stream` does.
         """
-        params = self._requests.params(params)
+        params = self._requests.params(params, sampling)
         if max(params.choices, params.beams) > 1:
             raise RequestError("a run follows one text; leave n, best_of and beams out")
         if self._recorder is None:
@@ -233,63 +314,11 @@ class LLM(OpenedModel):
             handle.cancel()
             raise
 
-    @overload
-    def score(self, prompt: Prompt) -> list[float]: ...
 
-    @overload
-    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[list[float]]: ...
-
-    def score(self, prompt: Prompt, continuations: Sequence[Prompt] | None = None) -> list[float] | list[list[float]]:
-        """The model's log-probability (natural) of each token of the prompt after the first.
-
-        With continuations: for each of them the log-probabilities of its tokens after the prompt; they share the
-        prompt's pages. Raises RequestError, EngineError.
-        """
-        if continuations is None:
-            return self._scores([self._requests.ids(prompt)], 1)[0]
-        if isinstance(continuations, str) or not isinstance(continuations, Sequence):
-            raise RequestError("continuations are given as a list, also if it is only one")
-        ids = self._requests.ids(prompt)
-        if not ids:
-            raise RequestError("a continuation is scored after a prompt, and this one has no tokens")
-        return self._scores([self._requests.ids_after(prompt, ids, one) for one in continuations], len(ids))
-
-    def embed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
-        """The embedding of each text: the mean of its tokens' hidden states after the final norm, [texts, width].
-
-        Computed in one batch; what a text gets does not depend on the others. A text is tokenised as a prompt is, with
-        its special tokens. The rows are not scaled to unit length.
-
-        Raises RequestError for a text without tokens, ContextError or CapacityError for one that is too long,
-        EngineError if one failed in the engine.
-        """
-        return self._embedded(self._finish(self._embeddings(texts), at_end=False))
-
-    async def aembed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
-        """`embed` for asyncio."""
-        self._open_loop()
-        prepared = asyncio.get_running_loop().run_in_executor(self._preparing, self._embeddings, texts)
-        handles = self._submit(await prepared, self._async_streams.listener())
-        transcripts = {handle: self._transcript(handle) for handle in handles}
-        await self._async_streams.read(transcripts)
-        return self._embedded(transcripts.values())
-
-    def _embeddings(self, texts: Prompt | Sequence[Prompt]) -> list[Request]:
-        return [self._requests.embedding(text) for text in prompts_of(texts)]
-
-    def _embedded(self, transcripts: Collection[Transcript]) -> NDArray[np.float32]:
-        """The means of ended requests, [texts, width]."""
-        for transcript in transcripts:
-            if transcript.error is not None:
-                raise EngineError(f"a text could not be embedded: {transcript.error}") from transcript.error
-        means = [transcript.hidden.mean() for transcript in transcripts]
-        return np.array(means, dtype=np.float32).reshape(-1, self.graph.width)
-
-    def _scores(self, texts: Sequence[list[int]], start: int) -> list[list[float]]:
-        """The log-probabilities of each text's tokens from position `start` on, all in one batch."""
-        params = SamplingParams(temperature=0.0, max_tokens=0)
-        scored = self._finish([self._requests.build(text, params, prompt_logprobs_from=start) for text in texts])
-        for transcript in scored:
-            if transcript.error is not None:
-                raise EngineError(f"the text could not be scored: {transcript.error}") from transcript.error
-        return [transcript.prompt_logprobs for transcript in scored]
+def _completions(written: Sequence[Transcript]) -> list[Completion]:
+    """The completions of ended requests. Raises EngineError, with those of the others, if one failed."""
+    completions = [None if one.error else one.completion() for one in written]
+    for transcript in written:
+        if transcript.error is not None:
+            raise EngineError(f"a prompt failed: {transcript.error}", completions) from transcript.error
+    return [completion for completion in completions if completion is not None]

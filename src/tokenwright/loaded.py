@@ -1,5 +1,6 @@
 """A loaded model: its decoder, tokenizer and chat template. Several engines, each with its own cache, can share it."""
 
+import os
 import threading
 from collections.abc import Callable
 from functools import cached_property
@@ -21,18 +22,33 @@ from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
-from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.engine.loop import FORKED
+from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.vocabulary import Vocabulary
 
 
+class _Owner:
+    """The process that loaded the first model. A fork of it may have inherited locked locks, torch's among them."""
+
+    pid: int | None = None
+
+    @classmethod
+    def check(cls) -> None:
+        """Raises EngineError in a fork of that process."""
+        cls.pid = cls.pid or os.getpid()
+        if cls.pid != os.getpid():
+            raise EngineError(FORKED)
+
+
 class LoadedModel:
     """A model in memory, with its tokenizer. It does not change while engines use it.
 
-    The options and errors are those of `LLM`. check: called with the graph and the dtype before the weights are read,
-    to raise for options that the model does not support. `counted`: kernels with counters, if trace=True.
+    The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
+    check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
+    support. `name`: the model as it was given. `counted`: kernels with counters, if trace=True.
     """
 
     def __init__(
@@ -47,6 +63,8 @@ class LoadedModel:
         trace: bool = False,
         check: Callable[[Graph, DType], object] | None = None,
     ) -> None:
+        _Owner.check()
+        self.name = str(model)
         self.device = resolve_device(device)
         self.checkpoint = Checkpoint.open(model, revision, progress=report is not None)
         self.config, self.graph = self.checkpoint.config, self.checkpoint.graph
@@ -115,8 +133,9 @@ def make_decoder(
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
         return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)})
     if device.type != "cpu":
-        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu, or native weights")
-    refuse_weights(weight_bytes(graph, kept), device, dtype)
+        other = "" if checkpoint.packed else ", or native weights"
+        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}")
+    refuse_weights(weight_bytes(graph, kept), device, str(kept))
     weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
     if native is None or not compiles(graph):
         return Decoder(graph, kernels, weights)

@@ -1,12 +1,13 @@
 """An engine opened over a loaded model: its KV memory, its thread, and facts about both. LLM generates text with it."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import finalize
 
 import torch
@@ -24,6 +25,7 @@ from tokenwright.errors import RequestError
 from tokenwright.loaded import LoadedModel
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
+from tokenwright.progress import Report
 from tokenwright.requests import Prompt, RequestBuilder
 from tokenwright.restore import load_pages, save_pages
 from tokenwright.sampling_params import SamplingParams
@@ -32,6 +34,8 @@ from tokenwright.text import ChatTemplate
 from tokenwright.trace.recorder import Recorder, device_clock
 from tokenwright.trace.replay import AttentionReplay
 from tokenwright.transcript import Transcript
+
+T = TypeVar("T")
 
 
 class OpenedModel:
@@ -66,13 +70,22 @@ class OpenedModel:
         engine = Engine(runner, sampler, scheduler, self.context)
         end_step = None if self._recorder is None else self._recorder.end_step
         self._loop: EngineLoop | None = EngineLoop(engine, end_step=end_step)
-        self._requests = RequestBuilder(loaded, self.context)
+        self._builder = RequestBuilder(loaded, self.context)
         self._async_streams = AsyncStreams()
         self._threads = torch.get_num_threads()
         self._preparing = ThreadPoolExecutor(1, "tokenwright requests")  # astream: tokenising takes time
         loaded.enter()
         self._abandon = finalize(self, _abandon, self._loop, loaded, self._preparing)
         self._abandon.atexit = False  # at exit the loop ends by itself
+
+    def __repr__(self) -> str:
+        if self._loop is None:
+            return f"<{type(self).__name__}, closed>"
+        weights = f"{self.graph.architecture}, {self.weights} weights of {_binary(self.weight_bytes)}"
+        cache = f"KV cache {self.kv_format} of {_binary(self.kv_memory)}"
+        return (
+            f"<{type(self).__name__} {self.loaded.name}: {weights}; {cache}; {self.kernels} kernels on {self.device}>"
+        )
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens."""
@@ -121,6 +134,7 @@ class OpenedModel:
     @property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""
+        self._open_loop()
         return self.loaded.template or ChatTemplate(self.tokenizer)
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
@@ -181,9 +195,10 @@ class OpenedModel:
         loop, self._loop = self._loop, None
         if loop is not None:
             self._abandon.detach()
-            loop.close()
-            self._preparing.shutdown(wait=False, cancel_futures=True)
-            self.loaded.leave()
+            if not loop.forked:
+                loop.close()
+                self._preparing.shutdown(wait=False, cancel_futures=True)
+                self.loaded.leave()
             self._recorder = None
             del self._model, self._replay, self._store, self.loaded
 
@@ -200,23 +215,40 @@ class OpenedModel:
             loop.post(lambda _: torch.set_num_threads(threads))
         return loop.submit(requests, listener, paused=paused)
 
-    def _finish(self, requests: Sequence[Request], *, at_end: bool = True) -> list[Transcript]:
+    def _finish(
+        self, requests: Sequence[Request], *, at_end: bool = True, report: Report | None = None
+    ) -> list[Transcript]:
         """Submit requests together and wait until all have ended or failed.
 
-        at_end: leave all deliveries unread until then, instead of reading them after each step.
+        at_end: leave all deliveries unread until then, instead of reading them after each step. report: called after
+        each step, if they are read so.
         """
         inbox = Inbox(at_end=len(requests) if at_end else 0)
         handles = self._submit(requests, inbox)
         transcripts = {handle: self._transcript(handle) for handle in handles}
         try:
-            left = len(handles)
-            while left:
+            ended = tokens = 0
+            while ended < len(handles):
                 for delivery in inbox.get():
-                    transcripts[delivery.handle].add(delivery)
-                    left -= delivery.ended
+                    tokens += len(transcripts[delivery.handle].add(delivery))
+                    ended += delivery.ended
+                if report is not None:
+                    report(ended, tokens)
         finally:
             for handle in handles:
                 handle.cancel()
+        return list(transcripts.values())
+
+    async def _prepared(self, prepare: Callable[[], T]) -> T:
+        """`prepare()`, called in another thread: tokenising takes time."""
+        self._open_loop()
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+
+    async def _afinish(self, requests: Sequence[Request]) -> list[Transcript]:
+        """`_finish` for asyncio."""
+        handles = self._submit(requests, self._async_streams.listener())
+        transcripts = {handle: self._transcript(handle) for handle in handles}
+        await self._async_streams.read(transcripts)
         return list(transcripts.values())
 
     def _transcript(self, handle: RequestHandle) -> Transcript:
@@ -225,7 +257,14 @@ class OpenedModel:
     def _open_loop(self) -> EngineLoop:
         if self._loop is None:
             raise RequestError(CLOSED)
+        self._loop.refuse_forked()
         return self._loop
+
+    @property
+    def _requests(self) -> RequestBuilder:
+        """The builder of requests. Raises RequestError if the LLM is closed, EngineError in a forked process."""
+        self._open_loop()  # before it waits for a lock that no thread of this process will release
+        return self._builder
 
 
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
@@ -233,8 +272,15 @@ def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSp
     return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
 
 
+def _binary(count: int) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{count / 2**20:,.1f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"
+
+
 def _abandon(loop: EngineLoop, loaded: LoadedModel, preparing: ThreadPoolExecutor) -> None:
     """`close` without waiting, for an LLM that is garbage-collected unclosed."""
+    if loop.forked:
+        return
     loop.stop()
     preparing.shutdown(wait=False, cancel_futures=True)
     loaded.leave()

@@ -2,9 +2,15 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from tokenwright.checks import shown
 from tokenwright.config import DynamicScaling, Rope
@@ -15,7 +21,8 @@ from tokenwright.loaded import LoadedModel
 from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
 from tokenwright.text import TextStream
 
-Prompt = str | Sequence[int]  # text, or token ids
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor  # text, or token ids
+NOTHING: Mapping[str, Any] = {}
 
 QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
 
@@ -34,11 +41,10 @@ class RequestBuilder:
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's sampling defaults, updated with `overrides`, as in `LLM.sampling`. Raises RequestError."""
-        names = {field.name for field in fields(SamplingParams)}
-        given = {name: value for name, value in overrides.items() if value is not None}
-        if unknown := given.keys() - names:
-            raise RequestError(f"unknown sampling parameters: {', '.join(sorted(unknown))}")
+        given = _given(overrides)
         beams = given.get("beams", 1) != 1
+        if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
+            raise RequestError("beam search draws nothing; leave temperature out, or beams")
         suggested = self._loaded.generation.sampling
         kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # the caller's max_tokens limits the default
@@ -52,24 +58,41 @@ class RequestBuilder:
         plain = params is None or not (params.grammar or params.bad_words or params.dry_multiplier)
         return short and plain and "eos_ids" in self.__dict__
 
-    def params(self, params: object) -> SamplingParams:
-        """The parameters of a request; None: the checkpoint's defaults. Raises RequestError for another type."""
+    def params(self, params: object, overrides: Mapping[str, Any] = NOTHING) -> SamplingParams:
+        """The parameters of a request (None: the checkpoint's defaults), updated with `overrides` that are not None.
+
+        Raises RequestError for another type, and for an override that is no field of SamplingParams.
+        """
         if params is None:
-            return self.sampling()
+            return self.sampling(**overrides)
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
-        return params
+        given = _given(overrides)
+        return replace(params, **given) if given else params
 
     def ids(self, prompt: object) -> list[int]:
         """The token ids of a prompt. Raises RequestError for a value of another type, and for ids out of range."""
+        if isinstance(prompt, np.ndarray | torch.Tensor):
+            prompt = _listed(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-        ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            self.check_length(prompt)
+        ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
         size = self._loaded.config.vocab_size
         for token in ids:
             if type(token) is not int or not 0 <= token < size:
                 raise RequestError(f"a prompt's token ids must be from 0 to {size - 1}, not {shown(token)}")
         return ids
+
+    def check_length(self, text: str) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
+        least = self._loaded.tokenizer.least_tokens(text)
+        if least > self._context:
+            raise RequestError(
+                f"the prompt has {len(text):,} characters, so at least {least:,} tokens, and the model's context is "
+                f"{self._context:,}; shorten it"
+            )
 
     def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
         """The ids of prompt and continuation, tokenised as one text if the prompt's own `ids` then stay the same."""
@@ -162,11 +185,36 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts from one prompt (text or token ids) or several. Raises RequestError for a mixture."""
     if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence):
         return [prompts]
-    ids = [item for item in prompts if isinstance(item, int)]
-    texts = [item for item in prompts if not isinstance(item, int)]
+    ids = [item for item in prompts if isinstance(item, int | np.integer)]
+    texts = [item for item in prompts if not isinstance(item, int | np.integer)]
     if ids and texts:
         raise RequestError("token ids stand beside other prompts; put the ids of each prompt into a list of their own")
     return [ids] if ids else texts
+
+
+def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that are not None. Raises RequestError for one that is no field of SamplingParams."""
+    names = [field.name for field in fields(SamplingParams)]
+    if unknown := sorted(overrides.keys() - set(names)):
+        near = get_close_matches(unknown[0], names, 1)
+        raise RequestError(
+            f"unknown sampling parameters: {', '.join(unknown)}" + (f"; do you mean {near[0]}?" if near else "")
+        )
+    return {name: value for name, value in overrides.items() if value is not None}
+
+
+def _listed(ids: NDArray[Any] | torch.Tensor) -> list[int]:
+    """The list of an array of ids. Raises RequestError for one of another form."""
+    listed = ids.tolist()
+    if ids.ndim != 1 or any(type(token) is not int for token in listed):
+        raise RequestError(
+            f"an array as a prompt has ids, one after another; this one is {ids.dtype} {list(ids.shape)}"
+        )
+    return listed
+
+
+def _plain(token: object) -> object:
+    return int(token) if isinstance(token, np.integer) else token
 
 
 def _check_salt(salt: object) -> None:

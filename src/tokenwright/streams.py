@@ -125,7 +125,7 @@ class AsyncStreams:
                 stream.receive(delivery)
 
     async def read(self, transcripts: Mapping[RequestHandle, Transcript]) -> None:
-        """Read the deliveries of requests, whose listener is `listener()`, until all have ended.
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
 
         Await it before the event loop runs again, or deliveries are lost.
         """

@@ -38,7 +38,7 @@ def read_bytes(value: Size, name: str) -> int:
         raise RequestError(
             f"{name} must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not {value!r}", name
         )
-    if count < LEAST_BARE and (not isinstance(value, str) or value.strip()[-1].isdigit()):
+    if isinstance(value, str) and value.strip()[-1].isdigit() and count < LEAST_BARE:
         raise RequestError(f"{name} {value} has no unit and would be bytes; write {value}GB or {value}GiB", name)
     return count
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
-from tokenwright.checkpoints import folder as module
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
 
@@ -149,7 +148,7 @@ def test_a_folder_without_generation_config_is_served(copy: Callable[[str], Path
 def test_the_model_inside_is_called_stories(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "STORIES", made("llama2"))
+    monkeypatch.setattr("tokenwright.checkpoints.local.STORIES", made("llama2"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
     assert Checkpoint.open("stories").path == made("llama2")
@@ -233,7 +232,7 @@ def test_values_that_are_not_finite_are_refused_by_name(
 def test_values_too_large_for_float16_are_told_apart(copy: Callable[[str], Path]) -> None:
     folder = copy("llama2")
     change_weights(folder, lambda t: t["model.norm.weight"].fill_(1e6))
-    with pytest.raises(CheckpointError, match=r"does not fit torch\.float16; use bfloat16"):
+    with pytest.raises(CheckpointError, match=r"does not fit float16; give dtype bfloat16"):
         Checkpoint.open(folder).tensors(torch.float16)
     assert Checkpoint.open(folder).tensors(torch.bfloat16)
 

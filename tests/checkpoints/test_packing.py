@@ -155,7 +155,8 @@ def test_values_too_large_for_a_format_are_told_apart(form: str, model: Checkpoi
     name = "model.layers.2.mlp.down_proj.weight"
     change_weights(model.path, lambda tensors: tensors[name].mul_(1e9))
     found = Checkpoint.open(model.path)
-    with pytest.raises(CheckpointError, match=rf"down_proj.* does not fit {form}; use bfloat16"):
+    option = "dtype bfloat16" if form == "float16" else "weights bfloat16"
+    with pytest.raises(CheckpointError, match=rf"down_proj.* does not fit {form}; give {option}"):
         load_packed(found, WeightFormat.parse(form), "float32")
     assert load_packed(found, WeightFormat("bfloat16"), "float32")
 
@@ -441,3 +442,16 @@ def test_a_missing_checksum_is_refused(folder: Path, model: Checkpoint) -> None:
     about = {"format": "tokenwright", "version": "1", "weights": "int4", "crc32": "{}"}
     save_file(tensors, folder / "model.safetensors", metadata=about)
     assert "the list of its checksums" in refusal(folder)
+
+
+def test_a_damaged_quantised_folder_is_not_to_be_downloaded(model: Checkpoint, tmp_path: Path) -> None:
+    """We wrote it, so the error says to write it again."""
+    form = WeightFormat.parse("int8")
+    write_folder(model, tmp_path / "q", form, pack_checkpoint(model, form))
+    file = tmp_path / "q" / "model.safetensors"
+    content = file.read_bytes()
+    for kept in (content[:-1], b"", b"x" * 200):
+        file.write_bytes(kept)
+        with pytest.raises(CheckpointError, match=r"; quantise the model again$") as caught:
+            Checkpoint.open(tmp_path / "q")
+        assert "download" not in str(caught.value)

@@ -1,12 +1,22 @@
 """Writing to a stdout that cannot show every character, or that nobody reads any more."""
 
+import errno
 import io
 import json
 import os
+import threading
 
 import pytest
 
-from tokenwright.cli.output import show_anything, write, write_json
+from tokenwright.cli.output import (
+    Descriptor,
+    GuardedText,
+    lost_output,
+    remark,
+    show_anything,
+    write,
+    write_json,
+)
 
 
 def stdout(monkeypatch: pytest.MonkeyPatch, encoding: str) -> io.BytesIO:
@@ -35,12 +45,59 @@ def test_json_keeps_characters_where_it_can(monkeypatch: pytest.MonkeyPatch) -> 
     assert "漢" in raw.getvalue().decode()
 
 
-def test_a_closed_pipe_is_told_and_then_written_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def guarded(descriptor: int) -> GuardedText:
+    return GuardedText(Descriptor(descriptor), None)
+
+
+def test_a_closed_pipe_is_told_and_what_follows_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    with os.fdopen(writing, "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr("sys.stdout", stdout)
-        assert write("read")
-        assert os.read(reading, 10) == b"read"
-        os.close(reading)
-        assert not write("unread")
-        assert write("what comes after")
+    monkeypatch.setattr("sys.stdout", guarded(writing))
+    assert write("read")
+    assert os.read(reading, 10) == b"read"
+    os.close(reading)
+    assert not write("unread")
+    assert not write("what comes after")
+    assert lost_output() is None, "a reader that went away is no error"
+    os.close(writing)
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("sys.stdout", guarded(full))
+    assert not write("lost")
+    error = lost_output()
+    assert error is not None and error.errno == errno.ENOSPC
+    os.close(full)
+
+
+def test_a_full_stderr_costs_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    reading, writing = os.pipe()
+    monkeypatch.setattr("sys.stderr", guarded(full))
+    monkeypatch.setattr("sys.stdout", guarded(writing))
+    remark("a status line")
+    assert write("the text")
+    assert os.read(reading, 100) == b"the text"
+    assert lost_output() is None
+    for descriptor in (full, reading, writing):
+        os.close(descriptor)
+
+
+def test_a_pipe_that_is_full_for_a_while_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    text = "0123456789" * 50_000
+    got: list[bytes] = []
+
+    def read() -> None:
+        while sum(map(len, got)) < len(text):
+            got.append(os.read(reading, 1 << 16))
+
+    reader = threading.Thread(target=read)
+    monkeypatch.setattr("sys.stdout", guarded(writing))
+    reader.start()
+    assert write(text)
+    reader.join()
+    assert b"".join(got).decode() == text
+    os.close(reading)
+    os.close(writing)

@@ -24,6 +24,7 @@ def test_the_argument_is_taken_as_it_is() -> None:
         (b"none", "none"),
         (b"", ""),
         (b"NUL \0 is text", "NUL \0 is text"),
+        (b"\xef\xbb\xbfa byte order mark", "a byte order mark"),
         ("é 🙂".encode(), "é 🙂"),
     ],
 )
@@ -47,14 +48,24 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_prompt(None, tmp_path)
 
 
-@pytest.mark.parametrize(("prompt", "file"), [(None, None), ("text", Path("file"))])
-def test_one_prompt_is_wanted(prompt: str | None, file: Path | None) -> None:
-    with pytest.raises(RequestError, match="give one prompt"):
-        read_prompt(prompt, file)
+def test_one_prompt_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="two prompts are given; leave PROMPT or --file out"):
+        read_prompt("text", Path("file"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with pytest.raises(RequestError, match='give a prompt: "TEXT" in quotes'):
+        read_prompt(None, None)
 
 
-def test_standard_input(refused: Callable[..., str]) -> None:
-    assert "the prompt in standard input is not UTF-8" in refused("generate", "-", input=b"\xff")
+@pytest.mark.parametrize("prompt", [(), ("-",)])
+def test_standard_input(refused: Callable[..., str], prompt: tuple[str, ...]) -> None:
+    assert "the prompt in standard input is not UTF-8" in refused("generate", *prompt, input=b"\xff")
+    assert "standard input is empty: no prompt came" in refused("generate", *prompt, input=b"")
+
+
+def test_an_endless_prompt_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenwright.cli.options.MOST_PROMPT", 1 << 20)
+    with pytest.raises(RequestError, match="the prompt in /dev/zero has more than 1 MiB"):
+        read_prompt(None, Path("/dev/zero"))
 
 
 def test_given_leaves_out_none_alone() -> None:

@@ -1,6 +1,7 @@
 """`quantize`, and `--weights` of the commands that compute: what is written opens, and says what it is."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,3 +91,14 @@ def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp
     file.write_bytes(content)
     assert "is damaged: its checksum is another" in refused("generate", "x", "--model", tmp_path / "q")
     assert not (tmp_path / "r").exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_any_work(run: Run, model: Path, tmp_path: Path) -> None:
+    """What it would write could not be opened."""
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare)
+    (bare / "tokenizer.json").unlink()
+    result = run("quantize", bare, tmp_path / "q", "--weights", "int8")
+    assert result.exit_code != 0
+    assert "has no tokenizer.json" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bare"]

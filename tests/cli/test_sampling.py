@@ -63,7 +63,7 @@ def generate(run: Run, model: Path) -> Callable[..., Any]:
     return go
 
 
-@pytest.mark.parametrize("name", sorted((COMMON.keys() | MORE.keys()) - {"new_tokens"}))
+@pytest.mark.parametrize("name", sorted((COMMON.keys() | MORE.keys()) - {"max_tokens"}))
 def test_each_option_reaches_its_field(name, generate, monkeypatch):
     seen: list[SamplingParams] = []
     build = RequestBuilder.build
@@ -87,11 +87,14 @@ def test_each_option_reaches_its_field(name, generate, monkeypatch):
         (("--regex", "a", "--choice", "b"), "a text has one format; give one of --regex and --choice"),
         (("--logit-bias", "x"), "--logit-bias must be ID:NUMBER"),
         (("--beams", 2, "--early-stopping", "soon"), "--early-stopping must be true, false or never"),
-        (("--json-schema", "@nowhere.json"), "nowhere.json cannot be read"),
+        (("--json-schema", "@nowhere.json"), "'nowhere.json' cannot be read: No such file"),
         (("--tree",), "--tree draws a beam search"),
         (("--beams", 2, "--cache-file", "x"), "leave --choices, --best-of and --beams out"),
-        (("--beams", 2, "--top-k", 3), "beam search draws nothing; leave top_k out"),
-        (("--best-of", 2, "--choices", 3), "best_of is 2, less than n"),
+        (("--beams", 2, "--top-k", 3), "beam search draws nothing; leave --top-k out"),
+        (("--beams", 4, "--temperature", 1), "beam search draws nothing; leave --temperature out"),
+        (("--beams", 2, "--seed", 3), "beam search draws nothing; leave --seed out"),
+        (("--choices", 2, "--temperature", 0), "--choices and --best-of above 1 need a --temperature above 0"),
+        (("--best-of", 2, "--choices", 3), "--best-of is 2, less than --choices, which is 3"),
         (("--ban-id", 10**6), "the model's ids are 0 to"),
     ],
 )
@@ -150,5 +153,5 @@ def test_a_picture_joins_what_does_not_part():
 
 
 def test_options_become_fields():
-    options = dict.fromkeys(COMMON | MORE) | {"new_tokens": 5, "early_stopping": "TRUE", "beams": 2}
+    options = dict.fromkeys(COMMON | MORE) | {"max_tokens": 5, "early_stopping": "TRUE", "beams": 2}
     assert chosen_from(options) == {"max_tokens": 5, "early_stopping": True, "beams": 2}

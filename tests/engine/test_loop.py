@@ -251,7 +251,7 @@ def test_a_forked_child_is_told_and_ends(loop):
     told = os.read(read, 1000).decode()
     os.close(read)
     os.close(write)
-    assert "forked after the LLM was loaded" in told
+    assert "forked after an LLM was loaded" in told
 
 
 def test_the_interpreter_ends_while_a_text_is_written():

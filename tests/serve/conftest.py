@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.models.fixtures import make_checkpoint
+from tests.serve.talking import make_talker, talking
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explore import Explorer
@@ -41,6 +42,14 @@ def tiny(tmp_path_factory):
 def server(tiny):
     with served(tiny, pages=64) as (client, explorer):
         yield client, explorer
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory):
+    """A server on a socket, for the official clients."""
+    folder = make_talker(tmp_path_factory.mktemp("talker"))
+    with talking(folder) as running:
+        yield running
 
 
 class Page:

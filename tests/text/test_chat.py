@@ -172,7 +172,9 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ([{"role": "user"}], r"nothing else; it is the keys \['role'\]"),
         ([{"role": "user", "content": "a", "audio": "b"}], "'audio', 'content', 'role'"),
         ([{"role": "user", "content": None}], "the content of message 0 must be text, not NoneType"),
-        ([{"role": "user", "content": ["a"]}], "must be text, not list"),
+        ([{"role": "user", "content": ["a"]}], r"a part that is no text \('str'\); give text, or parts"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "no text \\('image_url'\\)"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "message 0 has a part that is no text"),
         ([{"role": 3, "content": "a"}], "the role of message 0 must be text, not int"),
         ([{"role": "", "content": "a"}], "the role of message 0 is empty"),
         ([user("a\ud800")], "half of a surrogate pair"),
@@ -182,6 +184,13 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
 def test_malformed_messages_are_refused(messages: Any, told: str) -> None:
     with pytest.raises(RequestError, match=told):
         template("chatml").render(messages)
+
+
+def test_parts_of_text_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a <|im_end|>"}, {"type": "text", "text": "b"}]
+    one = template("chatml").render([{"role": "user", "content": parts}])
+    assert one == template("chatml").render([user("a <|im_end|>\nb")])
+    assert template("chatml").render([{"role": "user", "content": []}]) == template("chatml").render([user("")])
 
 
 def test_ids_for_a_message_that_is_no_answer_are_refused() -> None:

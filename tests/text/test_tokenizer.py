@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from tests.text import kinds
+from tokenwright.checkpoints.local import STORIES
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.text import Tokenizer, files
 
@@ -500,3 +502,27 @@ def test_an_interrupt_is_not_taken_for_a_bad_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tokenwright.text.files._read_library", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Tokenizer.load(tmp_path)
+
+
+COMPOSED = st.lists(
+    st.sampled_from(["\u1f82", "\u03b1\u0313\u0300\u0345", "e\u0301", "  ", "\0", "ab", "\u0344"]), max_size=40
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(kinds.texts, COMPOSED.map("".join)), st.integers(1, 50), st.sampled_from(["letters", "stories"]))
+def test_a_text_has_at_least_the_tokens_that_its_length_says(text: str, times: int, kind: str) -> None:
+    tokenizer = kinds.wrap(kinds.letters()) if kind == "letters" else Tokenizer.load(STORIES)
+    assert tokenizer.least_tokens(text * times) <= len(tokenizer.encode(text * times))
+
+
+def test_a_long_text_has_many_tokens() -> None:
+    assert Tokenizer.load(STORIES).least_tokens("\0" * 1_000_000) > 10_000
+
+
+@pytest.mark.parametrize("part", [normalizers.Strip(), normalizers.Replace("aaaa", ""), normalizers.StripAccents()])
+def test_a_tokenizer_that_drops_text_says_nothing_about_its_length(part: normalizers.Normalizer) -> None:
+    library = kinds.letters()
+    assert kinds.wrap(library).least_tokens("a" * 100_000) > 0
+    library.normalizer = part
+    assert kinds.wrap(library).least_tokens("a" * 100_000) == 0

@@ -16,6 +16,7 @@ from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, re
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import DType, Learned, ModelConfig
+from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Activation, Graph
 
 _MOST_LAYERS, _MOST_VOCAB = 4096, 1 << 24  # far above any known model: a config beyond is damaged
@@ -154,6 +155,10 @@ _ADVICE = (
 )
 
 
+class UnknownArchitectureError(CheckpointError):
+    """An architecture that no family has; the message ends with those that Tokenwright runs."""
+
+
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
     """Parse a config.json. Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
     named = {key: value for key, value in config.items() if not key.startswith("_")}  # _name_or_path and the like
@@ -178,7 +183,8 @@ def _find(keys: Keys) -> tuple[Family, str]:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
     name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
     if name not in known:
-        raise keys.error(f"unknown architecture {name}; Tokenwright runs {', '.join(known)}")
+        told = f"unknown architecture {name}; Tokenwright runs {', '.join(known)}"
+        raise UnknownArchitectureError(str(keys.error(told)))
     family = known[name]
     if kind not in ("", family.architectures[name]):
         raise keys.error(f"model_type {kind!r} does not belong to {name}; correct config.json")

@@ -1,14 +1,17 @@
 """Download a model from the Hugging Face hub through huggingface_hub: only the files that Tokenwright reads.
 
 The small files come first; a check on them can refuse the model before its weights are downloaded. All files come from
-the commit that the revision named at the start. Offline (HF_HUB_OFFLINE=1, or no network), a complete snapshot in the
-library's cache is enough. The module never downloads pickles and runs no code of a checkpoint.
+the commit that the revision named at the start. One request asks whether the hub can be reached: if not (no network, or
+HF_HUB_OFFLINE=1), a complete snapshot in the library's cache is enough, and nothing is tried again. The module never
+downloads pickles and runs no code of a checkpoint.
 """
 
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenwright.checkpoints.strict import read_json
 from tokenwright.errors import CheckpointError
@@ -20,36 +23,111 @@ SMALL = (
     "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
+_PATIENCE = 10.0  # seconds for the hub's first answer
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _REVISION = re.compile(r"\w[\w.+/-]*", re.ASCII)
+_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
+    r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+))?(?P<rest>/[^?#]*)?(?:[?#].*)?",
+    re.IGNORECASE,
+)
+_NO_OWNERS = ("huggingface.co", "www.huggingface.co", "hf.co", "datasets", "spaces")
+
+log = logging.getLogger(__name__)
+
+
+class HubName(NamedTuple):
+    """A model on the hub: owner/name, and the revision that its URL names, if any."""
+
+    name: str
+    revision: str | None
+
+
+def read_name(text: str) -> HubName | None:
+    """A model's name on the hub, from owner/name or from the address of one of its pages; None if it is neither.
+
+    >>> read_name("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main")
+    HubName(name='Qwen/Qwen3-0.6B', revision='main')
+    """
+    url = _URL.fullmatch(text)
+    name = text if url is None else url["name"]
+    if not _NAME.fullmatch(name) or name.partition("/")[0].lower() in _NO_OWNERS:
+        return None
+    return HubName(name, url and url["revision"])
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` has the form owner/name of a hub repository."""
-    return _NAME.fullmatch(text) is not None
+    """Whether `text` has the form owner/name of a hub repository, or is the address of one."""
+    return read_name(text) is not None
 
 
-def download(name: str, revision: str | None, progress: bool, check: Callable[[Path], object]) -> Path:
+def download(
+    name: str, revision: str | None, progress: bool, check: Callable[[Path], object], *, again: bool = False
+) -> Path:
     """Download a model and return its snapshot folder. `check` runs on the folder before the weights and may raise.
 
+    name: owner/name, or the address of its page. again: the hub must be reached, a cached snapshot is not enough.
     Progress bars go to stderr. Raises CheckpointError with a remedy if the download fails.
     """
-    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
-    folder = _snapshot(name, revision, SMALL, progress)
+    name, revision = _named(name, revision)
+    offline = _offline(name, revision, refuse=again)
+    folder = _snapshot(name, revision, SMALL, progress, offline)
     _config_in(folder, name)
     check(folder)
     commit = folder.name  # the library names a snapshot's folder after its commit
     files = shard_names(folder / INDEX) if (folder / INDEX).is_file() else [WEIGHTS]
-    _snapshot(name, commit, files, progress)
+    if not all((folder / file).is_file() for file in files):
+        _snapshot(name, commit, files, progress, offline)
     if not (folder / files[0]).is_file():
-        raise CheckpointError(_no_weights(name, commit))
+        raise CheckpointError(_incomplete(name) if offline else _no_weights(name, commit))
     return folder
 
 
 def fetch_config(name: str) -> Path:
     """Download only the config.json of a model's newest commit. Raises CheckpointError if that fails."""
-    return _config_in(_snapshot(name, None, ("config.json",), progress=False), name)
+    name, revision = _named(name, None)
+    offline = _offline(name, revision)
+    return _config_in(_snapshot(name, revision, ("config.json",), False, offline), name)
+
+
+def _named(text: str, revision: str | None) -> tuple[str, str | None]:
+    """The name of the repository, and its revision, given or from an address. Raises CheckpointError."""
+    found = read_name(text)
+    if found is None:
+        raise CheckpointError(f"{text[:200]} is no owner/name on the Hugging Face hub, nor an address of one")
+    if revision is not None and found.revision is not None and found.revision != revision:
+        raise CheckpointError(f"{text} names the revision {found.revision}, and --revision {revision}; give one")
+    revision = found.revision if revision is None else revision
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
+    return found.name, revision
+
+
+def _offline(name: str, revision: str | None, *, refuse: bool = False) -> bool:
+    """Ask the hub once: whether only cached files are to be had. Warns of a hub that cannot be reached.
+
+    refuse: raise CheckpointError then. An answer of any kind, a refusal too, means that the hub can be reached.
+    """
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi(library_name="tokenwright").model_info(name, revision=revision, timeout=_PATIENCE)
+    except errors.HfHubHTTPError:
+        return False  # the download says what the matter is
+    except Exception as error:  # each version of the network libraries raises its own types
+        wished = isinstance(error, errors.OfflineModeIsEnabled)
+        if refuse:
+            reason = "HF_HUB_OFFLINE is set" if wished else _cause(error)
+            raise CheckpointError(f"{name} cannot be fetched: the hub cannot be reached ({reason})") from error
+        if not wished:
+            log.warning("the hub cannot be reached (%s); looking for %s in the local cache", _cause(error), name)
+        return True
+    return False
+
+
+def _cause(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:120] if lines else type(error).__name__
 
 
 def _config_in(folder: Path, name: str) -> Path:
@@ -70,7 +148,8 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
-def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool) -> Path:
+def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool, offline: bool) -> Path:
+    """The folder of a snapshot with the files that match, downloaded unless `offline`. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -79,17 +158,31 @@ def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: b
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=list(files),
-                tqdm_class=tqdm if progress else Silent,
-                library_name="tokenwright",
+        with _quietly():
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=list(files),
+                    tqdm_class=tqdm if progress else Silent,
+                    library_name="tokenwright",
+                    local_files_only=offline,
+                )
             )
-        )
     except Exception as error:  # each version of the network libraries raises its own types
         raise CheckpointError(_explained(error, name, revision)) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the library's log of every attempt: a failure is told once, by us."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _explained(error: Exception, name: str, revision: str | None) -> str:
@@ -109,13 +202,17 @@ def _explained(error: Exception, name: str, revision: str | None) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return (
-            f"{name} is not complete in the local cache, and the hub cannot be reached (HF_HUB_OFFLINE?). "
-            "Fetch it once with a connection, or give a folder that has the files"
-        )
+        return _incomplete(name)
     if status == 403:
         return f"the hub does not let you read {name}; set HF_TOKEN to a token that may"
     return f"cannot fetch {name} from the hub ({type(error).__name__}: {error}); try again"
+
+
+def _incomplete(name: str) -> str:
+    return (
+        f"{name} is not complete in the local cache, and the hub cannot be reached (HF_HUB_OFFLINE?). "
+        "Fetch it once with a connection, or give a folder that has the files"
+    )
 
 
 def _no_weights(name: str, commit: str) -> str:

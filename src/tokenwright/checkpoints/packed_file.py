@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from math import prod
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
 import torch
 
 from tokenwright.backends.layout import Weights, empty_weights, format_of
 from tokenwright.backends.packed import packed_sizes
+from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.safetensors import Stored, read_header_and_metadata
 from tokenwright.checkpoints.strict import shown
 from tokenwright.config import DType, WeightFormat
@@ -97,15 +97,10 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
 
     Raises OSError if that fails; then no temporary file remains.
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}-{get_ident()}")
-    try:
-        with beside.open("xb") as stream:
-            _write(stream, dict(named_tensors(weights)), form, report)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    with draft_file(file) as draft, draft.open("wb") as stream:
+        _write(stream, dict(named_tensors(weights)), form, report)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -136,7 +131,7 @@ def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[in
 
 def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
     """The tensors of a file and their CRC-32 sums, checked against the graph's tensors."""
-    stored, about = read_header_and_metadata(file)
+    stored, about = read_header_and_metadata(file, "quantise the model again")
     said = (about.get("format"), about.get("version"), about.get("weights"))
     if said != (METHOD, VERSION, str(form)):
         raise CheckpointError(

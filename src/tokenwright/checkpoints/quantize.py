@@ -1,12 +1,12 @@
 """Write a folder of packed weights, which opens like any other model folder."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 from tokenwright.backends.layout import Weights
 from tokenwright.checkpoints import hub
+from tokenwright.checkpoints.drafts import draft_folder, sweep
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.strict import read_json
@@ -31,22 +31,20 @@ def write_folder(
 ) -> None:
     """Write a new folder with packed weights, config.json and the model's other small files.
 
-    The folder appears complete or not at all. Raises RequestError as `check_quantising` does, CheckpointError if it
-    cannot be written. `report` is called with (bytes written, total bytes).
+    The folder appears complete or not at all; what a killed writer left of it is removed first. Raises RequestError as
+    `check_quantising` does, CheckpointError if it cannot be written. `report` is called with (bytes written, total
+    bytes).
     """
     check_quantising(checkpoint, folder, form)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    sweep(folder.parent, folder.name)
     try:
-        beside.mkdir(parents=True)
-        settings = read_json(checkpoint.path / "config.json")
-        settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)
-        (beside / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        for name in hub.SMALL:
-            if name not in ("config.json", hub.INDEX) and (checkpoint.path / name).is_file():
-                shutil.copyfile(checkpoint.path / name, beside / name)
-        write_weights(beside / hub.WEIGHTS, weights, form, report)
-        beside.rename(folder)
+        with draft_folder(folder) as draft:
+            settings = read_json(checkpoint.path / "config.json")
+            settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)
+            (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            for name in hub.SMALL:
+                if name not in ("config.json", hub.INDEX) and (checkpoint.path / name).is_file():
+                    shutil.copyfile(checkpoint.path / name, draft / name)
+            write_weights(draft / hub.WEIGHTS, weights, form, report)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

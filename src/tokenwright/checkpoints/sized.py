@@ -233,3 +233,5 @@ _READERS: Mapping[str, Callable[[Keys, str], Planned]] = {
     "Gemma3ForCausalLM": _gemma3,
     "DeepseekV3ForCausalLM": _deepseek3,
 }
+
+PLANNED = tuple(_READERS)  # the architectures

@@ -8,17 +8,17 @@ tensor: processes can share a folder, and a damaged file is written again.
 
 import json
 import logging
-import os
-import time
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
 from tokenwright.backends.layout import Weights, weight_bytes
+from tokenwright.checkpoints.drafts import abandoned, draft_file
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_weights
 from tokenwright.config import Environment, WeightFormat
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 SMALLEST = 1 << 26  # bytes: quantising less than this is faster than the lookup
 _PIECE = 1 << 24  # bytes digested at a time
 _THREADS = 2  # for digesting
-_STALE = 86_400  # seconds after which a temporary file has no writer any more
+_DIGEST = re.compile(r"[0-9a-f]{40}")
+_EARLIER_DRAFT = re.compile(r"\.[0-9a-f]{40}\.(?:safetensors|json)\.\d+-\d+")  # of versions without locks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class WeightCache:
         try:
             return read_weights(file, checkpoint.graph, form, report)
         except CheckpointError as error:
-            log.warning("cached weights cannot be used and are made again: %s", error)
+            log.warning("cached weights cannot be used and are made again: %s", str(error).partition(";")[0])
             _remove(file)
             return None
 
@@ -70,7 +71,7 @@ class WeightCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            self.sweep()
             write_weights(self._file(checkpoint, form), weights, form)
         except OSError as error:
             hint = "make room there, or set TOKENWRIGHT_CACHE to another folder"
@@ -78,16 +79,28 @@ class WeightCache:
                 "the quantised weights cannot be kept in %s (%s); %s", self.folder, error.strerror or error, hint
             )
 
-    def _sweep(self) -> None:
-        """Remove stale temporary files, left by processes that were killed while writing."""
-        for file in self.folder.glob(".*"):
-            if time.time() - file.stat().st_mtime > _STALE:
-                _remove(file)
+    def sweep(self) -> None:
+        """Remove what killed writers have left."""
+        for draft in self.drafts():
+            _remove(draft)
+
+    def drafts(self) -> list[Path]:
+        """The unfinished files that no process writes any more."""
+        earlier = (file for file in self.folder.glob(".*") if _EARLIER_DRAFT.fullmatch(file.name))
+        return [*abandoned(self.folder), *earlier]
+
+    def files(self) -> list[Path]:
+        """The cached weight files."""
+        return sorted(file for file in self.folder.glob("*.safetensors") if _DIGEST.fullmatch(file.stem))
+
+    def records(self) -> list[Path]:
+        """The records of digests."""
+        return sorted(file for file in self.folder.glob("*.json") if _DIGEST.fullmatch(file.stem))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all cached weight files."""
-        return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+        return sum(file.stat().st_size for file in self.files())
 
     def _file(self, checkpoint: Checkpoint, form: WeightFormat) -> Path:
         digests = [self._digest(file) for file in sorted({one.file for one in checkpoint.stored.values()})]
@@ -142,12 +155,8 @@ def _remembered(memory: Path) -> Mapping[str, Any]:
 
 def _remember(memory: Path, known: Mapping[str, Any]) -> None:
     """Write a digest record atomically. If that fails, the next load digests the file again."""
-    beside = memory.with_name(f".{memory.name}.{os.getpid()}-{get_ident()}")
-    try:
-        beside.write_text(json.dumps(known), encoding="utf-8")
-        beside.replace(memory)
-    except OSError:
-        _remove(beside)
+    with suppress(OSError), draft_file(memory) as draft:
+        draft.write_text(json.dumps(known), encoding="utf-8")
 
 
 def _remove(file: Path) -> None:

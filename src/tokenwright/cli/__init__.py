@@ -32,13 +32,13 @@ __all__ = ["app", "main"]
 
 FAILED, REFUSED = 1, 2  # exit codes
 POSITIONAL = "named"  # the parameter of commands that also take the model as an argument
-USAGE = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
 
 
 class Commands(TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
-    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         """Run and exit. Under --json an error is also one JSON object on stdout."""
         extra["standalone_mode"] = False  # errors come back as exceptions
         words = list(sys.argv[1:] if args is None else args)

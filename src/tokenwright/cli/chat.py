@@ -1,45 +1,55 @@
-"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns."""
+"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns.
+
+`conversation.py` is what was said, `chat_input.py` reads messages and commands, `chat_commands.py` runs the commands,
+and `chat_answer.py` shows an answer while it is written.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenwright.cli import options as opt
+from tokenwright.cli.chat_commands import Commands
+from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked
+from tokenwright.cli.conversation import Conversation, answer_text, counted
+from tokenwright.cli.conversation import load as load_conversation
+from tokenwright.cli.conversation import save as save_conversation
 from tokenwright.cli.facts import memory_line, seconds
-from tokenwright.cli.output import remark, show_anything, write
+from tokenwright.cli.interrupt import interruptible
+from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
 
 if TYPE_CHECKING:
+    from tokenwright.cli.chat_answer import Answer
     from tokenwright.completion import Completion
     from tokenwright.llm import LLM
-    from tokenwright.sampling_params import SamplingParams
     from tokenwright.text import Rendered
 
-HELP = """\
-/help           these lines
-/reset          forget what was said; the system message stays
-/system TEXT    what the model is to know or be; without TEXT there is none any more
-/save FILE      write the conversation to a file (JSON)
-/load FILE      go on with a conversation from a file
-/prompt         show the prompt that the model reads, control tokens and all
-/quit           leave; so does the end of the input (Ctrl-D)
-Ctrl-C stops an answer; where none is being written, twice leaves.
-A message that begins with a slash is written with two."""
-FULL = "say it shorter, or keep the conversation with /save FILE and begin anew with /reset"
+FULL = (
+    "keep the conversation with /save FILE and begin anew with /reset, let it forget its oldest turns with /shift on, "
+    "or start with --window N, which goes on without end"
+)
 
+Message = Annotated[
+    str | None,
+    typer.Argument(help="Answer this message and exit; - reads it from standard input. Without it, a conversation."),
+]
 System = Annotated[
     str | None, typer.Option("--system", "-s", help="The system message: what the model is to know or be.")
 ]
 LoadFile = Annotated[Path | None, typer.Option("--load", help="Go on with a conversation that /save wrote.")]
+SaveFile = Annotated[Path | None, typer.Option("--save", help="Write the conversation to this file on exit (JSON).")]
+Force = Annotated[bool, typer.Option("--force", help="Let --save overwrite a file that exists.")]
+Shift = Annotated[bool, typer.Option("--shift", help="When the context is full, forget the oldest turns.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")]
 Markup = Annotated[
     bool,
     typer.Option("--markup", help="Let control tokens that are typed, as <|im_end|>, be control tokens."),
@@ -48,15 +58,22 @@ Markup = Annotated[
 
 @sampled()
 def chat(
+    message: Message = None,
     system: System = None,
     load: LoadFile = None,
+    save: SaveFile = None,
+    force: Force = False,
+    shift: Shift = False,
+    plain: Plain = False,
     markup: Markup = False,
     chosen: dict[str, Any] = {"max_tokens": 512},  # noqa: B006  (the options of SamplingParams, see `sampled`)
-    model: opt.Model = "stories",
+    model: opt.Model = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
+    threads: opt.Threads = None,
+    kv_memory: opt.KvMemory = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
@@ -66,11 +83,15 @@ def chat(
 ) -> None:
     """Talk with the model: each line is a message, and the answer is streamed. /help lists the commands.
 
-    Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache.
+    Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache. With MESSAGE it answers
+    once and exits.
     """
-    talk = Conversation() if load is None else loaded(load)
+    question = None if message is None else _question(message)
+    talk = Conversation() if load is None else load_conversation(load)
+    if save is not None:
+        _check_target(save, load, force)
     if system is not None:
-        talk.set_system(system)
+        talk = talk.with_system(system)
     with opt.opened(
         model,
         quiet=quiet,
@@ -78,6 +99,8 @@ def chat(
         device=device,
         dtype=dtype,
         weights=weights,
+        threads=threads,
+        kv_memory=kv_memory,
         kv=kv,
         window=window,
         sinks=sinks,
@@ -85,232 +108,197 @@ def chat(
         token_budget=token_budget,
         max_sequences=1,
     ) as llm:
-        session = Session(llm, llm.sampling(**chosen), talk, markup=markup, quiet=quiet)
-        session.open()
-        session.go()
+        session = Session(llm, talk, chosen, quiet=quiet, plain=plain)
+        session.markup, session.shift = markup, shift
+        session.files |= {file.resolve() for file in (load, save) if file is not None}
+        session.open(greet=question is None)
+        with interruptible(ends=False), exits_when_asked():
+            try:
+                session.go() if question is None else session.ask(question)
+            finally:
+                if save is not None:
+                    _save(session.talk, save, quiet)
+    if question is not None and session.leaving:
+        raise typer.Exit(130)
     if session.failure:
         raise typer.Exit(session.failure)
 
 
-@dataclass
-class Conversation:
-    """The messages of a conversation.
-
-    answers: the token ids of each answer, by the index of its message. held: the number of leading tokens whose K and
-    V earlier turns have computed.
-    """
-
-    messages: list[dict[str, str]] = field(default_factory=list)
-    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    held: int = 0
-
-    @property
-    def system(self) -> list[dict[str, str]]:
-        """The system message as a list of one, or an empty list."""
-        return [message for message in self.messages[:1] if message["role"] == "system"]
-
-    def set_system(self, text: str) -> None:
-        """Set or replace the system message; '' removes it."""
-        before = len(self.system)
-        self.messages[:before] = [{"role": "system", "content": text}] if text else []
-        moved = len(self.system) - before
-        self.answers = {at + moved: ids for at, ids in self.answers.items()}
-
-    def add(self, question: str, answer: str, ids: tuple[int, ...]) -> None:
-        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        self.answers[len(self.messages) - 1] = ids
+def _question(message: str) -> str:
+    text = opt.read_prompt(message, None)
+    if not text.strip():
+        raise RequestError("the message is empty; leave it out for a conversation")
+    return text
 
 
-def loaded(path: Path) -> Conversation:
-    """Read a conversation from a file. Raises RequestError."""
-    from tokenwright.text.chat import check_messages
-
-    try:
-        messages = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RequestError(f"the conversation cannot be read from {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} holds no conversation: it is not JSON ({error})") from error
-    try:
-        return Conversation(check_messages(messages))
-    except RequestError as error:
-        raise RequestError(f"{path} holds no conversation: {error}") from error
+def _check_target(save: Path, load: Path | None, force: bool) -> None:
+    """Raises RequestError, before the model is loaded, if the conversation could not be saved there at the end."""
+    if save.is_dir() or not save.parent.is_dir():
+        raise RequestError(f"the conversation cannot be saved to {save}: give --save a file in a folder that exists")
+    if save.exists() and not force and (load is None or save.resolve() != load.resolve()):
+        raise RequestError(f"{save} exists and is not overwritten; give --save another file, or add --force")
 
 
-def save(talk: Conversation, path: Path) -> None:
-    """Write the messages to a file atomically. Raises RequestError."""
-    draft: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            draft = Path(file.name)
-            json.dump(talk.messages, file, ensure_ascii=False, indent=1)
-            file.write("\n")
-        draft.replace(path)
-        draft = None
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise RequestError(f"the conversation cannot be saved to {path}: {reason}") from error
-    finally:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
+def _save(talk: Conversation, path: Path, quiet: bool) -> None:
+    if len(talk.messages) > len(talk.system):
+        save_conversation(talk, path)
+        if not quiet:
+            remark(f"{counted(talk)} saved to {path}")
 
 
 class Session:
-    """A conversation in a terminal or a pipe. `failure`: the exit code after a pipe gave a line that was refused."""
+    """A conversation in a terminal or a pipe.
 
-    def __init__(self, llm: LLM, params: SamplingParams, talk: Conversation, *, markup: bool, quiet: bool) -> None:
+    chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: those that the
+    conversation may overwrite. failure: the exit code after a pipe gave a line that was refused. ended: no further line
+    is read. leaving: a Ctrl-C came, and the next one leaves.
+    """
+
+    def __init__(
+        self, llm: LLM, talk: Conversation, chosen: dict[str, Any], *, quiet: bool = False, plain: bool = False
+    ) -> None:
         self.llm = llm
-        self.params = params
         self.talk = talk
-        self.markup = markup
-        self.quiet = quiet
+        self.chosen, self.params = chosen, llm.sampling(**chosen)
+        self.markup = self.shift = self.ended = self.leaving = False
+        self.files: set[Path] = set()
         self.failure = 0
-        self._person = sys.stdin.isatty() and sys.stdout.isatty()
-        self._leaving = False  # set by a Ctrl-C while no answer is being written
-        self._ended = False
-        self._commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: remark(HELP),
-            "reset": self._reset,
-            "system": self._system,
-            "save": self._save,
-            "load": self._load,
-            "prompt": self._prompt,
-            "quit": self._quit,
-        }
+        self.reader = Reader()
+        self._quiet, self._plain = quiet, plain
+        self._repeated = 0  # how often the last question was answered again
+        self._commands = Commands(self)
 
-    def open(self) -> None:
+    def open(self, *, greet: bool = True) -> None:
         """Print the opening remarks. Raises RequestError for a model without a chat template."""
-        messages = [*self.talk.messages, {"role": "user", "content": "Hello"}]
-        unknown = self._render(messages).unknown
+        unknown = self.render(self.talk, "Hello").unknown
         show_anything()
-        if self.quiet:
+        if self._quiet:
             return
         if unknown:
             remark(
                 f"note: the chat template writes {', '.join(unknown)}, which the vocabulary lacks: it is read as text"
             )
-        if self._person:
+        if self.talk.messages and self.talk.messages != self.talk.system:
+            remark(f"{counted(self.talk)} loaded")
+        if greet and self.reader.terminal:
             remark(memory_line(self.llm))
             remark("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def go(self) -> None:
-        """Run one turn per line until the input ends."""
-        if self._person:
-            import readline  # noqa: F401 - gives input() a history and line editing
-        while not self._ended:
+        """Run one turn or command per message until the input ends."""
+        while not self.ended:
             try:
-                if (line := self._read()) is None:
+                typed = self.reader.read()
+                if typed is None:
                     return
-                if line.strip():
-                    self._answer(line)
+                if typed.text.strip():
+                    self._handle(typed)
+            except RequestError as error:  # of the reader
+                self._refuse(error)
+                self.ended = not self.reader.terminal
             except KeyboardInterrupt:
-                if self._leaving:
+                if self.leaving:
                     return
-                self._leaving = True
+                self.leaving = True
                 remark("\nCtrl-C again leaves")
 
-    def _read(self) -> str | None:
-        """The next line; None at the end of the input."""
+    def _handle(self, typed: Typed) -> None:
+        """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
+        self.leaving = False
+        text = typed.text
         try:
-            return input("> " if self._person else "")
-        except EOFError:
-            if self._person:
-                write("\n")
-            return None
-        except UnicodeDecodeError as error:
-            self._refuse(RequestError(f"a line of the input is not UTF-8 text: {error.reason}"))
-            return None
-
-    def _answer(self, line: str) -> None:
-        """Handle one line: a command or a message. A failure is printed and leaves the conversation unchanged."""
-        self._leaving = False
-        try:
-            if line.startswith("/") and not line.startswith("//"):
-                name, _, text = line[1:].partition(" ")
-                command = self._commands.get(name)
-                if command is None:
-                    raise RequestError(f"there is no command /{name[:40]}; /help shows them")
-                command(text.strip())
+            if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
+                self._commands.run(text)
             else:
-                self._turn(line.removeprefix("/") if line.startswith("//") else line)
+                self.ask(text.removeprefix("/") if text.startswith("//") and not typed.verbatim else text)
         except TokenwrightError as error:
             self._refuse(error)
 
     def _refuse(self, error: TokenwrightError) -> None:
         remark(f"tokenwright: {error}")
-        if not self._person:
+        if not self.reader.terminal:
             self.failure = 1 if isinstance(error, EngineError) else 2
 
-    def _turn(self, question: str) -> None:
-        talk = self.talk
-        rendered = self._render([*talk.messages, {"role": "user", "content": question}])
-        if len(rendered.ids) >= self.llm.context:
-            raise RequestError(_too_long(len(rendered.ids), self.llm.context))
-        blank = self._render([*talk.messages, {"role": "user", "content": ""}]) if talk.held else None
+    def render(self, talk: Conversation, question: str | None = None) -> Rendered:
+        """The prompt of a conversation, and of one more question."""
+        more = [] if question is None else [{"role": "user", "content": question}]
+        return self.llm.template.render([*talk.messages, *more], markup=self.markup, answers=talk.answers)
+
+    def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
+        """Answer a question and add both to the conversation; `talk`: to another one, which takes its place.
+
+        again: the last question is answered once more, with another seed. Raises TokenwrightError, and then the
+        conversation is unchanged.
+        """
+        talk, rendered = self._fitted(self.talk if talk is None else talk, question)
+        self._repeated = self._repeated + 1 if again else 0
+        earlier = _common(rendered.ids, self.render(talk, "").ids) if talk.held else 0
+        done = self._answered(rendered)
+        if done is None:
+            return
+        computed_again = max(0, min(talk.held, earlier) - done.usage.reused_tokens)
+        held = done.usage.prompt_tokens + max(0, len(done.token_ids) - 1)
+        self.talk = talk.with_turn(question, answer_text(done, self.llm.tokenizer), done.token_ids, held)
+        if not self._quiet:
+            remark(turn_line(done, computed_again))
+        if done.finish_reason == "context":
+            cure = "the next message forgets the oldest turns" if self.shift else FULL
+            remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
+
+    def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
+        """The conversation and the prompt of its next turn; with `shift`, without the turns that do not fit.
+
+        It keeps half of the context free at most, and as much as an answer may take at least. Raises RequestError.
+        """
+        rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
+        room = context - min(self.params.max_tokens, context // 2)
+        while self.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
+            talk, rendered, forgotten = shorter, self.render(shorter, question), forgotten + 1
+        if len(rendered.ids) >= context:
+            raise RequestError(self._too_long(len(rendered.ids), context))
+        if forgotten and not self._quiet:
+            remark(f"the context is full: {forgotten} of the oldest turns forgotten")
+        return talk, rendered
+
+    def _answered(self, rendered: Rendered) -> Completion | None:
+        """Stream the answer; None if nobody reads it any more."""
+        params = self.params
+        if self._repeated and params.seed is not None:
+            params = replace(params, seed=params.seed + self._repeated)
         try:
-            stream = self.llm.stream(rendered.ids, self.params)
+            stream = self.llm.stream(rendered.ids, params)
         except ContextError as error:
-            raise RequestError(_too_long(error.tokens, error.context)) from error
-        with stream:
+            raise RequestError(self._too_long(error.tokens, error.context)) from error
+        with stream, self._answer() as show:
             try:
                 for piece in stream:
-                    if not write(piece.text):  # stdout is closed
-                        self._ended = True
-                        return
+                    if not show(piece.text):  # stdout is closed
+                        self.ended = True
+                        return None
             except KeyboardInterrupt:
-                self._leaving = True
-            finally:
-                write("\n")
-        done = stream.completion
-        again = 0 if blank is None else max(0, min(talk.held, len(blank.ids)) - done.usage.reused_tokens)
-        plain = self.llm.tokenizer.decode(done.token_ids)
-        talk.add(question, plain if plain.strip() == done.text.strip() else done.text, done.token_ids)
-        talk.held = done.usage.prompt_tokens + max(0, len(done.token_ids) - 1)
-        if not self.quiet:
-            remark(turn_line(done, again))
-        if done.finish_reason == "context":
-            remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {FULL}")
+                self.leaving = True
+        return stream.completion
 
-    def _render(self, messages: list[dict[str, str]]) -> Rendered:
-        answers = {at: ids for at, ids in self.talk.answers.items() if at < len(messages)}
-        return self.llm.template.render(messages, markup=self.markup, answers=answers)
+    def _answer(self) -> Answer:
+        from rich.console import Console
 
-    def _system(self, text: str) -> None:
-        self.talk.set_system(text)
+        from tokenwright.cli.chat_answer import MarkdownAnswer, PlainAnswer
 
-    def _reset(self, _: str) -> None:
-        self.talk = Conversation(self.talk.system)
+        console = Console()
+        if self._plain or not sys.stdout.isatty() or console.is_dumb_terminal:
+            return PlainAnswer()
+        return MarkdownAnswer(console)
 
-    def _save(self, name: str) -> None:
-        save(self.talk, _path(name, "save"))
-        count = len(self.talk.messages)
-        remark(f"{count} message{'s' if count != 1 else ''} saved to {name}")
-
-    def _load(self, name: str) -> None:
-        self.talk = loaded(_path(name, "load"))
-        count = len(self.talk.messages)
-        remark(f"{count} message{'s' if count != 1 else ''} loaded from {name}")
-
-    def _prompt(self, _: str) -> None:
-        if not self.talk.messages:
-            raise RequestError("nothing was said yet, so there is no prompt to show")
-        write(self._render(self.talk.messages).text + "\n")
-
-    def _quit(self, _: str) -> None:
-        self._ended = True
+    def _too_long(self, tokens: int, context: int) -> str:
+        return (
+            f"with this message the conversation is {tokens:,} tokens long, and the model's context is {context:,}; "
+            f"it was not added: say it shorter{'' if self.shift else f', or {FULL}'}"
+        )
 
 
-def _path(name: str, command: str) -> Path:
-    if not name or "\0" in name:
-        raise RequestError(f"/{command} needs the name of a file behind it")
-    return Path(name).expanduser()
-
-
-def _too_long(tokens: int, context: int) -> str:
-    return (
-        f"with this message the conversation is {tokens:,} tokens long, and the model's context is {context:,}; "
-        f"it was not added: {FULL}"
-    )
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of leading ids that two prompts have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def turn_line(done: Completion, again: int) -> str:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C inside; after one, the process ends at the latest GRACE seconds later.
+def interruptible(*, ends: bool = True) -> Iterator[None]:
+    """Raise KeyboardInterrupt for Ctrl-C inside; if it `ends` the command, within GRACE seconds at the latest.
 
     Where SIGINT is ignored, it stays ignored. Only the main thread may enter.
     """
@@ -31,15 +31,24 @@ def interruptible() -> Iterator[None]:
     if before is signal.SIG_IGN:
         yield
         return
+    with _watched() if ends else nullcontext():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Have a thread that ends the process GRACE seconds after a SIGINT, even one that arrives just before the end."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     threading.Thread(target=_end_later, args=(reading,), name="tokenwright interrupt", daemon=True).start()
     other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
         signal.set_wakeup_fd(other)
         os.close(writing)
 

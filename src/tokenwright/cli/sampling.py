@@ -24,9 +24,15 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
     return Annotated[kind | None, Option(*names, help=help_, rich_help_panel=panel)]
 
 
+def _max_tokens(default: int | None) -> Any:
+    """The option -n, whose default is not of the option: what is typed wins over the user's settings."""
+    more = "" if default is None else f"; by default {default}"
+    return _option(int, DRAW, f"The most tokens to write{more}.", "-n", "--max-tokens", "--new-tokens")
+
+
 _NUMBER, _WHOLE, _TEXTS, _IDS = float, int, list[str], list[int]
 COMMON: dict[str, Any] = {
-    "max_tokens": None,  # each command has its own default, see `_max_tokens`
+    "max_tokens": _max_tokens(None),  # each command has its own default
     "temperature": _option(_NUMBER, DRAW, "0 takes the most probable token; higher values spread the draws."),
     "top_k": _option(_WHOLE, DRAW, "Draw among the k most probable tokens; 0 is all of them."),
     "top_p": _option(_NUMBER, DRAW, "Draw among the most probable tokens that together have this probability."),
@@ -99,11 +105,6 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
         return wrapped
 
     return wrap
-
-
-def _max_tokens(default: int) -> Any:
-    """The option -n, whose default is not of the option: what is typed wins over the user's settings."""
-    return _option(int, DRAW, f"The most tokens to write; by default {default}.", "-n", "--max-tokens", "--new-tokens")
 
 
 def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:

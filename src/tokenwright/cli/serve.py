@@ -74,7 +74,8 @@ Explorer = Annotated[
 
 
 def serve(
-    model: opt.ModelName = "stories",
+    named: opt.ModelName = None,
+    model: opt.Model = None,
     config: Config = None,
     host: Host = None,
     port: Port = None,
@@ -106,6 +107,8 @@ def serve(
     The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
     """
     flags = {name: value for name, value in locals().items() if name in _SETTINGS}
+    chosen = opt.the_model(named, model)
+    opt.check_engine(device=device, dtype=dtype, weights=weights, kv=kv, window=window, sinks=sinks)
     from tokenwright.serve.settings import read_settings
 
     settings = read_settings(config, Environment.read().defaults, flags)
@@ -117,7 +120,7 @@ def serve(
         leave_a_core()
         try:
             return LLM(
-                model,
+                chosen,
                 revision=revision,
                 device=device,
                 dtype=dtype,
@@ -134,7 +137,7 @@ def serve(
             remark(f"tokenwright: {error}")  # clients are told too
             raise
 
-    serve_app(model, load, settings)
+    serve_app(chosen, load, settings)
 
 
 _SETTINGS = (

@@ -33,7 +33,11 @@ COMMON: Mapping[str, type] = {
 }
 SAMPLING = ("max-tokens", "temperature", "top-k", "top-p", "min-p", "seed")  # merged by `sampling.sampled`
 DEFAULTS = tuple(name for name in COMMON if name not in SAMPLING)  # of options with the same name, in any command
-OTHER = ("settings", "debug", "cache", "kernels", "isa")  # variables that are no option's default
+OTHER = (  # variables that are no default of a common option: the environment's own, and those of `serve`
+    *("settings", "debug", "cache", "kernels", "isa", "host", "port", "api-key", "api-key-file", "no-key"),
+    *("allowed-host", "cors-origin", "served-model-name", "max-queue", "max-body", "request-timeout"),
+    *("drain-timeout", "timings", "access-log", "explorer"),
+)
 
 
 def read(environment: Environment | None = None) -> dict[str, Any]:

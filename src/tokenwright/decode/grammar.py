@@ -9,6 +9,7 @@ failures into errors with a remedy. Nothing is kept between requests; a constrai
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -23,7 +24,6 @@ from threading import BoundedSemaphore, Lock, Timer
 from typing import Any, Self
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from tokenwright.decode import grammar_worker
@@ -218,7 +218,7 @@ class _Workers:
         self._setting = {"path": sys.path, "tokens": texts, "limits": LIMITS}
         self._turns = BoundedSemaphore(WORKERS)
         self._idle: LifoQueue[subprocess.Popen[bytes]] = LifoQueue()
-        weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self._idle, os.getpid())
 
     def complaint(self, source: str) -> str:
         """The error of a grammar, "" if it has none. Raises EngineError if no worker can be started."""
@@ -231,7 +231,7 @@ class _Workers:
             return _shortened(answer)
 
     def close(self) -> None:
-        _end_all(self._idle)
+        _end_all(self._idle, os.getpid())
 
     def _take(self) -> "subprocess.Popen[bytes]":
         try:
@@ -275,7 +275,10 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         pass
 
 
-def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]") -> None:
+def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]", owner: int) -> None:
+    """End workers; in a fork of `owner`, which started them, leave them alone."""
+    if os.getpid() != owner:
+        return
     with suppress(Empty):
         while True:
             _end(workers.get_nowait())
@@ -332,6 +335,8 @@ def _refuse_constant(name: str) -> None:
 
 
 def _regex(text: str) -> str:
+    from llguidance import LLMatcher  # only grammars need it
+
     [made] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
     return _lark(made["lark_grammar"])
 

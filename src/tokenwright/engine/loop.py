@@ -36,8 +36,8 @@ EndStep = Callable[[float, float], object]
 
 CLOSED = "this LLM is closed; open a new one"
 FORKED = (
-    "this process was forked after the LLM was loaded, and its engine thread stayed behind in the parent; "
-    "load the LLM in the child, or start workers with the 'spawn' method"
+    "this process was forked after an LLM was loaded, and its threads stayed behind in the parent; start workers with "
+    "multiprocessing's 'spawn' or 'forkserver' method, or fork before the first LLM is loaded"
 )
 
 log = logging.getLogger(__name__)
@@ -279,17 +279,26 @@ class EngineLoop:
     def close(self) -> None:
         """End every request with an error, after the step under way, and wait for the thread to end."""
         self.stop()
-        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+        if not self.forked and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def stop(self) -> None:
         """`close` without waiting: for finalizers."""
         self._mailbox.put(None)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the loop's: it has the memory, but neither the thread nor its locks."""
+        return os.getpid() != self._pid
+
+    def refuse_forked(self) -> None:
+        """Raises EngineError in a forked process."""
+        if self.forked:
+            raise EngineError(FORKED)
+
     def check(self) -> None:
         """Raises EngineError if the engine thread has ended, with the reason, or stayed behind in a parent process."""
-        if os.getpid() != self._pid:
-            raise EngineError(FORKED)
+        self.refuse_forked()
         if self._stopped is not None:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.checkpoints.packed_file import own_quantisation
-from tokenwright.checkpoints.sized import planned_only
+from tokenwright.checkpoints.sized import PLANNED, planned_only
 from tokenwright.checkpoints.strict import read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
@@ -68,7 +68,10 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     planned = planned_only(settings, where)
     if planned is not None:
         return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks)
-    _, parsed, graph = parse_config(settings, where)
+    try:
+        _, parsed, graph = parse_config(settings, where)
+    except UnknownArchitectureError as error:
+        raise CheckpointError(f"{error}, and plans {', '.join(PLANNED)} as well") from error
     if own is not None:
         return Blueprint(graph, own[1], own[0])
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")

@@ -8,14 +8,16 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
+from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 from tokenwright.serve.fields import complaint
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 LARGE = 2**15  # bytes of a body from which on a thread parses it
 _REFS = "#/components/schemas/{model}"
+_BODIES: dict[str, type[BaseModel]] = {}  # of all routes, by module and name
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +72,13 @@ def about(request: Request) -> About:
     return found if isinstance(found, About) else About("")
 
 
-async def body_of(request: Request, model: type[B]) -> B:
-    """The body as a `model`. Raises Refusal for anything else, naming the field."""
+async def body_of(request: Request, model: type[B], *, any_type: bool = False) -> B:
+    """The body as a `model`. Raises Refusal for anything else, naming the field.
+
+    any_type: the body is JSON whatever its Content-Type is.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise Refusal(Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json"))
     raw = await request.body()
     return await asyncio.to_thread(_parsed, raw, model) if len(raw) > LARGE else _parsed(raw, model)
@@ -80,7 +86,7 @@ async def body_of(request: Request, model: type[B]) -> B:
 
 def _parsed(raw: bytes, model: type[B]) -> B:
     try:
-        data = json.loads(raw, parse_constant=_refuse_constant)
+        data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise Refusal(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
@@ -91,6 +97,16 @@ def _parsed(raw: bytes, model: type[B]) -> B:
         raise Refusal(Problem(400, "invalid", found.message, found.param)) from None
     except RecursionError:
         raise Refusal(Problem(400, "invalid", "the body is nested too deeply")) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a body. Raises ValueError for one that has a key twice, which readers understand differently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:
@@ -121,38 +137,51 @@ async def disconnected(request: Request) -> None:
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
     """For a route's `openapi_extra`: it takes this body."""
-    content = {"application/json": {"schema": {"$ref": _REFS.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}, "x-bodies": [model]}
+    name = f"{model.__module__}.{model.__name__}"
+    _BODIES[name] = model
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"x-body": name}}}}}
 
 
 def add_schemas(app: FastAPI) -> None:
-    """Let the OpenAPI document hold the schemas of the bodies that `takes` names."""
+    """Let the OpenAPI document hold the schemas of the bodies that `takes` names; names that collide get longer."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = original()
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+                (one, "validation") for one in _BODIES.values()
+            ]
+            refs, definitions = models_json_schema(bodies, ref_template=_REFS)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
             for path in document["paths"].values():
                 for operation in path.values():
-                    for model in operation.pop("x-bodies", ()):
-                        made = model.model_json_schema(ref_template=_REFS)
-                        schemas.update(made.pop("$defs", {}))
-                        schemas[model.__name__] = made
+                    for content in operation.get("requestBody", {}).get("content", {}).values():
+                        if (name := content["schema"].get("x-body")) is not None:
+                            content["schema"] = refs[_BODIES[name], "validation"]
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def add_errors(app: FastAPI, apis: Sequence[Api], kinds: Sequence[type[Exception]] = ()) -> None:
-    """Answer every error in the shape of the API whose path it is. kinds: exceptions that the APIs raise as well."""
+def add_errors(
+    app: FastAPI,
+    apis: Sequence[Api],
+    kinds: Sequence[type[Exception]] = (),
+    refused: Callable[[Problem], object] = lambda _: None,
+) -> None:
+    """Answer every error in the shape of the API whose path it is.
+
+    kinds: exceptions that the APIs raise as well. refused: called with each problem.
+    """
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         known, api = about(request), api_of(apis, request.scope["path"])
         if isinstance(error, Gone):
             return JSONResponse({}, 499)
         problem = api.problem(error) or problem_from(error)
+        refused(problem)
         if problem.kind == "engine":
             log.error("request %s failed", known.request_id, exc_info=error)
         return JSONResponse(api.error(problem, known.request_id), problem.status, problem.headers)

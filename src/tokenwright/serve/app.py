@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 import tokenwright
-from tokenwright.serve import explore, openai, operations, texts
+from tokenwright.serve import anthropic, explore, ollama, openai, operations, responses, texts
 from tokenwright.serve.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.contract import Problem
 from tokenwright.serve.explore import Explorer
@@ -23,7 +23,7 @@ from tokenwright.serve.log import AccessLog
 from tokenwright.serve.metrics import Metrics
 from tokenwright.serve.service import Limits, Service
 
-APIS: tuple[Api, ...] = (openai.API, explore.API)  # the last answers for all paths of no API
+APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # the last answers for all paths of no API
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,11 @@ def make_app(
         title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    add_errors(app, APIS, (explore.Gone,))
+    add_errors(app, APIS, (explore.Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service, served.timings)
+    for other in (responses, anthropic, ollama):
+        other.add(app, service)
     texts.add(app, service, explorer)
     explore.add(app, explorer)
     add_schemas(app)

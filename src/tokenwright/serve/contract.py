@@ -62,6 +62,7 @@ class Wanted:
     tools: functions that the model may call. tool_choice: "auto", "none", "required", or the name of the one to call.
         parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
+    context: the most tokens of prompt and answer together, where that is less than the model's context.
     thinking: the template's variable enable_thinking; None leaves it to the template. reasoning: split the text
         between the model's own think tags off as reasoning.
     continue_last: the last message is the assistant's, and the answer goes on from it.
@@ -78,6 +79,7 @@ class Wanted:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     json_object: bool = False
+    context: int | None = None
     thinking: bool | None = None
     reasoning: bool = True
     continue_last: bool = False

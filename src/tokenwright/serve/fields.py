@@ -122,25 +122,32 @@ def complaint(error: ValidationError, data: object) -> Complaint:
         return Complaint(field, f"{field} is not supported: {context['why']}")
     message = _MESSAGES.get(kind) or worst["msg"][:1].lower() + worst["msg"][1:]
     if kind == "union_tag_invalid":
-        message = (
-            f"{context['discriminator']} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
-        )
+        name = context["discriminator"].strip("'")
+        message = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
     return Complaint(".".join(path) or None, f"{'.'.join(path)}: {message}" if path else message)
 
 
+_NOTHING = object()
 _MESSAGES = {
     "missing": "this field is required",
     "extra_forbidden": "this API has no such field; remove it",
+    "string_unicode": "it has half of a surrogate pair, which is no character; remove it",
 }
 
 
 def _path(loc: tuple[int | str, ...], data: object, *, missing: bool) -> Iterator[str]:
     """The parts of a place that are keys and indices of the body, without pydantic's names of alternatives."""
     for at, part in enumerate(loc):
-        if (isinstance(data, dict) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
-            data = data[part]
+        found = _found(data, part)
+        if found is not _NOTHING:
+            data = found
         elif not (missing and at == len(loc) - 1):
             continue
         yield str(part)
+
+
+def _found(data: object, part: int | str) -> object:
+    """The value at a key or an index; _NOTHING without it."""
+    if isinstance(data, dict):
+        return data.get(part, _NOTHING)
+    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else _NOTHING

@@ -9,7 +9,7 @@ from collections import deque
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
-from tokenwright.serve.contract import Answer, Counts, Delta, Finish, Timings
+from tokenwright.serve.contract import Answer, Counts, Delta, Finish, NotReady, Timings
 from tokenwright.serve.prepare import Prepared
 from tokenwright.serve.reading import Reader
 from tokenwright.transcript import Transcript
@@ -46,6 +46,7 @@ class Generation:
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
         self._paused = False
+        self._aborted = False
 
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
@@ -68,11 +69,16 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[Delta]:
-        """The deltas of the next step or steps, never empty. Raises EngineError if the request failed."""
+        """The deltas of the next step or steps, never empty.
+
+        Raises EngineError if the request failed, NotReady if it was cancelled.
+        """
         while True:
             while not self._deliveries:
                 if self._transcript.ended:
                     self._transcript.check()
+                    if self._aborted:
+                        raise NotReady("the text was ended before its time, because the server is shutting down")
                     raise StopAsyncIteration
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
@@ -182,6 +188,7 @@ class Generation:
         reader = self._reader(choice)
         reader.finish(delta)
         delta.finish = _FINISH.get(reason, "stop")
+        self._aborted = self._aborted or delta.finish == "abort"
         if delta.finish == "stop" and reader.called:
             delta.finish = "tool_calls"
         delta.reason, delta.stopped = reason, stopped

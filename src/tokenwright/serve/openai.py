@@ -239,7 +239,7 @@ def _failed(error: Exception, request_id: str) -> bytes:
 def add(app: FastAPI, service: Service, timings: bool = False) -> None:
     """Add the routes."""
     api = OpenAI(service, timings)
-    streamed = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+    streamed: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
     for path, handler, body in (
         ("/v1/chat/completions", api.chat, ChatBody),
         ("/v1/completions", api.complete, CompletionBody),

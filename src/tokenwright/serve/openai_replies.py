@@ -119,7 +119,7 @@ class Tokens:
         offset: int,
     ) -> Json:
         """`logprobs` of a completion's choice, whose first token begins at character `offset`."""
-        offsets, texts = [], [self._tokenizer.decode([token], skip_special=False) for token in ids]
+        offsets, texts = [], [self._tokenizer.decode([token]) for token in ids]
         for text in texts:
             offsets.append(offset)
             offset += len(text)

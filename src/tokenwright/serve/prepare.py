@@ -76,6 +76,11 @@ class Preparer:
         """Whether the model's template has think tags."""
         return self._thinks
 
+    @property
+    def calls(self) -> bool:
+        """Whether the model's template has a form for tools."""
+        return self._format is not None
+
     def prepare(self, wanted: Wanted) -> Prepared:
         """Raises RequestError, ContextError."""
         tools = self._tools(wanted)
@@ -95,7 +100,7 @@ class Preparer:
         if wanted.prompt is not None:
             return self.ids(wanted.prompt), wanted.prompt if isinstance(wanted.prompt, str) else ""
         assert wanted.messages is not None, "`check` has seen to it"
-        variables = {} if wanted.thinking is None else {"enable_thinking": wanted.thinking}
+        variables = self._variables(wanted.thinking)
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
         if wanted.continue_last:
             return self._continued(wanted.messages, tools, variables)
@@ -105,6 +110,16 @@ class Preparer:
             assert self._format is not None, "a mark belongs to a form"
             ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
         return ids, text
+
+    def _variables(self, thinking: bool | None) -> dict[str, bool]:
+        """The template's variables. Raises RequestError where it cannot do what is asked."""
+        if thinking is None:
+            return {}
+        if thinking and not self._thinks:
+            raise RequestError("this model does not reason: its chat template has no think tags; leave thinking out")
+        if self._thinks and not thinking and "enable_thinking" not in self._source:
+            raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
+        return {"enable_thinking": thinking}
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The token ids of a prompt. Raises RequestError."""
@@ -150,6 +165,11 @@ class Preparer:
         if prompt > self._llm.context:
             raise ContextError(prompt, self._llm.context)
         found.setdefault("max_tokens", max(0, self._most - prompt))
+        if wanted.context is not None:
+            if prompt > wanted.context:
+                limit = f"the request allows {wanted.context} for prompt and answer (num_ctx)"
+                raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
+            found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
 
     def _reader(self, wanted: Wanted, text: str, tools: ToolFormat | None, params: SamplingParams) -> NewReader:

@@ -7,6 +7,7 @@ next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, unused_characters
 from tokenwright.text.tokenizer import Tokenizer, check_text
 
-Message = Mapping[str, Any]  # "role" and "content", and perhaps what OPTIONAL names
+# "role" and "content" (text, or a list of parts {"type": "text", "text": ...}), and perhaps what OPTIONAL names
+Message = Mapping[str, Any]
 OPTIONAL = frozenset(("tool_calls", "tool_call_id", "name", "reasoning_content"))  # of a message
 
 MOST_MESSAGES = 100_000
@@ -284,7 +286,7 @@ class Renderer:
         except OSError as error:
             raise RequestError(f"the chat template's process cannot be started: {error}") from error
         self._running, self._ready = process, False
-        self._ending = weakref.finalize(self, _end, process)
+        self._ending = weakref.finalize(self, _end, process, os.getpid())
         self._say(self._start)
 
     def _say(self, question: Mapping[str, Any]) -> None:
@@ -324,7 +326,10 @@ class Renderer:
         self._running = self._ending = None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    """End a process of ours; in a fork of `owner`, which started it, leave it alone."""
+    if os.getpid() != owner:
+        return
     process.kill()
     process.communicate()  # reaps the process and closes the pipes
 
@@ -345,7 +350,7 @@ def _checked(at: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or message.keys() - OPTIONAL != {"role", "content"}:
         what = f"the keys {sorted(map(str, message))}" if isinstance(message, Mapping) else type(message).__name__
         raise RequestError(f'message {at} must have "role" and "content" and nothing else; it is {what}'[:500])
-    found = dict(message)
+    found = {**message, "content": _content(at, message["content"])}
     if found["content"] is None and found.get("tool_calls"):
         found["content"] = ""
     for name, value in found.items():
@@ -380,6 +385,20 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {n if n.isidentifier() else change(n): _mapped(one, change) for n, one in value.items()}
     return [_mapped(one, change) for one in value] if isinstance(value, Sequence) else value
+
+
+def _content(at: int, content: Any) -> Any:
+    """The text of a content in parts, which are joined by line breaks; any other value as it is."""
+    if not isinstance(content, list | tuple):
+        return content
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"the content of message {at} has a part that is no text ({kind!r}); give text, or parts of the form "
+                '{"type": "text", "text": "..."}'
+            )
+    return "\n".join(part["text"] for part in content)
 
 
 def _bordered(messages: Sequence[Message], kept: Mapping[int, _Own], border: str) -> list[Message]:

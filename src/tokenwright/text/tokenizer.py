@@ -20,6 +20,8 @@ from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
 from tokenwright.text.pieces import Pieces
 
+_KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}  # pre-tokenizers that drop nothing
+
 
 class Tokenizer:
     """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
@@ -75,6 +77,25 @@ class Tokenizer:
             if not add_special:
                 return encoding.ids
             return self._with_bos(encoding.ids, library.post_process(encoding).ids)
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of `text`, without tokenising it: by its length and the longest token.
+
+        0 where the checkpoint's tokenizer may leave out parts of a text.
+        """
+        return 0 if self._longest is None else len(text) // 4 // self._longest
+
+    @cached_property
+    def _longest(self) -> int | None:
+        """Characters of the longest token, or None if the length of a text says nothing about its tokens.
+
+        A byte-level token has at least as many characters as the text it stands for. Composing characters (NFC, NFKC)
+        joins at most four; other normalizers, fused unknown characters and tokens that strip spaces may join more.
+        """
+        state = json.loads(self._library.to_str())
+        if not _keeps_length(state) or any(token.lstrip or token.rstrip for token in self._added.values()):
+            return None
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """The ids of a text whose control tokens are given as ids; control tokens written in a string are text.
@@ -204,6 +225,22 @@ def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.T
     if model.get("unk_token") is not None:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def _keeps_length(state: Mapping[str, Any]) -> bool:
+    """Whether no part of a tokenizer, given as its JSON, joins more than four characters of a text or drops any."""
+    model, normalizer, splitter = state["model"], state["normalizer"], state["pre_tokenizer"]
+    if model["type"] != "BPE" or (model.get("fuse_unk") and not model.get("byte_fallback")):
+        return False
+    if splitter is not None and "Removed" in json.dumps(splitter):
+        return False
+    splits = [] if splitter is None else splitter.get("pretokenizers", [splitter])
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    return {one["type"] for one in splits} <= _KEEPING and all(
+        one["type"] in ("NFC", "NFD", "NFKC", "NFKD", "Prepend")
+        or (one["type"] == "Replace" and len(one["content"]) >= len(one["pattern"].get("String", "0" * 99)))
+        for one in steps
+    )
 
 
 def check_text(text: str) -> None:

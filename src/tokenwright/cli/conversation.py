@@ -1,0 +1,132 @@
+"""A conversation: its messages, the token ids of its answers, and its file.
+
+An answer keeps the ids that the model generated and the exact text of these ids, white space included: the next prompt
+then begins with the tokens whose K and V are in the KV cache (`ChatTemplate.render`). A conversation is a value: a
+command that may fail works on a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.completion import Completion
+    from tokenwright.text import Tokenizer
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The messages of a conversation.
+
+    answers: the token ids of each answer, by the index of its message. held: the number of leading tokens whose K and
+    V earlier turns have computed.
+    """
+
+    messages: Messages = field(default_factory=list)
+    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    held: int = 0
+
+    @property
+    def system(self) -> Messages:
+        """The system message as a list of one, or an empty list."""
+        return [message for message in self.messages[:1] if message["role"] == "system"]
+
+    @property
+    def last_question(self) -> str | None:
+        """The text of the last message of the user; None if there is none."""
+        return next((one["content"] for one in reversed(self.messages) if one["role"] == "user"), None)
+
+    def with_system(self, text: str) -> Conversation:
+        """The conversation with this system message; '' removes it."""
+        return self._spliced(0, len(self.system), [{"role": "system", "content": text}] if text else [])
+
+    def with_turn(self, question: str, answer: str, ids: tuple[int, ...], held: int) -> Conversation:
+        """The conversation with one more question and its answer of these ids."""
+        turn = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        answers = {**self.answers, len(self.messages) + 1: ids}
+        return Conversation([*self.messages, *turn], answers, held)
+
+    def without_last_turn(self) -> Conversation:
+        """The conversation without the last message of the user and all that follows. Raises RequestError."""
+        places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
+        if not places:
+            raise RequestError("nothing was said yet")
+        return self._spliced(places[-1], len(self.messages), [])
+
+    def without_first_turn(self) -> Conversation | None:
+        """The conversation without the oldest turn: up to the second message of the user; None if there is none."""
+        first = len(self.system)
+        if len(self.messages) == first:
+            return None
+        later = (at for at in range(first + 1, len(self.messages)) if self.messages[at]["role"] == "user")
+        return self._spliced(first, next(later, len(self.messages)), [])
+
+    def cleared(self) -> Conversation:
+        """The system message alone."""
+        return Conversation(self.system)
+
+    def _spliced(self, start: int, stop: int, messages: Messages) -> Conversation:
+        """The conversation with messages [start, stop) replaced; the ids of later answers move along."""
+        moved = start + len(messages) - stop
+        answers = {at: ids for at, ids in self.answers.items() if at < start}
+        answers |= {at + moved: ids for at, ids in self.answers.items() if at >= stop}
+        return replace(self, messages=[*self.messages[:start], *messages, *self.messages[stop:]], answers=answers)
+
+
+def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
+    """The exact text of an answer's ids as they stand behind the prompt; without a stop string that ended it.
+
+    A tokenizer of the SentencePiece kind decodes the first token of a text without its leading space. An answer is no
+    beginning of a text: its space belongs to the message, or the next prompt has other tokens.
+    """
+    pieces = [tokenizer.token_bytes(token, first=False) or b"" for token in done.token_ids]
+    exact = b"".join(pieces).decode("utf-8", errors="replace")
+    return exact if exact.strip() == done.text.strip() else done.text
+
+
+def load(path: Path) -> Conversation:
+    """Read a conversation from a file. Raises RequestError."""
+    from tokenwright.text.chat import check_messages
+
+    try:
+        messages = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RequestError(f"the conversation cannot be read from {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path} holds no conversation: it is not JSON ({error})") from error
+    try:
+        return Conversation(check_messages(messages))
+    except RequestError as error:
+        raise RequestError(f"{path} holds no conversation: {error}") from error
+
+
+def save(talk: Conversation, path: Path) -> None:
+    """Write the messages to a file atomically. Raises RequestError."""
+    draft: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            draft = Path(file.name)
+            json.dump(talk.messages, file, ensure_ascii=False, indent=1)
+            file.write("\n")
+        draft.replace(path)
+        draft = None
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RequestError(f"the conversation cannot be saved to {path}: {reason}") from error
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def counted(talk: Conversation) -> str:
+    """The number of messages, in words."""
+    count = len(talk.messages)
+    return f"{count} message{'s' if count != 1 else ''}"

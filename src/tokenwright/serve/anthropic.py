@@ -1,0 +1,319 @@
+"""Anthropic's Messages API over the service: a translation of its bodies, answers, events and errors, no more.
+
+An answer's content is a thinking block, a text block and tool_use blocks, in the order in which the model wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from tokenwright.engine import FinishReason
+from tokenwright.errors import RequestError
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.anthropic_schema import (
+    AnyChoice,
+    AssistantMessage,
+    CountTokens,
+    Messages,
+    NoChoice,
+    Prompted,
+    SystemMessage,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingOn,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+)
+from tokenwright.serve.api import Api, about, body_of, takes
+from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
+from tokenwright.serve.exchange import answered, check_model, event, events_of, started
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.openai_replies import dumps
+from tokenwright.serve.service import Service
+from tokenwright.serve.sse import Streamed
+
+ERROR_TYPES: dict[Kind, str] = {
+    "invalid": "invalid_request_error",
+    "key": "authentication_error",
+    "forbidden": "permission_error",
+    "missing": "not_found_error",
+    "size": "request_too_large",
+    "busy": "rate_limit_error",
+    "unavailable": "overloaded_error",
+    "engine": "api_error",
+}
+
+Event = dict[str, Any]
+
+
+def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
+    """An error as Anthropic's clients read it."""
+    error = {"type": ERROR_TYPES[problem.kind], "message": problem.message}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+API = Api(("/v1/messages",), error_body)
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post("/v1/messages", openapi_extra=takes(Messages), tags=["Anthropic"])
+    async def messages(request: Request) -> Response:
+        body = await body_of(request, Messages)
+        check_model(request, service, body.model)
+        wanted = Wanted(
+            **prompt_of(body),
+            overrides=overrides_of(body),
+            caller=about(request).caller,
+            request_id=about(request).request_id,
+            streamed=body.stream,
+        )
+        shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
+        headers = {"request-id": about(request).request_id}
+        if not body.stream:
+            generation, answer = await answered(request, service, wanted)
+            answer.reasoning = answer.reasoning if shown else ""
+            reply = message_of(new_identity(), body.model, answer, generation.counts())
+            return Response(dumps(reply), media_type="application/json", headers=headers)
+        generation = await started(request, service, wanted)
+        return Streamed(_stream(request, generation, body.model, shown), generation.cancel, headers=headers)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokens), tags=["Anthropic"])
+    async def count_tokens(request: Request) -> dict[str, int]:
+        body = await body_of(request, CountTokens)
+        check_model(request, service, body.model)
+        return {"input_tokens": await service.count(Wanted(**prompt_of(body)))}
+
+
+async def _stream(request: Request, generation: Generation, model: str, shown: bool) -> AsyncIterator[bytes]:
+    """The events of a streamed reply. shown: whether its reasoning is."""
+    events = Events(new_identity(), model)
+    yield _encoded(events.start(generation.counts()))
+
+    def take(delta: Delta) -> Iterator[bytes]:
+        delta.reasoning = delta.reasoning if shown else ""
+        return map(_encoded, events.take(delta))
+
+    def end(delta: Delta) -> Iterator[bytes]:
+        return map(_encoded, events.end(delta, generation.counts()))
+
+    def failed(problem: Problem) -> bytes:
+        return _encoded(error_body(problem, about(request).request_id))
+
+    async for chunk in events_of(request, generation, take, end, failed):
+        yield chunk
+
+
+def _encoded(one: Event) -> bytes:
+    return event(one["type"], one)
+
+
+def overrides_of(body: Messages) -> dict[str, Any]:
+    """The sampling parameters of a request."""
+    found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    if body.stop_sequences:
+        found["stop"] = body.stop_sequences
+    if body.output_config is not None and body.output_config.format is not None:
+        found["grammar"] = Grammar.json_schema(body.output_config.format.schema_)
+    return found
+
+
+def prompt_of(body: Prompted) -> dict[str, Any]:
+    """The fields of a Wanted that make its prompt."""
+    choice, last = body.tool_choice, body.messages[-1]
+    return {
+        "messages": conversation(body),
+        "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
+        "tool_choice": choice_of(choice),
+        "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),
+        "continue_last": isinstance(last, AssistantMessage),
+        "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
+    }
+
+
+def choice_of(choice: object) -> str:
+    match choice:
+        case ToolChoice():
+            return choice.name
+        case AnyChoice():
+            return "required"
+        case NoChoice():
+            return "none"
+        case _:
+            return "auto"
+
+
+def conversation(body: Prompted) -> list[dict[str, Any]]:
+    """The messages of a request as the service reads them. Raises RequestError for a result without its call."""
+    found: list[dict[str, Any]] = []
+    if body.system:
+        found.append({"role": "system", "content": text_of(body.system)})
+    names: dict[str, str] = {}  # of the tools, by the id of their call
+    for at, message in enumerate(body.messages):
+        match message:
+            case UserMessage():
+                found.extend(_from_user(message, names, at))
+            case AssistantMessage():
+                found.append(_from_assistant(message, names))
+            case SystemMessage():
+                found.append({"role": "system", "content": text_of(message.content)})
+    return found
+
+
+def text_of(content: str | Iterable[object]) -> str:
+    """The text of a message's content."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+
+
+def _from_user(message: UserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
+    """A message for each tool result, then one with the text."""
+    if isinstance(message.content, str):
+        yield {"role": "user", "content": message.content}
+        return
+    for place, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            if block.tool_use_id not in names:
+                raise RequestError(
+                    f"messages.{at}.content.{place}.tool_use_id: no tool_use block before it has the id "
+                    f"{block.tool_use_id!r}"
+                )
+            text = text_of(block.content)
+            content = f"Error: {text}" if block.is_error else text
+            name = names[block.tool_use_id]
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    if texts or not message.content:
+        yield {"role": "user", "content": text_of(texts)}
+
+
+def _from_assistant(message: AssistantMessage, names: dict[str, str]) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    found: dict[str, Any] = {"role": "assistant", "content": text_of(message.content)}
+    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
+    calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
+    names.update({call.id: call.name for call in calls})
+    if thoughts:
+        found["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            for call in calls
+        ]
+    return found
+
+
+def stop_of(finished: Answer | Delta) -> dict[str, Any]:
+    """stop_reason and stop_sequence of a text that has ended."""
+    match finished.finish, finished.reason:
+        case "tool_calls", _:
+            reason = "tool_use"
+        case "length", FinishReason.CONTEXT:
+            reason = "model_context_window_exceeded"
+        case "length", _:
+            reason = "max_tokens"
+        case _:
+            reason = "stop_sequence" if isinstance(finished.stopped, str) else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": finished.stopped if reason == "stop_sequence" else None}
+
+
+def usage_of(counts: Counts) -> dict[str, Any]:
+    """input_tokens are those that were computed; the others of the prompt were cached."""
+    return {
+        "input_tokens": counts.prompt - counts.cached,
+        "output_tokens": counts.completion,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached,
+        "service_tier": "standard",
+    }
+
+
+def message_of(identity: str, model: str, answer: Answer | None, counts: Counts) -> dict[str, Any]:
+    """A whole reply; without an answer the empty one with which a stream begins."""
+    stop = {"stop_reason": None, "stop_sequence": None} if answer is None else stop_of(answer)
+    return {
+        "id": identity,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [] if answer is None else content_of(answer),
+        **stop,
+        "usage": usage_of(counts),
+    }
+
+
+def content_of(answer: Answer) -> list[dict[str, Any]]:
+    """The blocks of an answer."""
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text})
+    return blocks + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in answer.tool_calls
+    ]
+
+
+def new_identity() -> str:
+    return f"msg_{secrets.token_hex(12)}"
+
+
+class Events:
+    """The events of one streamed reply."""
+
+    def __init__(self, identity: str, model: str) -> None:
+        self.identity = identity
+        self.model = model
+        self._open = ""  # the type of the block that is being written
+        self._index = -1
+
+    def start(self, counts: Counts) -> Event:
+        return {"type": "message_start", "message": message_of(self.identity, self.model, None, counts)}
+
+    def take(self, delta: Delta) -> Iterator[Event]:
+        """The events of a delta, but for its end."""
+        if delta.reasoning:
+            yield from self._block({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.text:
+            yield from self._block({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": delta.text})
+        for call in delta.tool_calls:
+            if call.id is not None:
+                yield from self._close()
+                yield from self._block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            if call.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def end(self, delta: Delta, counts: Counts) -> Iterator[Event]:
+        """The events of the last delta's end."""
+        yield from self._close()
+        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(counts)}
+        yield {"type": "message_stop"}
+
+    def _block(self, block: dict[str, Any]) -> Iterator[Event]:
+        """Go on with a block of this type, or open this one."""
+        if self._open == block["type"]:
+            return
+        yield from self._close()
+        self._open, self._index = block["type"], self._index + 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterator[Event]:
+        if self._open:
+            self._open = ""
+            yield {"type": "content_block_stop", "index": self._index}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}

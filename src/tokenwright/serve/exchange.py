@@ -1,0 +1,81 @@
+"""What the adapters beside OpenAI's chat share: one text asked for and read, whole or as it is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from fastapi import Request
+
+from tokenwright.checks import shown
+from tokenwright.errors import TokenwrightError
+from tokenwright.serve.api import about, unless_gone
+from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, Wanted, problem_of
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.openai_replies import dumps
+from tokenwright.serve.service import Service
+
+log = logging.getLogger(__name__)
+
+
+def check_model(request: Request, service: Service, name: str) -> None:
+    """Raises Missing for a model that this server does not have."""
+    about(request).model = name
+    if name not in service.names:
+        known = ", ".join(service.names)
+        raise Missing(f"the model {shown(name)} does not exist here; this server has {known}", "model")
+
+
+async def started(request: Request, service: Service, wanted: Wanted) -> Generation:
+    """A generation that the caller reads. Raises what `Service.start` raises, and Gone."""
+    return await unless_gone(request, service.start(wanted))
+
+
+async def answered(request: Request, service: Service, wanted: Wanted) -> tuple[Generation, Answer]:
+    """A whole text; the request is cancelled if its client goes away. Raises what `Service.start` raises, and Gone."""
+
+    async def work() -> tuple[Generation, Answer]:
+        generation = await service.start(wanted)
+        try:
+            [answer] = await generation.answers()
+        finally:
+            generation.cancel()
+        return generation, answer
+
+    generation, answer = await unless_gone(request, work())
+    about(request).timings = generation.timings()
+    if answer.finish == "abort":
+        raise NotReady("the server is shutting down; send the request to another one")
+    return generation, answer
+
+
+async def events_of(
+    request: Request,
+    generation: Generation,
+    take: Callable[[Delta], Iterable[bytes]],
+    end: Callable[[Delta], Iterable[bytes]],
+    failed: Callable[[Problem], bytes],
+) -> AsyncIterator[bytes]:
+    """The chunks of a streamed text, one for each step: `take` writes a delta, `end` the last one's end as well.
+
+    A request that fails while it is written ends with what `failed` writes.
+    """
+    try:
+        async for deltas in generation:
+            for delta in deltas:
+                chunk = b"".join(take(delta))
+                if delta.finish == "abort":
+                    raise NotReady("the server is shutting down; send the request to another one")
+                if delta.finish is not None:
+                    about(request).timings = generation.timings()
+                    chunk += b"".join(end(delta))
+                if chunk:
+                    yield chunk
+    except TokenwrightError as error:
+        log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
+        yield failed(problem_of(error))
+
+
+def event(kind: str, value: object) -> bytes:
+    """A server-sent event with its name."""
+    return f"event: {kind}\ndata: {dumps(value)}\n\n".encode()

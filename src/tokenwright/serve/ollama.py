@@ -1,0 +1,290 @@
+"""Ollama's API over the service: a translation of its bodies, answers, lines and errors, no more.
+
+Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete. Bodies are JSON
+whatever their Content-Type, because Ollama's clients often send none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+import tokenwright
+from tokenwright.completion import Piece
+from tokenwright.errors import RequestError
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.api import Api, about, body_of, takes
+from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
+from tokenwright.serve.exchange import answered, check_model, events_of, started
+from tokenwright.serve.generation import Generation
+from tokenwright.serve.ollama_card import card, entry
+from tokenwright.serve.ollama_schema import Chat, Generate, Message, Options, Prompted, Show
+from tokenwright.serve.openai_replies import Tokens, dumps
+from tokenwright.serve.service import Service
+from tokenwright.serve.sse import Streamed
+from tokenwright.text import Tokenizer
+
+REPEAT_LAST_N = 64  # where repeat_penalty is given without it
+
+JSON = "application/json"
+
+Line = dict[str, Any]
+
+
+def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: ARG001  (it is in the header alone)
+    """An error as Ollama's clients read it."""
+    return {"error": problem.message}
+
+
+API = Api(("/api/",), error_body)
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post("/api/generate", openapi_extra=takes(Generate), tags=["Ollama"])
+    async def generate(request: Request) -> Response:
+        body = await body_of(request, Generate, any_type=True)
+        return await _reply(request, service, body, generate_prompt(body), empty=not body.prompt)
+
+    @app.post("/api/chat", openapi_extra=takes(Chat), tags=["Ollama"])
+    async def chat(request: Request) -> Response:
+        body = await body_of(request, Chat, any_type=True)
+        prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
+        return await _reply(request, service, body, prompt, empty=not body.messages)
+
+    @app.get("/api/version", tags=["Ollama"])
+    async def version() -> dict[str, str]:
+        return {"version": tokenwright.__version__}
+
+    @app.get("/api/tags", tags=["Ollama"])
+    async def tags() -> dict[str, Any]:
+        llm = await service.opened()
+        return {"models": [entry(name, llm, service.created) for name in service.names]}
+
+    @app.post("/api/show", openapi_extra=takes(Show), tags=["Ollama"])
+    async def show(request: Request) -> dict[str, Any]:
+        body = await body_of(request, Show, any_type=True)
+        check_model(request, service, plain_name(body.model))
+        preparer = await service.preparer()
+        return card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
+
+
+def plain_name(name: str) -> str:
+    """A model's name without the tag that Ollama's clients put behind it."""
+    return name.removesuffix(":latest")
+
+
+async def _reply(
+    request: Request, service: Service, body: Prompted, prompt: dict[str, Any], *, empty: bool
+) -> Response:
+    check_model(request, service, plain_name(body.model))
+    check_keep_alive(body)
+    llm = await service.opened()
+    lines = Lines(body.model, chat=isinstance(body, Chat), tokenizer=llm.tokenizer)
+    if empty:
+        return Response(dumps(lines.loaded()), media_type=JSON)
+    wanted = Wanted(
+        **prompt,
+        overrides=overrides_of(body),
+        json_object=body.format == "json",
+        thinking=None if body.think is None else body.think is not False,
+        context=body.options.num_ctx,
+        caller=about(request).caller,
+        request_id=about(request).request_id,
+        streamed=body.stream,
+    )
+    if not body.stream:
+        generation, answer = await answered(request, service, wanted)
+        return Response(dumps(lines.whole(answer, generation.counts(), generation.timings())), media_type=JSON)
+    generation = await started(request, service, wanted)
+    chunks = _stream(request, generation, lines)
+    return Streamed(chunks, generation.cancel, media_type="application/x-ndjson", ping=None)
+
+
+async def _stream(request: Request, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:
+    def take(delta: Delta) -> Iterator[bytes]:
+        return map(_encoded, lines.take(delta))
+
+    def end(_: Delta) -> Iterator[bytes]:
+        yield _encoded(lines.end(generation.counts(), generation.timings()))
+
+    def failed(problem: Problem) -> bytes:
+        return _encoded(error_body(problem, ""))
+
+    async for chunk in events_of(request, generation, take, end, failed):
+        yield chunk
+
+
+def _encoded(line: Line) -> bytes:
+    return f"{dumps(line)}\n".encode()
+
+
+def overrides_of(body: Prompted) -> dict[str, Any]:
+    """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
+    options = body.options
+    names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
+    found: dict[str, Any] = {name: getattr(options, name) for name in names}
+    found |= {
+        "top_k": None if options.top_k is None else max(0, options.top_k),
+        "seed": None if options.seed == -1 else options.seed,
+        "max_tokens": None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
+        "stop": options.stop or None,
+        **_repetition(options),
+    }
+    if isinstance(body.format, Mapping):
+        found["grammar"] = Grammar.json_schema(body.format)
+    if body.logprobs:
+        found["logprobs"] = body.top_logprobs
+    elif body.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs: true")
+    return found
+
+
+def _repetition(options: Options) -> dict[str, Any]:
+    penalty, window = options.repeat_penalty, options.repeat_last_n
+    if window == 0:
+        return {"repetition_penalty": 1.0}
+    if penalty is None:
+        return {"repetition_window": None if window is None else max(0, window)}
+    return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
+
+
+def check_keep_alive(body: Prompted) -> None:
+    """Raises RequestError for a request to unload the model."""
+    if body.keep_alive in (0, 0.0, "0", "0s", "0m", "0h"):
+        raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
+
+
+def generate_prompt(body: Generate) -> dict[str, Any]:
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
+    if body.raw:
+        if body.system:
+            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
+        return {"prompt": body.prompt}
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+
+
+def chat_messages(body: Chat) -> list[dict[str, Any]]:
+    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
+    found: list[dict[str, Any]] = []
+    calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    for at, message in enumerate(body.messages):
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.thinking:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
+            calls.extend((identity, call.function.name) for identity, call in own)
+            one["tool_calls"] = [
+                {
+                    "id": identity,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                }
+                for identity, call in own
+            ]
+        if message.role == "tool":
+            one |= _answered(message, calls, at)
+        found.append(one)
+    return found
+
+
+def _answered(message: Message, calls: list[tuple[str, str]], at: int) -> dict[str, str]:
+    """The id and name of the call that a result answers, which is then no longer open."""
+    for call in calls:
+        identity, name = call
+        if message.tool_call_id in (None, identity) and message.tool_name in (None, name):
+            calls.remove(call)
+            return {"tool_call_id": identity, "name": name}
+    raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
+
+
+def tools_of(body: Chat) -> list[Tool]:
+    return [Tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in body.tools]
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def done_reason(finished: Answer | Delta) -> str:
+    return "length" if finished.finish == "length" else "stop"
+
+
+def durations(counts: Counts, timings: Timings) -> dict[str, int]:
+    """Tokens, and nanoseconds. The prompt's tokens are all of them, cached or not."""
+    total = timings.queue_s + timings.prefill_s + timings.decode_s
+    return {
+        "total_duration": _ns(total),
+        "load_duration": 0,  # the model was loaded when the server started
+        "prompt_eval_count": counts.prompt,
+        "prompt_eval_duration": _ns(timings.prefill_s),
+        "eval_count": counts.completion,
+        "eval_duration": _ns(timings.decode_s),
+    }
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+class Lines:
+    """The lines of one reply of /api/chat (`chat`) or /api/generate.
+
+    tokenizer: for the texts of tokens with their logprobs.
+    """
+
+    def __init__(self, model: str, *, chat: bool, tokenizer: Tokenizer) -> None:
+        self.model = model
+        self.chat = chat
+        self._tokens = Tokens(tokenizer)
+        self._answer = Answer(0)
+        self._sent = 0  # tool calls
+
+    def take(self, delta: Delta) -> Iterator[Line]:
+        """The lines of a delta, but for its end."""
+        self._answer.add(delta)
+        if delta.text or delta.reasoning or delta.tokens:
+            yield self._line(delta.text, delta.reasoning, (), delta.tokens)
+        complete = len(self._answer.tool_calls) - (0 if delta.finish else 1)
+        if complete > self._sent:
+            ready, self._sent = self._answer.tool_calls[self._sent : complete], complete
+            yield self._line("", "", ready, ())
+
+    def end(self, counts: Counts, timings: Timings) -> Line:
+        """The last line of a stream."""
+        return self._line("", "", (), ()) | self._done(counts, timings)
+
+    def whole(self, answer: Answer, counts: Counts, timings: Timings) -> Line:
+        """A reply that is not streamed."""
+        self._answer = answer
+        line = self._line(answer.text, answer.reasoning, answer.tool_calls, answer.tokens)
+        return line | self._done(counts, timings)
+
+    def loaded(self) -> Line:
+        """The reply to a request that only loads the model."""
+        return self._line("", "", (), ()) | {"done": True, "done_reason": "load"}
+
+    def _done(self, counts: Counts, timings: Timings) -> dict[str, Any]:
+        return {"done": True, "done_reason": done_reason(self._answer), **durations(counts, timings)}
+
+    def _line(self, text: str, thinking: str, calls: Iterable[ToolCall], tokens: Sequence[Piece]) -> Line:
+        content: dict[str, Any] = {"content" if self.chat else "response": text}
+        if thinking:
+            content["thinking"] = thinking
+        if called := [_call(call) for call in calls]:
+            content["tool_calls"] = called
+        body = {"message": {"role": "assistant", **content}} if self.chat else content
+        logprobs = self._tokens.chat(tokens)["content"]
+        extra = {"logprobs": logprobs} if logprobs else {}
+        return {"model": self.model, "created_at": now(), **body, "done": False, **extra}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"name": call.name, "arguments": json.loads(call.arguments)}}

@@ -1,0 +1,108 @@
+"""A server on a socket in a thread of this process, so that tests reach into its engine; a small model that chats."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.models.fixtures import make_checkpoint
+from tokenwright import LLM
+from tokenwright.engine import Engine
+from tokenwright.serve.app import Served, make_app
+from tokenwright.serve.explore import Explorer
+from tokenwright.serve.guard import Policy
+from tokenwright.serve.run import Server, listen
+from tokenwright.serve.service import Service
+
+HANGS = 60.0  # seconds; only a hang takes so long
+
+# In the manner of Qwen3: tools in the system message, calls between tags, and thoughts.
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call with <tool_call>{"name", "arguments"}</tool_call>.<|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{{ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+
+
+def make_chat_model(folder: Path) -> Path:
+    """A random model of 4 layers with TEMPLATE and a context of 2,048 tokens."""
+    made = make_checkpoint(folder, "qwen2", changes={"max_position_embeddings": 2048})
+    (made.path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return made.path
+
+
+class Live:
+    """A server that listens. `service` is its service, `url` its address."""
+
+    def __init__(
+        self, model: Path, *, policy: Callable[[str], Policy] | None = None, served: Any = None, **options: Any
+    ):
+        self.explorer = Explorer("tiny", lambda report: LLM(model, report=report, **options))
+        listener = listen("127.0.0.1", (0,))
+        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        self.url = f"http://{self.address}"
+        allowed = Policy.of([self.address]) if policy is None else policy(self.address)
+        self.app = make_app(self.explorer, allowed, None, served or Served(["tiny", "alias"]))
+        self.service: Service = self.app.state.service
+        self.said: list[str] = []
+        self.server = Server(self.app, 5.0, self.said.append)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, args=([listener],), name="server", daemon=True)
+        self.thread.start()
+        assert self.explorer.host.settled.wait(HANGS)
+
+    def _run(self, sockets: list[Any]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self.server.serve(sockets))
+
+    @property
+    def llm(self) -> LLM:
+        return self.explorer.llm
+
+    def at_rest(self) -> Engine[Any]:
+        """The engine between two steps, once it has read all messages."""
+        return self.llm._open_loop().call(lambda engine: engine)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(HANGS)
+        assert not self.thread.is_alive(), "the server does not end"
+
+
+def settled(server: Live) -> None:
+    """Wait until nothing runs; then every page must be free."""
+    until = time.monotonic() + HANGS
+    while (server.service.running or server.service.admission.used) and time.monotonic() < until:
+        time.sleep(0.005)
+    engine = server.at_rest()
+    engine.scheduler.check()
+    assert not engine.scheduler.sequences, "a request was left behind"
+    assert engine.pool.available == engine.pool.pages, "pages were left behind"
+    assert (server.service.admission.used, server.service.admission.waiting) == (0, 0)
+
+
+@contextmanager
+def live(model: Path, **options: Any) -> Iterator[Live]:
+    server = Live(model, **options)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,137 @@
+"""A server on a socket over a tiny random model that has tools and think tags, for the official clients."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tests.engines import assert_at_rest
+from tests.models.fixtures import make_checkpoint
+from tokenwright import LLM
+from tokenwright.engine import FinishReason
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import Explorer
+from tokenwright.serve.guard import Policy
+
+PAGES = 256
+HANGS_S = 120.0  # whatever takes longer will not happen any more
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+Tools: {% for tool in tools %}{{ tool | tojson }}{% endfor %} To call one, write <tool_call>
+{"name": ..., "arguments": ...}
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}{% if message.name %} {{ message.name }}{% endif %}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% endif %}{% endif %}"""
+SCHEMA = {
+    "type": "object",
+    "properties": {"hot": {"type": "boolean"}, "where": {"enum": ["in", "out"]}},
+    "required": ["hot", "where"],
+    "additionalProperties": False,
+}
+
+LONG = {"type": "array", "items": {"type": "boolean"}, "minItems": 1900}  # longer than the context
+
+
+def valid(arguments: dict[str, Any]) -> bool:
+    """Whether it follows SCHEMA."""
+    return (
+        arguments.keys() == {"hot", "where"} and type(arguments["hot"]) is bool and arguments["where"] in ("in", "out")
+    )
+
+
+def aborted(generation: Any) -> bool:
+    """Whether it ended because its client went away."""
+    return generation.completion().finish_reason is FinishReason.ABORTED
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; fails where it never comes."""
+    end = time.monotonic() + HANGS_S
+    while not condition():
+        assert time.monotonic() < end, "this never happens"
+        time.sleep(0.005)
+
+
+@dataclass
+class Talker:
+    """A running server. url: without a path."""
+
+    url: str
+    service: Any
+
+    @property
+    def llm(self) -> LLM:
+        return self.service.host.llm
+
+    def idle(self) -> bool:
+        return not self.service.running and not self.service.admission.used and not self.service.admission.waiting
+
+    def only(self) -> Any:
+        """The one generation that runs."""
+        [one] = self.service._running.values()
+        return one.generation
+
+    def greedy(self, messages: list[dict[str, Any]], tokens: int = 8, **more: Any) -> str:
+        """What the model answers, asked without a server."""
+        params = self.llm.sampling(temperature=0.0, max_tokens=tokens)
+        ids = self.llm.template.render(messages, **more).ids
+        [completion] = self.llm.generate([ids], params)
+        return completion.text
+
+    def tokens(self, messages: list[dict[str, Any]], **more: Any) -> int:
+        """The tokens of a conversation's prompt."""
+        return len(self.llm.template.render(messages, **more).ids)
+
+
+def make_talker(folder: Path, changes: dict[str, Any] | None = None, template: str = TEMPLATE) -> Path:
+    """A checkpoint with this chat template, and a context of 2,048 tokens."""
+    made, _ = make_checkpoint(folder / "talker", "qwen2", changes={"max_position_embeddings": 2048} | (changes or {}))
+    (made / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return made
+
+
+@contextmanager
+def running(app: Any, service: Any) -> Iterator[Talker]:
+    """Serve an app on a socket of its own, in a thread; ends when nothing runs any more."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(256)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        until(lambda: service.host.settled.is_set())
+        talker = Talker(f"http://127.0.0.1:{listening.getsockname()[1]}", service)
+        yield talker
+        until(talker.idle)
+        assert_at_rest(talker.llm)
+    finally:
+        server.should_exit = True
+        thread.join(HANGS_S)
+        listening.close()
+
+
+@contextmanager
+def talking(folder: Path | str, page: Path | None = None, name: str = "tiny", **options: Any) -> Iterator[Talker]:
+    """Serve a checkpoint under a name. page: the folder of the page. options: of `Policy.of`."""
+    explorer = Explorer(name, lambda report: LLM(folder, pages=PAGES, report=report))
+    app = make_app(explorer, Policy.of(None, **options), page)
+    with running(app, app.state.service) as talker:
+        yield talker

@@ -1,0 +1,279 @@
+"""Anthropic's Messages API, as the official client drives it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import anthropic
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from tests.engines import held
+from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, how are you?"}]
+GREEDY = {"temperature": 0.0}
+TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
+DECLARED = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}]
+
+
+@pytest.fixture
+def client(talker: Talker) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=talker.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def ask(client: anthropic.Anthropic) -> Any:
+    def asked(messages: list[dict[str, Any]] = HELLO, max_tokens: int = 8, **more: Any) -> Any:
+        extra = GREEDY | more.pop("extra_body", {})
+        return client.messages.create(model="tiny", messages=messages, max_tokens=max_tokens, extra_body=extra, **more)
+
+    return asked
+
+
+def test_a_message_is_what_the_model_says(talker: Talker, ask: Any) -> None:
+    message = ask()
+    [block] = message.content
+    assert (message.type, message.role, message.model, block.type) == ("message", "assistant", "tiny", "text")
+    assert block.text == talker.greedy(HELLO)
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    usage = message.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == talker.tokens(HELLO)
+    assert usage.output_tokens == 8
+    again = ask()
+    assert again.usage.cache_read_input_tokens > 0
+    assert again.content == message.content
+
+
+def test_a_stream_has_the_same_text_in_the_order_of_the_api(talker: Talker, client: anthropic.Anthropic) -> None:
+    with client.messages.stream(model="tiny", messages=HELLO, max_tokens=12, extra_body=GREEDY) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_message()
+    assert message.content[0].text == talker.greedy(HELLO, 12)
+    own = [kind for kind in kinds if kind != "text"]  # "text" is the client's own event
+    assert own[:2] == ["message_start", "content_block_start"]
+    assert own[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(own[2:-3]) == {"content_block_delta"}
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 12)
+
+
+def test_raw_answers_and_raw_streams(talker: Talker, client: anthropic.Anthropic) -> None:
+    raw = client.messages.with_raw_response.create(model="tiny", messages=HELLO, max_tokens=4, extra_body=GREEDY)
+    assert raw.headers["request-id"] == raw.headers["x-request-id"]
+    assert raw.parse().content[0].text == talker.greedy(HELLO, 4)
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "stream": True, **GREEDY}
+    with httpx.stream("POST", f"{talker.url}/v1/messages", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        chunks = list(response.iter_raw())
+    events = b"".join(chunks).decode().split("\n\n")
+    assert events.pop() == ""
+    for event in events:
+        name, data = event.split("\n", 1)
+        assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+    assert all(chunk.decode() for chunk in chunks)  # no chunk cuts a character
+
+
+def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
+    texts = [f"Tell me {n} things" for n in range(6)]
+    alone = [talker.greedy([{"role": "user", "content": text}]) for text in texts]
+
+    async def together() -> list[str]:
+        async with anthropic.AsyncAnthropic(base_url=talker.url, api_key="none", max_retries=0) as client:
+
+            async def one(n: int, text: str) -> str:
+                asked = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": text}]}
+                if n % 2:
+                    async with client.messages.stream(**asked, extra_body=GREEDY) as stream:
+                        return (await stream.get_final_message()).content[0].text
+                return (await client.messages.create(**asked, extra_body=GREEDY)).content[0].text
+
+            return await asyncio.gather(*(one(n, text) for n, text in enumerate(texts)))
+
+    assert asyncio.run(together()) == alone
+
+
+def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthropic.Anthropic, ask: Any) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"hot": True, "where": "in"}}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "One", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                thought,
+                {"type": "text", "text": "Two"},
+                call,
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "warm"},
+                {"type": "text", "text": "Three"},
+                {"type": "text", "text": "Four"},
+            ],
+        },
+        {"role": "assistant", "content": [call | {"id": "toolu_2"}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": "no"}],
+        },
+    ]
+    called = {"function": {"name": "weather", "arguments": {"hot": True, "where": "in"}}, "type": "function"}
+    told = [
+        {"role": "system", "content": "Be\nbrief"},
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "Two", "reasoning_content": "Hm.", "tool_calls": [called | {"id": "toolu_1"}]},
+        {"role": "tool", "tool_call_id": "toolu_1", "name": "weather", "content": "warm"},
+        {"role": "user", "content": "Three\nFour"},
+        {"role": "assistant", "content": "", "tool_calls": [called | {"id": "toolu_2"}]},
+        {"role": "tool", "tool_call_id": "toolu_2", "name": "weather", "content": "Error: no"},
+    ]
+    system = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]
+    message = ask(messages, system=system, tools=[TOOL], tool_choice={"type": "none"})
+    assert message.content[0].text == talker.greedy(told)
+    counted = client.messages.count_tokens(model="tiny", messages=messages, system=system, tools=[TOOL])
+    assert counted.input_tokens == talker.tokens(told, tools=DECLARED)
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_tool_is_called_with_valid_input(client: anthropic.Anthropic, choice: Any, streamed: bool) -> None:
+    asked = {
+        "model": "tiny",
+        "messages": HELLO,
+        "max_tokens": 600,
+        "tools": [TOOL],
+        "tool_choice": choice | {"disable_parallel_tool_use": True},
+    }
+    if streamed:
+        with client.messages.stream(**asked) as stream:
+            message = stream.get_final_message()
+    else:
+        message = client.messages.create(**asked)
+    [block] = message.content
+    assert (block.type, block.name, message.stop_reason) == ("tool_use", "weather", "tool_use")
+    assert valid(block.input)
+
+
+def test_a_stop_sequence_is_named_and_left_out(talker: Talker, ask: Any) -> None:
+    text = talker.greedy(HELLO, 16)
+    stop = next(text[at] for at in range(4, len(text)) if text[at] not in text[:at] and text[at] != "\ufffd")
+    message = ask(max_tokens=16, stop_sequences=["never written", stop])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert message.content[0].text == text.partition(stop)[0]
+
+
+def test_thoughts_are_a_block_of_their_own(talker: Talker, client: anthropic.Anthropic, ask: Any) -> None:
+    thoughts = talker.greedy(HELLO, variables={"enable_thinking": True})
+    [block] = ask(thinking={"type": "adaptive"}).content
+    assert (block.type, block.thinking.strip()) == ("thinking", thoughts.strip())
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 8, "extra_body": GREEDY}
+    with client.messages.stream(**asked, thinking={"type": "adaptive"}) as stream:
+        [streamed] = stream.get_final_message().content
+    assert streamed.thinking == block.thinking
+    assert ask(thinking={"type": "adaptive", "display": "omitted"}).content == []
+    assert ask(thinking={"type": "disabled"}).content[0].text == talker.greedy(HELLO)
+
+
+class Weather(BaseModel):
+    hot: bool
+    where: Literal["in", "out"]
+
+
+def test_an_answer_follows_a_schema(client: anthropic.Anthropic, ask: Any) -> None:
+    message = ask(max_tokens=600, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    assert valid(json.loads(message.content[0].text))
+    parsed = client.messages.parse(model="tiny", max_tokens=600, messages=HELLO, output_format=Weather)
+    assert parsed.parsed_output.where in ("in", "out")
+
+
+def test_an_answer_goes_on_from_the_last_message(talker: Talker, ask: Any) -> None:
+    ids = [*talker.llm.template.render(HELLO).ids, *talker.llm.tokenizer.encode("I am", add_special=False)]
+    [whole] = talker.llm.generate([ids], talker.llm.sampling(temperature=0.0, max_tokens=8))
+    assert ask([*HELLO, {"role": "assistant", "content": "I am"}]).content[0].text == whole.text
+
+
+def test_no_tokens_fill_the_cache(ask: Any) -> None:
+    message = ask([{"role": "user", "content": "a prompt of its own, of more than one page " * 3}], max_tokens=0)
+    assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"container": "c"}, "container is not supported"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers is not supported"),
+        ({"speed": "fast"}, "speed is not supported"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: type 'enabled' is not supported"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort is not supported"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"temprature": 1}, "temprature: this API has no such field"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+            "messages.0.content.0.tool_use_id",
+        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_done_is_refused_by_name(talker: Talker, body: dict[str, Any], named: str) -> None:
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 4} | body
+    answer = httpx.post(f"{talker.url}/v1/messages", json=asked)
+    assert answer.status_code == 400
+    told = answer.json()
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    assert named in told["error"]["message"]
+    assert told["request_id"] == answer.headers["x-request-id"]
+
+
+def test_errors_are_the_clients_own(client: anthropic.Anthropic, ask: Any) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="'claude' does not exist here"):
+        client.messages.create(model="claude", messages=HELLO, max_tokens=4)
+    with pytest.raises(anthropic.BadRequestError, match=r"[0-9]{4} tokens"):
+        ask([{"role": "user", "content": "x " * 1500}])
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.get("/v1/messages/batches", cast_to=object)
+    assert missing.value.body["error"]["type"] == "not_found_error"
+
+
+def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: anthropic.Anthropic) -> None:
+    with held(talker.llm), pytest.raises(anthropic.APITimeoutError):
+        client.with_options(timeout=0.3).messages.create(model="tiny", messages=HELLO, max_tokens=1900)
+    until(talker.idle)
+
+
+def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: anthropic.Anthropic) -> None:
+    form = {"format": {"type": "json_schema", "schema": LONG}}
+    with client.messages.stream(model="tiny", messages=HELLO, max_tokens=1900, output_config=form) as stream:
+        next(iter(stream.text_stream))
+        generation = talker.only()
+    until(talker.idle)
+    assert aborted(generation)
+
+
+def test_a_cancelled_task_frees_its_place(talker: Talker) -> None:
+    async def cancelled() -> None:
+        async with anthropic.AsyncAnthropic(base_url=talker.url, api_key="none", max_retries=0) as client:
+            asked = client.messages.create(model="tiny", messages=HELLO, max_tokens=1900)
+            task = asyncio.create_task(asked)
+            while not talker.service.running:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with held(talker.llm):
+        asyncio.run(cancelled())
+    until(talker.idle)

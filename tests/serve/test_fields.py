@@ -1,0 +1,120 @@
+"""Each field that the official clients can send is implemented, without effect, or refused by name."""
+
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+import anthropic.types as anthropic_types
+import anthropic.types.beta as anthropic_beta
+import ollama._types as ollama_types
+import openai.types.responses as openai_types
+import pytest
+from anthropic.types import message_create_params
+from anthropic.types.beta import message_create_params as beta_create_params
+from openai.types import shared_params
+from openai.types.responses import response_create_params, response_input_item_param
+from pydantic import BaseModel, Field, ValidationError
+
+from tokenwright.serve import anthropic_schema, ollama_schema, responses_schema
+from tokenwright.serve.fields import Body, Refused, complaint, refusals
+
+BODIES: list[tuple[type[Body], Any]] = [
+    (anthropic_schema.Messages, message_create_params.MessageCreateParamsBase),
+    (anthropic_schema.Messages, message_create_params.MessageCreateParamsStreaming),
+    (anthropic_schema.Messages, beta_create_params.MessageCreateParamsBase),
+    (anthropic_schema.CountTokens, anthropic_types.MessageCountTokensParams),
+    (anthropic_schema.Tool, anthropic_types.ToolParam),
+    (anthropic_schema.Tool, anthropic_beta.BetaToolParam),
+    (anthropic_schema.TextBlock, anthropic_types.TextBlockParam),
+    (anthropic_schema.ToolUseBlock, anthropic_types.ToolUseBlockParam),
+    (anthropic_schema.ToolResultBlock, anthropic_types.ToolResultBlockParam),
+    (anthropic_schema.ThinkingBlock, anthropic_types.ThinkingBlockParam),
+    (anthropic_schema.ThinkingOn, anthropic_types.ThinkingConfigAdaptiveParam),
+    (anthropic_schema.AutoChoice, anthropic_types.ToolChoiceAutoParam),
+    (anthropic_schema.ToolChoice, anthropic_types.ToolChoiceToolParam),
+    (anthropic_schema.OutputConfig, anthropic_types.OutputConfigParam),
+    (anthropic_schema.CacheControl, anthropic_types.CacheControlEphemeralParam),
+    (ollama_schema.Generate, ollama_types.GenerateRequest),
+    (ollama_schema.Chat, ollama_types.ChatRequest),
+    (ollama_schema.Options, ollama_types.Options),
+    (ollama_schema.Message, ollama_types.Message),
+    (ollama_schema.Called, ollama_types.Message.ToolCall.Function),
+    (ollama_schema.Tool, ollama_types.Tool),
+    (ollama_schema.Function, ollama_types.Tool.Function),
+    (ollama_schema.Show, ollama_types.ShowRequest),
+    (responses_schema.Create, response_create_params.ResponseCreateParamsBase),
+    (responses_schema.Create, response_create_params.ResponseCreateParamsStreaming),
+    (responses_schema.Message, openai_types.EasyInputMessageParam),
+    (responses_schema.Message, openai_types.ResponseOutputMessageParam),
+    (responses_schema.InputText, openai_types.ResponseInputTextParam),
+    (responses_schema.OutputText, openai_types.ResponseOutputTextParam),
+    (responses_schema.FunctionCall, openai_types.ResponseFunctionToolCallParam),
+    (responses_schema.FunctionOutput, response_input_item_param.FunctionCallOutput),
+    (responses_schema.Reasoning, openai_types.ResponseReasoningItemParam),
+    (responses_schema.FunctionTool, openai_types.FunctionToolParam),
+    (responses_schema.TextConfig, openai_types.ResponseTextConfigParam),
+    (responses_schema.JsonSchema, openai_types.ResponseFormatTextJSONSchemaConfigParam),
+    (responses_schema.ReasoningConfig, shared_params.Reasoning),
+    (responses_schema.StreamOptions, response_create_params.StreamOptions),
+]
+
+
+def published(theirs: Any) -> set[str]:
+    if isinstance(theirs, type) and issubclass(theirs, BaseModel):
+        return {field.alias or name for name, field in theirs.model_fields.items()}
+    return set(get_type_hints(theirs))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), BODIES, ids=lambda one: one.__name__)
+def test_every_published_field_is_implemented_or_refused(ours: type[Body], theirs: Any) -> None:
+    implemented = {field.alias or name for name, field in ours.model_fields.items()}
+    assert not implemented & ours.refused.keys()
+    assert set(ours.without_effect) <= implemented
+    assert published(theirs) <= implemented | ours.refused.keys()
+
+
+class Inner(Body):
+    refused: ClassVar = {"inside": Refused("use another")}
+
+    text: str
+
+
+class Outer(Body):
+    refused: ClassVar = {"store": Refused("nothing is stored", (False,))}
+
+    number: int = 1
+    parts: Annotated[list[Inner], Field(max_length=8)] = []  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"store": True}, "store", "store is not supported: nothing is stored"),
+        ({"store": 0}, "store", "store is not supported: nothing is stored"),  # 0 is not False
+        ({"sotre": False}, "sotre", "sotre: this API has no such field; remove it"),
+        ({"number": True}, "number", "number: input should be a valid integer"),
+        ({"number": 1.0}, "number", "number: input should be a valid integer"),
+        ({"parts": [{"text": "a"}, {}]}, "parts.1.text", "parts.1.text: this field is required"),
+        (
+            {"parts": [{"text": "a", "inside": 1}]},
+            "parts.0.inside",
+            "parts.0.inside is not supported: use another",
+        ),
+        ([], None, "input should be a valid dictionary or instance of Outer"),
+    ],
+)
+def test_what_is_wrong_is_said_by_name(body: Any, param: str | None, message: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Outer.model_validate(body)
+    found = complaint(raised.value, body)
+    assert (found.param, found.message) == (param, message)
+
+
+def test_values_that_ask_for_nothing_are_accepted() -> None:
+    body = Outer.model_validate({"store": False, "number": None, "parts": [{"text": "a", "inside": None}]})
+    assert (body.number, body.parts) == (1, [Inner(text="a")])
+
+
+def test_the_schema_says_what_is_accepted() -> None:
+    schema = Outer.model_json_schema()["properties"]
+    assert schema["store"]["enum"] == [None, False]
+    assert {"type": "null"} in schema["number"]["anyOf"]
+    assert dict(refusals(Outer)) == {"store": Outer.refused["store"], "parts.inside": Inner.refused["inside"]}

@@ -1,0 +1,276 @@
+"""Ollama's API, as the official client drives it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+import tokenwright
+from tests.engines import held
+from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+
+HELLO = [{"role": "user", "content": "Hello, how are you?"}]
+GREEDY = {"temperature": 0.0, "num_predict": 8}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}
+
+
+@pytest.fixture
+def client(talker: Talker) -> Iterator[ollama.Client]:
+    with ollama.Client(host=talker.url) as client:
+        yield client
+
+
+def test_an_answer_is_what_the_model_says(talker: Talker, client: ollama.Client) -> None:
+    answer = client.chat("tiny", HELLO, options=GREEDY)
+    assert answer.message.content == talker.greedy(HELLO)
+    assert (answer.message.role, answer.model, answer.done, answer.done_reason) == ("assistant", "tiny", True, "length")
+    assert (answer.prompt_eval_count, answer.eval_count) == (talker.tokens(HELLO), 8)
+    assert answer.created_at is not None
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(answer.created_at)).total_seconds() < 3600
+    spent = (answer.prompt_eval_duration or 0) + (answer.eval_duration or 0)
+    assert 0 < spent <= (answer.total_duration or 0) < 3600e9
+
+
+def test_a_stream_has_the_same_text(talker: Talker, client: ollama.Client) -> None:
+    *parts, last = client.chat("tiny:latest", HELLO, options=GREEDY, stream=True)
+    assert "".join(part.message.content or "" for part in parts) == talker.greedy(HELLO)
+    assert not any(part.done or part.eval_count for part in parts)
+    assert (last.done, last.done_reason, last.eval_count, last.message.content) == (True, "length", 8, "")
+
+
+def test_the_lines_of_a_raw_stream(talker: Talker) -> None:
+    body = {"model": "tiny", "messages": HELLO, "options": GREEDY}  # a stream, unless it says otherwise
+    with httpx.stream("POST", f"{talker.url}/api/chat", json=body) as response:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        chunks = list(response.iter_raw())
+    assert all(chunk.endswith(b"\n") for chunk in chunks)
+    lines = [json.loads(line) for line in b"".join(chunks).splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+def test_a_body_needs_no_content_type(talker: Talker) -> None:
+    body = json.dumps({"model": "tiny", "messages": HELLO, "options": GREEDY, "stream": False})
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):  # as curl -d and LiteLLM send it
+        answer = httpx.post(f"{talker.url}/api/chat", content=body, headers={"content-type": kind})
+        assert answer.json()["message"]["content"] == talker.greedy(HELLO)
+
+
+def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
+    texts = [f"Tell me {n} things" for n in range(6)]
+    alone = [talker.greedy([{"role": "user", "content": text}]) for text in texts]
+
+    async def together() -> list[str]:
+        async with ollama.AsyncClient(host=talker.url) as client:
+
+            async def one(n: int, text: str) -> str:
+                messages = [{"role": "user", "content": text}]
+                if n % 2:
+                    parts = await client.chat("tiny", messages, options=GREEDY, stream=True)
+                    return "".join([part.message.content or "" async for part in parts])
+                return (await client.chat("tiny", messages, options=GREEDY)).message.content or ""
+
+            return await asyncio.gather(*(one(n, text) for n, text in enumerate(texts)))
+
+    assert asyncio.run(together()) == alone
+
+
+def test_generate_uses_the_template_unless_it_is_raw(talker: Talker, client: ollama.Client) -> None:
+    system = {"role": "system", "content": "Be brief"}
+    templated = client.generate("tiny", "Hello, how are you?", system="Be brief", options=GREEDY)
+    assert templated.response == talker.greedy([system, *HELLO])
+    [whole] = talker.llm.generate(["Hello, how"], talker.llm.sampling(temperature=0.0, max_tokens=8))
+    raw = client.generate("tiny", "Hello, how", raw=True, options=GREEDY)
+    assert raw.response == whole.text
+    *parts, last = client.generate("tiny", "Hello, how", raw=True, options=GREEDY, stream=True)
+    assert "".join(part.response or "" for part in parts) == whole.text
+    assert last.done_reason == "length"
+
+
+def test_an_empty_request_only_loads_the_model(client: ollama.Client) -> None:
+    assert client.generate("tiny").done_reason == "load"
+    answer = client.chat("tiny")
+    assert (answer.done, answer.done_reason, answer.message.content) == (True, "load", "")
+
+
+def test_options_act_on_the_text(talker: Talker, client: ollama.Client) -> None:
+    def said(**options: Any) -> str:
+        return client.chat("tiny", HELLO, options=GREEDY | options).message.content or ""
+
+    def sampled(**params: Any) -> str:
+        ids = talker.llm.template.render(HELLO).ids
+        [one] = talker.llm.generate([ids], talker.llm.sampling(**{"max_tokens": 8} | params))
+        return one.text
+
+    drawn = {"temperature": 2.0, "seed": 7}
+    assert said(**drawn) == sampled(**drawn) != said()
+    assert said(**drawn, top_k=-1, top_p=0.5, min_p=0.0, typical_p=1.0) == sampled(**drawn, top_p=0.5)
+    assert said(**drawn, top_k=3) == sampled(**drawn, top_k=3)
+    repeated = {"temperature": 0.0, "repetition_penalty": 1.5}
+    assert said(num_predict=64, repeat_penalty=1.5) == sampled(max_tokens=64, **repeated, repetition_window=64)
+    assert said(num_predict=64, repeat_penalty=1.5, repeat_last_n=-1) == sampled(max_tokens=64, **repeated)
+    assert said(num_predict=64, repeat_penalty=1.5, repeat_last_n=0) == sampled(max_tokens=64, temperature=0.0)
+    text = said(num_predict=16)
+    stop = next(text[at] for at in range(4, len(text)) if text[at] not in text[:at] and text[at] != "\ufffd")
+    stopped = client.chat("tiny", HELLO, options=GREEDY | {"num_predict": 16, "stop": [stop]})
+    assert (stopped.message.content, stopped.done_reason) == (text.partition(stop)[0], "stop")
+
+
+def test_num_ctx_limits_prompt_and_answer_together(talker: Talker, client: ollama.Client) -> None:
+    prompt = talker.tokens(HELLO)
+    answer = client.chat("tiny", HELLO, options={"temperature": 0.0, "num_ctx": prompt + 5, "num_predict": -1})
+    assert (answer.eval_count, answer.done_reason) == (5, "length")
+    with pytest.raises(ollama.ResponseError, match=f"the prompt has {prompt} tokens, and the request allows 4"):
+        client.chat("tiny", HELLO, options={"num_ctx": 4})
+
+
+def test_an_answer_follows_a_schema(client: ollama.Client) -> None:
+    options = {"num_predict": 600}
+    assert valid(json.loads(client.chat("tiny", HELLO, format=SCHEMA, options=options).message.content or ""))
+    anything = client.chat("tiny", HELLO, format="json", options={"num_predict": 40, "temperature": 0.0})
+    assert (anything.message.content or "").lstrip().startswith("{")
+
+
+def test_a_conversation_with_tools_reaches_the_template_whole(talker: Talker, client: ollama.Client) -> None:
+    called = {"function": {"name": "weather", "arguments": {"hot": True, "where": "in"}}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": "Well", "thinking": "Hm.", "tool_calls": [called, called]},
+        {"role": "tool", "content": "warm", "tool_name": "weather"},
+        {"role": "tool", "content": "cold", "tool_name": "weather"},
+    ]
+    calls = [called | {"type": "function", "id": f"call_1_{n}"} for n in range(2)]
+    told = [
+        *HELLO,
+        {"role": "assistant", "content": "Well", "reasoning_content": "Hm.", "tool_calls": calls},
+        *({"role": "tool", "content": text, "name": "weather", "tool_call_id": "x"} for text in ("warm", "cold")),
+    ]
+    body = {"model": "tiny", "messages": messages, "tools": [TOOL], "options": GREEDY, "stream": False}
+    answer = httpx.post(f"{talker.url}/api/chat", json=body).json()  # the client leaves out some of the schema
+    assert answer["prompt_eval_count"] == talker.tokens(told, tools=[TOOL])
+    without = client.chat("tiny", messages, options=GREEDY)  # no grammar of tools constrains the answer
+    assert without.message.content == talker.greedy(told)
+    with pytest.raises(ollama.ResponseError, match=r"messages\.1 is the result of a tool"):
+        client.chat("tiny", [*HELLO, {"role": "tool", "content": "warm", "tool_name": "weather"}])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_tool_call_is_sent_whole(talker: Talker, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ollama's API cannot ask for a call, so the model is made to write one."""
+    from tokenwright.serve import ollama as adapter
+
+    wanted = adapter.Wanted
+    monkeypatch.setattr(adapter, "Wanted", lambda **fields: wanted(**fields, tool_choice="required"))
+    with ollama.Client(host=talker.url) as client:
+        asked = client.chat("tiny", HELLO, tools=[TOOL], options={"num_predict": 600}, stream=streamed)
+        parts = list(asked) if streamed else [asked]
+    calls = [call for part in parts for call in part.message.tool_calls or ()]
+    assert calls
+    for call in calls:
+        assert call.function.name == "weather"
+        arguments = {name: call.function.arguments[name] for name in ("hot", "where")}
+        assert valid(arguments)  # the client leaves out that there may be no other
+
+
+def test_thoughts_are_apart(talker: Talker, client: ollama.Client) -> None:
+    thoughts = talker.greedy(HELLO, variables={"enable_thinking": True})
+    answer = client.chat("tiny", HELLO, think=True, options=GREEDY)
+    assert ((answer.message.thinking or "").strip(), answer.message.content) == (thoughts.strip(), "")
+    parts = list(client.generate("tiny", HELLO[0]["content"], think="high", options=GREEDY, stream=True))
+    assert "".join(part.thinking or "" for part in parts) == answer.message.thinking
+    assert client.chat("tiny", HELLO, think=False, options=GREEDY).message.content == talker.greedy(HELLO)
+
+
+def test_log_probabilities(talker: Talker, client: ollama.Client) -> None:
+    answer = client.chat("tiny", HELLO, logprobs=True, top_logprobs=3, options=GREEDY)
+    params = talker.llm.sampling(temperature=0.0, max_tokens=8, logprobs=3)
+    [whole] = talker.llm.generate([talker.llm.template.render(HELLO).ids], params)
+    assert answer.logprobs is not None
+    assert [one.logprob for one in answer.logprobs] == list(whole.logprobs)
+    assert all(len(one.top_logprobs or ()) == 3 for one in answer.logprobs)
+    parts = client.chat("tiny", HELLO, logprobs=True, options=GREEDY, stream=True)
+    assert [one.logprob for part in parts for one in part.logprobs or ()] == list(whole.logprobs)
+
+
+def test_the_list_and_the_card(talker: Talker, client: ollama.Client) -> None:
+    [model] = client.list().models
+    assert (model.model, model.size) == ("tiny", talker.llm.weight_bytes)
+    card = client.show("tiny")
+    assert card.capabilities == ["completion", "tools", "thinking"]
+    assert card.modelinfo is not None
+    family = card.modelinfo["general.architecture"]
+    assert card.modelinfo[f"{family}.context_length"] == talker.llm.context == 2048
+    assert card.modelinfo["general.parameter_count"] == talker.llm.graph.parameters
+    assert card.template == talker.llm.tokenizer.chat_template
+    assert httpx.get(f"{talker.url}/api/version").json() == {"version": tokenwright.__version__}
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"options": {"num_gpu": 1}}, "options.num_gpu is not supported"),
+        ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
+        ({"options": {"num_thread": 4}}, "options.num_thread is not supported"),
+        ({"options": {"temprature": 1}}, "options.temprature: this API has no such field"),
+        ({"options": {"temperature": True}}, "options.temperature"),
+        ({"options": {"top_p": 0}}, "top_p"),
+        ({"options": {"seed": -2}}, "options.seed"),
+        ({"options": {"num_predict": -3}}, "options.num_predict"),
+        ({"keep_alive": 0}, "keep_alive"),
+        ({"keep_alive": "0s"}, "keep_alive"),
+        ({"format": "yaml"}, "format"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages.0.images is not supported"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"stream": 1}, "stream"),
+        ({"template": "x"}, "template"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_done_is_refused_by_name(talker: Talker, body: dict[str, Any], named: str) -> None:
+    answer = httpx.post(f"{talker.url}/api/chat", json={"model": "tiny", "messages": HELLO} | body)
+    assert answer.status_code == 400
+    assert answer.json().keys() == {"error"}
+    assert named in answer.json()["error"]
+
+
+def test_what_generate_refuses(talker: Talker) -> None:
+    for body, named in (
+        ({"suffix": "x"}, "suffix is not supported"),
+        ({"context": [1, 2]}, "context is not supported"),
+        ({"template": "x"}, "template is not supported"),
+        ({"width": 64}, "width is not supported"),
+        ({"raw": True, "system": "x"}, "system"),
+    ):
+        answer = httpx.post(f"{talker.url}/api/generate", json={"model": "tiny", "prompt": "x"} | body)
+        assert answer.status_code == 400
+        assert named in answer.json()["error"]
+
+
+def test_errors_are_the_clients_own(talker: Talker, client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="'llama' does not exist here") as missing:
+        client.chat("llama", HELLO)
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError) as unknown:
+        client.pull("tiny")
+    assert unknown.value.status_code == 404
+    assert httpx.get(f"{talker.url}/api/chat").json().keys() == {"error"}
+
+
+def test_a_client_that_stops_waiting_frees_its_place(talker: Talker) -> None:
+    with ollama.Client(host=talker.url, timeout=0.3) as client, held(talker.llm), pytest.raises(httpx.ReadTimeout):
+        client.chat("tiny", HELLO)
+    until(talker.idle)
+
+
+def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: ollama.Client) -> None:
+    parts = client.chat("tiny", HELLO, format=LONG, stream=True)
+    next(iter(parts))
+    generation = talker.only()
+    parts.close()  # type: ignore[attr-defined]
+    until(talker.idle)
+    assert aborted(generation)

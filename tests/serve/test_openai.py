@@ -1,0 +1,271 @@
+"""The official client of OpenAI against a server on a socket, as a user would: every endpoint, every way to ask."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
+
+from tests.serve.live import Live, live, make_chat_model, settled
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Oslo", "Rome"]
+    days: Literal[1, 2, 3] = Field(description="How many days.")
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": Weather.model_json_schema(),
+    },
+}
+CLOCK: Any = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    model = make_chat_model(tmp_path_factory.mktemp("chat") / "model")
+    with live(model, pages=512) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Live) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def ask(client: OpenAI, **more: Any) -> Any:
+    wanted = {"model": "tiny", "messages": HELLO, "max_tokens": 8, "seed": 3} | more
+    return client.chat.completions.create(**wanted)
+
+
+def test_a_chat_is_what_the_engine_says(server: Live, client: OpenAI) -> None:
+    answer = ask(client, temperature=0.7)
+    expected = server.llm.chat(HELLO, server.llm.sampling(max_tokens=8, seed=3, temperature=0.7))
+    assert answer.choices[0].message.content == expected.text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.model == "tiny"
+    assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == expected.usage.prompt_tokens + 8
+
+
+def test_a_stream_says_the_same_and_ends_with_the_usage(client: OpenAI) -> None:
+    whole = ask(client)
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert reasons[-1] == "length" and set(reasons[:-1]) == {None}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 8
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_several_texts_of_one_chat_are_apart(client: OpenAI) -> None:
+    whole = ask(client, n=3, temperature=1.5)
+    texts = {choice.index: choice.message.content for choice in whole.choices}
+    assert len(set(texts.values())) > 1
+    streamed = dict.fromkeys(texts, "")
+    for chunk in ask(client, n=3, temperature=1.5, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+
+
+def test_log_probabilities(server: Live, client: OpenAI) -> None:
+    choice = ask(client, logprobs=True, top_logprobs=2, temperature=0).choices[0]
+    expected = server.llm.chat(HELLO, server.llm.sampling(max_tokens=8, temperature=0, logprobs=2))
+    said = choice.logprobs.content
+    assert [one.logprob for one in said] == pytest.approx(expected.logprobs)
+    assert [len(one.top_logprobs) for one in said] == [2] * 8
+    data = b"".join(bytes(one.bytes) for one in said)
+    assert data.decode("utf-8", "replace") == choice.message.content
+    chunks = ask(client, logprobs=True, top_logprobs=2, temperature=0, stream=True)
+    tokens = [token for chunk in chunks if (its := chunk.choices[0].logprobs) for token in its.content]
+    assert tokens == said
+
+
+def test_a_stop_string_ends_the_text(client: OpenAI) -> None:
+    text = ask(client, max_tokens=24).choices[0].message.content
+    stop = text[4:6]
+    answer = ask(client, max_tokens=24, stop=[stop])
+    assert answer.choices[0].message.content == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_completions_of_texts_and_of_ids(server: Live, client: OpenAI) -> None:
+    ids = server.llm.tokenizer.encode("the sand")
+    answer = client.completions.create(model="alias", prompt=["the sand", "in a"], max_tokens=5, temperature=0, n=1)
+    [expected] = server.llm.generate(["the sand"], server.llm.sampling(max_tokens=5, temperature=0))
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].text == expected.text
+    assert (
+        client.completions.create(model="tiny", prompt=ids, max_tokens=5, temperature=0).choices[0].text
+        == expected.text
+    )
+    chunks = client.completions.create(
+        model="tiny", prompt=["the sand", "in a"], max_tokens=5, temperature=0, stream=True
+    )
+    streamed = {0: "", 1: ""}
+    for chunk in chunks:
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == {choice.index: choice.text for choice in answer.choices}
+
+
+def test_echo_and_the_log_probabilities_of_a_prompt(server: Live, client: OpenAI) -> None:
+    """As programs that score texts ask."""
+    answer = client.completions.create(model="tiny", prompt="the sand on", max_tokens=0, echo=True, logprobs=1)
+    choice = answer.choices[0]
+    assert choice.text == "the sand on"
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(server.llm.score("the sand on"))
+    starts = choice.logprobs.text_offset
+    assert [choice.text[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)] == choice.logprobs.tokens
+    more = client.completions.create(
+        model="tiny", prompt="the sand on", max_tokens=3, echo=True, logprobs=1, temperature=0
+    )
+    streamed = client.completions.create(
+        model="tiny", prompt="the sand on", max_tokens=3, echo=True, logprobs=1, temperature=0, stream=True
+    )
+    chunks = [chunk.choices[0] for chunk in streamed]
+    assert "".join(chunk.text for chunk in chunks) == more.choices[0].text
+    assert [p for c in chunks if c.logprobs for p in c.logprobs.token_logprobs] == more.choices[
+        0
+    ].logprobs.token_logprobs
+    assert [p for c in chunks if c.logprobs for p in c.logprobs.text_offset] == more.choices[0].logprobs.text_offset
+
+
+def test_the_best_of_several(server: Live, client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt="in a", max_tokens=4, best_of=4, n=2, temperature=1.5, seed=5
+    )
+    params = server.llm.sampling(max_tokens=4, best_of=4, n=2, temperature=1.5, seed=5)
+    [expected] = server.llm.generate(["in a"], params)
+    assert [choice.text for choice in answer.choices] == [one.text for one in expected.choices]
+    with pytest.raises(openai.BadRequestError, match="best_of cannot be streamed"):
+        client.completions.create(model="tiny", prompt="a", best_of=2, temperature=1.0, stream=True)
+
+
+def test_the_answer_is_parsed_into_a_model(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Weather, max_tokens=200)
+    assert isinstance(answer.choices[0].message.parsed, Weather)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_any_json_object(client: OpenAI) -> None:
+    text = ask(client, response_format={"type": "json_object"}, max_tokens=300, seed=1, logit_bias=None).choices[0]
+    assert text.message.content.lstrip().startswith("{")
+    if text.finish_reason == "stop":
+        assert isinstance(json.loads(text.message.content), dict)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_tool_is_called_with_arguments_of_its_schema(client: OpenAI, choice: Any) -> None:
+    tools = [WEATHER] if choice == "required" else [CLOCK, WEATHER]
+    wanted = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 900}
+    whole = ask(client, **wanted).choices[0]
+    [call] = whole.message.tool_calls
+    assert (call.type, call.function.name, whole.finish_reason) == ("function", "weather", "tool_calls")
+    assert whole.message.content is None
+    Weather.model_validate_json(call.function.arguments)
+    parts = [part for chunk in ask(client, **wanted, stream=True) for part in chunk.choices[0].delta.tool_calls or ()]
+    assert [part.function.name for part in parts if part.id] == ["weather"]
+    assert len(parts) > 2, "arguments come as they are written"
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+
+
+def test_a_result_goes_back_into_the_conversation(server: Live, client: OpenAI) -> None:
+    def called(arguments: Any) -> list[Any]:
+        call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "rain <|im_end|>"}
+        return [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+    answer = ask(client, messages=called('{"city":"Oslo","days":1}'), tools=[WEATHER])
+    sent = server.llm.template.render(called({"city": "Oslo", "days": 1}), tools=[WEATHER])
+    assert answer.usage.prompt_tokens == len(sent.ids)
+    assert '{"name": "weather", "arguments": {"city": "Oslo", "days": 1}}' in sent.text
+    assert sent.ids.count(server.llm.tokenizer.control.ids["<|im_end|>"]) == 4, "that of the result is text"
+    with pytest.raises(openai.BadRequestError, match="must be the text of a JSON object"):
+        ask(client, messages=called("[1"))
+
+
+def test_raw_answers_have_the_id_that_the_client_gave(client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=HELLO,
+        max_tokens=2,
+        extra_headers={"X-Request-Id": "mine-1"},
+        extra_body={"return_timings": True},
+    )
+    assert raw.headers["x-request-id"] == "mine-1"
+    assert raw.headers["server-timing"].startswith("queue;dur=")
+    timings = raw.parse().model_extra["timings"]
+    assert timings["completion_tokens"] == 2 and timings["prefill_ms"] > 0
+
+
+def test_the_async_client_and_many_at_once(server: Live) -> None:
+    async def each(client: AsyncOpenAI, seed: int) -> str:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=HELLO, max_tokens=6, seed=seed, temperature=1.5, stream=True
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def all_of_them() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60) as client:
+            return await asyncio.gather(*(each(client, seed) for seed in range(24)))
+
+    params = [server.llm.sampling(max_tokens=6, seed=seed, temperature=1.5) for seed in range(24)]
+    ids = server.llm.render(HELLO).ids
+    assert asyncio.run(all_of_them()) == [one.text for one in server.llm.generate([ids] * 24, params)]
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny", "alias"]
+    assert client.models.retrieve("alias").id == "alias"
+    with pytest.raises(openai.NotFoundError, match="'other' does not exist"):
+        client.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError, match="this server has tiny, alias") as refused:
+        ask(client, model="other")
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+
+
+def test_a_timeout_of_the_client_frees_the_pages(server: Live) -> None:
+    hasty = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=0.2)
+    with hasty as client, pytest.raises(openai.APITimeoutError):
+        ask(client, max_tokens=1900, extra_body={"ignore_eos": True})
+    settled(server)
+
+
+def test_a_stream_that_is_closed_frees_the_pages(server: Live, client: OpenAI) -> None:
+    stream = ask(client, max_tokens=1900, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    assert server.service.running == 1
+    stream.close()
+    settled(server)
+
+
+def test_a_deadline_ends_the_text(client: OpenAI) -> None:
+    answer = ask(client, max_tokens=1900, extra_body={"ignore_eos": True, "timeout_s": 0.3})
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens < 1900
+
+
+def test_prompts_beyond_the_context_are_refused_with_the_numbers(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"\d+ tokens, \d+ more than the model's context of 2048"):
+        ask(client, messages=[{"role": "user", "content": "é" * 2100}])
+    answer = ask(client, messages=[{"role": "user", "content": "é" * 2100}], extra_body={"truncate_prompt_tokens": 100})
+    assert answer.usage.prompt_tokens == 100

@@ -1,0 +1,412 @@
+"""The server under what may happen to it: keys, limits, clients that go away, a full queue, a dead engine, the end."""
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.engines import held
+from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tokenwright import RequestError
+from tokenwright.serve import generation, guard
+from tokenwright.serve.admission import Admission
+from tokenwright.serve.app import Served
+from tokenwright.serve.contract import Busy, Late
+from tokenwright.serve.guard import Keys, Policy, read_keys
+from tokenwright.serve.service import AHEAD, Limits
+
+KEY, OTHER = "sk-first-key-of-tests", "sk-other-key-of-tests"
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+LONG = CHAT | {"max_tokens": 1900, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("server") / "model")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Live]:
+    with live(model, pages=512) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked(model: Path) -> Iterator[Live]:
+    """A server with two keys."""
+    policy = lambda address: Policy.of([address], [KEY, OTHER], origins=frozenset({"https://chat.example"}))  # noqa: E731
+    with live(model, policy=policy, pages=64) as running:
+        yield running
+
+
+def post(server: Live, body: Any, path: str = "/v1/chat/completions", **more: Any) -> httpx2.Response:
+    return httpx2.post(f"{server.url}{path}", json=body, timeout=HANGS, **more)
+
+
+def routes(server: Live) -> list[tuple[str, str]]:
+    """Every route that the app has, with each of its methods."""
+    found = []
+    for route in server.app.routes:
+        path = route.path.replace("{identity}", "x").replace("{name:path}", "x").replace("{step}", "0")
+        found += [(method, path) for method in getattr(route, "methods", None) or ("WEBSOCKET",)]
+    return found
+
+
+def test_every_route_but_health_demands_a_key(locked: Live) -> None:
+    every, client = routes(locked), httpx2.Client()
+    assert {"/v1/chat/completions", "/v1/models", "/metrics", "/openapi.json", "/runs", "/tokenize"} <= {
+        p for _, p in every
+    }
+    for method, path in every:
+        if method == "WEBSOCKET":
+            continue
+        for headers in ({}, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY}):
+            answer = client.request(method, locked.url + path, headers=headers)
+            open_to_all = path in ("/health", "/ready")
+            assert (answer.status_code == 401) is not open_to_all, (method, path, headers)
+            assert open_to_all or answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER])
+def test_a_key_opens_the_server(locked: Live, key: str) -> None:
+    basic = httpx2.BasicAuth("anybody", key)
+    for more in ({"headers": {"authorization": f"Bearer {key}"}}, {"headers": {"x-api-key": key}}, {"auth": basic}):
+        assert httpx2.get(f"{locked.url}/v1/models", **more).status_code == 200
+
+
+def test_the_socket_demands_a_key(locked: Live) -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://{locked.address}/runs/x/stream")
+    assert refused.value.response.status_code == 403
+
+
+def test_pages_are_not_shared_between_keys(locked: Live) -> None:
+    """What one key has made the server compute must not be seen in the times of another."""
+    prompt = CHAT | {"messages": [{"role": "user", "content": "secret " * 12}], "max_tokens": 1}
+
+    def cached(key: str) -> int:
+        answer = post(locked, prompt, headers={"authorization": f"Bearer {key}"})
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached(KEY) > 0, cached(KEY) > 0, cached(OTHER) > 0, cached(OTHER) > 0] == [False, True, False, True]
+
+
+def test_other_origins_are_let_in_by_name_alone(locked: Live) -> None:
+    origin = {"origin": "https://chat.example"}
+    asked = origin | {"access-control-request-method": "POST"}
+    preflight = httpx2.options(f"{locked.url}/v1/chat/completions", headers=asked)
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    answer = httpx2.get(f"{locked.url}/v1/models", headers=origin | {"x-api-key": KEY})
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    foreign = {"origin": "https://evil.example", "x-api-key": KEY}
+    refused = httpx2.get(f"{locked.url}/v1/models", headers=foreign)
+    assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
+
+
+def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n\n{KEY}\n  {OTHER}  \n", encoding="utf-8")
+    assert read_keys(file) == [KEY, OTHER]
+    file.write_text("# none\n", encoding="utf-8")
+    with pytest.raises(RequestError, match="has no keys"):
+        read_keys(file)
+    for bad in ("short", "with a space in it", "schlüssel-zum-server"):
+        with pytest.raises(RequestError, match="at least 8 visible ASCII"):
+            Keys([bad])
+
+
+def test_a_client_that_goes_away_frees_its_pages(server: Live) -> None:
+    """Whether the answer is streamed or not, and whatever the client has read of it."""
+    for stream in (False, True):
+        for read in (0, 1, 4000):
+            with socket.create_connection(server.address.split(":")) as client:
+                body = json.dumps(LONG | {"stream": stream}).encode()
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.address}\r\ncontent-type: application/json"
+                client.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+                until = time.monotonic() + HANGS
+                while not server.service.running and time.monotonic() < until:
+                    time.sleep(0.002)
+                while stream and read > 0:
+                    read -= len(client.recv(read))
+            settled(server)
+
+
+def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine must not run on for a client that reads nothing."""
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+
+    async def read() -> int:
+        from tokenwright.serve.contract import Wanted
+
+        wanted = Wanted(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
+        slow = await server.service.start(wanted)
+        handle = slow._handle
+        until = time.monotonic() + HANGS
+        while handle.sequence.group.pause_at is None and time.monotonic() < until:
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.05)
+        written = len(handle.sequence.written)
+        await asyncio.sleep(0.05)
+        assert len(handle.sequence.written) == written < 100, "it does not go on"
+        [answer] = await slow.answers()
+        assert answer.finish == "length"
+        return slow.counts().completion
+
+    loop = server.loop
+    assert asyncio.run_coroutine_threadsafe(read(), loop).result(HANGS) == 400
+
+
+def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
+    answers: list[httpx2.Response] = []
+    with live(model, served=Served(["tiny"], Limits(queue=4)), pages=256, max_sequences=1) as server:
+        fill_queue(server, answers)
+    assert [answer.status_code for answer in answers] == [200] * (1 + AHEAD + 4)
+
+
+def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
+    with held(server.llm):
+        ask = lambda: answers.append(post(server, CHAT | {"max_tokens": 2}))  # noqa: E731
+        threads = [threading.Thread(target=ask) for _ in range(1 + AHEAD + 4)]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + HANGS
+        while server.service.admission.waiting < 4 and time.monotonic() < until:
+            time.sleep(0.005)
+        refused = post(server, CHAT)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        late = post(server, CHAT | {"timeout_s": 0.05})
+        assert late.status_code == 429, "the queue is still full"
+        assert httpx2.get(f"{server.url}/ready").status_code == 200
+        metrics = httpx2.get(f"{server.url}/metrics").text
+        assert 'tokenwright_rejections_total{reason="busy"} 2.0' in metrics
+        assert "tokenwright_requests_waiting 4.0" in metrics
+    for thread in threads:
+        thread.join(HANGS)
+
+
+def test_a_fault_of_the_engine_reaches_health_and_every_client(model: Path) -> None:
+    with live(model, pages=256) as server:
+        assert httpx2.get(f"{server.url}/health").json()["status"] == "ok"
+        answers: list[httpx2.Response] = []
+        threads = [
+            threading.Thread(target=lambda s=s: answers.append(post(server, LONG | {"stream": s})))
+            for s in (False, True)
+        ]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + HANGS
+        while server.service.running < 2 and time.monotonic() < until:
+            time.sleep(0.005)
+        server.llm._open_loop().post(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+        for thread in threads:
+            thread.join(HANGS)
+        by_status = {answer.status_code: answer for answer in answers}
+        assert by_status.keys() == {500, 200}
+        assert by_status[500].json()["error"]["type"] == "server_error"
+        last = by_status[200].text.strip().rsplit("data: ", 1)[1]
+        assert json.loads(last)["error"]["type"] == "server_error", "a stream ends with the error"
+        health = httpx2.get(f"{server.url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert post(server, CHAT).status_code == 500
+        assert server.service.running == 0
+
+
+def test_a_drain_lets_requests_finish_and_refuses_new_ones(model: Path) -> None:
+    with live(model, pages=256) as server:
+        answers: list[httpx2.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(post(server, LONG | {"max_tokens": 300})))
+        with httpx2.Client() as client:
+            assert client.get(f"{server.url}/ready").status_code == 200
+            with held(server.llm):
+                thread.start()
+                until = time.monotonic() + HANGS
+                while server.service.running < 1 and time.monotonic() < until:
+                    time.sleep(0.002)
+                server.server.handle_exit(signal.SIGTERM, None)
+                assert server.service.draining
+            thread.join(HANGS)
+        assert answers[0].status_code == 200
+        assert answers[0].json()["usage"]["completion_tokens"] == 300
+        assert server.said == ["1 requests may finish; a second Ctrl-C ends them"]
+
+
+def ask_in_vain(server: Live) -> None:
+    with suppress(httpx2.HTTPError):  # the connection may be closed
+        assert post(server, LONG).status_code >= 500
+
+
+def test_the_second_signal_ends_at_once(model: Path) -> None:
+    with live(model, pages=256) as server:
+        thread = threading.Thread(target=ask_in_vain, args=(server,))
+        with held(server.llm):
+            thread.start()
+            until = time.monotonic() + HANGS
+            while server.service.running < 1 and time.monotonic() < until:
+                time.sleep(0.002)
+            server.server.handle_exit(signal.SIGTERM, None)
+            server.server.handle_exit(signal.SIGTERM, None)
+            server.thread.join(HANGS)
+            assert not server.thread.is_alive()
+        thread.join(HANGS)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"n": 10**9}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2**63}, "max_tokens"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -5}, "top_k"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": "1"}, "seed"),
+        ({"logit_bias": {"foo": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["a"] * 10_000}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"priority": 100}, "priority"),
+        ({"functions": []}, "functions"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"nothing_like_it": 1}, "nothing_like_it"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, None),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}},
+            None,
+        ),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_served_is_refused_by_name(server: Live, change: dict[str, Any], param: str | None) -> None:
+    body = json.dumps(CHAT | change)  # in ASCII: a client may send half of a surrogate pair as an escape
+    as_json = {"content-type": "application/json"}
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", content=body, headers=as_json, timeout=HANGS)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert param is None or (error["param"] or "").startswith(param), error
+    assert param is None or param in error["message"], error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"},
+        {"prompt_cache_key": "x", "modalities": ["text"], "tools": [], "logit_bias": {}, "stop": None, "seed": -1},
+    ],
+    ids=str,
+)
+def test_what_has_no_effect_is_taken(server: Live, change: dict[str, Any]) -> None:
+    assert post(server, CHAT | {"max_tokens": 1} | change).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{", {}, 400),
+        (b"\xff\xfe", {}, 400),
+        (b'{"model": NaN}', {}, 400),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", {}, 400),
+        (b"[" * 100_000, {}, 400),
+        (b"[]", {}, 400),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b"x" * (4 * 2**20 + 1), {}, 413),
+        (b"{}", {"x-many": "x" * 40_000}, 431),
+    ],
+    ids=["cut", "not UTF-8", "NaN", "digits", "deep", "a list", "another type", "large", "headers"],
+)
+def test_bodies_that_are_none(server: Live, content: bytes, headers: dict[str, str], status: int) -> None:
+    answer = httpx2.post(
+        f"{server.url}/v1/chat/completions", content=content, headers={"content-type": "application/json"} | headers
+    )
+    assert answer.status_code == status or (status == 431 and answer.status_code == 400), answer.text
+
+
+def test_a_body_that_does_not_come(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_S", 0.1)
+    with socket.create_connection(server.address.split(":")) as client:
+        client.sendall(f"POST /tokenize HTTP/1.1\r\nhost: {server.address}\r\ncontent-length: 10\r\n\r\nab".encode())
+        assert client.recv(20).startswith(b"HTTP/1.1 408")
+
+
+def test_admission_is_fair_between_keys_and_keeps_priorities() -> None:
+    async def run() -> list[str]:
+        admission, order = Admission(1, 16), []
+        first = await admission.enter("a", 1, 0, None)
+
+        async def one(key: str, priority: int, name: str) -> None:
+            place = await admission.enter(key, 1, priority, None)
+            order.append(name)
+            place.leave()
+
+        names = [("a", 0, "a1"), ("a", 0, "a2"), ("a", -1, "a0"), ("b", 0, "b1"), ("b", 0, "b2"), ("c", 5, "c1")]
+        tasks = [asyncio.create_task(one(*name)) for name in names]
+        await asyncio.sleep(0)
+        assert admission.waiting == 6
+        first.leave()
+        await asyncio.gather(*tasks)
+        assert (admission.used, admission.waiting) == (0, 0)
+        return order
+
+    order = asyncio.run(run())
+    assert [name for name in order if name[0] == "a"] == ["a0", "a1", "a2"]
+    assert {name[0] for name in order[:3]} == {"a", "b", "c"}, "no key waits for another one's queue"
+
+
+def test_who_leaves_the_queue_leaves_no_trace() -> None:
+    async def run() -> None:
+        admission = Admission(2, 3)
+        held_places = [await admission.enter("a", 2, 0, None)]
+        with pytest.raises(Late):
+            await admission.enter("b", 1, 0, 0.01)
+        gone = [asyncio.create_task(admission.enter("b", 1, 0, None)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await admission.enter("c", 1, 0, None)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert admission.waiting == 0
+        waits = asyncio.create_task(admission.enter("c", 2, 0, None))
+        await asyncio.sleep(0)
+        held_places[0].leave()
+        held_places[0].leave()
+        place = await waits
+        assert admission.used == 2
+        place.leave()
+        assert (admission.used, admission._keys) == (0, {})
+
+    asyncio.run(run())
