@@ -64,7 +64,7 @@ def make_app(
     operations.add(app, service, metrics)
     openai.add(app, service, served.timings)
     for other in (responses, anthropic, ollama):
-        other.add(app, service)
+        other.add(app, service, served.timings)
     texts.add(app, service, explorer)
     explore.add(app, explorer)
     add_schemas(app)
