@@ -445,9 +445,7 @@ def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
     monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 1000)
-    with pytest.raises(
-        CapacityError, match="dtype bfloat16 halves it; weights int8 need a quarter"
-    ):
+    with pytest.raises(CapacityError, match="dtype bfloat16 halves it; weights int8 need a quarter"):
         LLM(folder)
     with pytest.raises(CapacityError, match=r"in bfloat16, .* free; weights int8 need half"):
         LLM(folder, dtype="bfloat16")

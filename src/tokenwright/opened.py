@@ -166,6 +166,10 @@ class OpenedModel:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
         return self._requests.build(prompt, params, salt=salt)
 
+    def prepare_embedding(self, text: Prompt) -> Request:
+        """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
+        return self._requests.embedding(text)
+
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 

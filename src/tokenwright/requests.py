@@ -44,7 +44,7 @@ class RequestBuilder:
         given = _given(overrides)
         beams = given.get("beams", 1) != 1
         if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
-            raise RequestError("beam search draws nothing; leave temperature out, or beams")
+            raise RequestError("beam search draws nothing; leave temperature out, or beams", "temperature", "beams")
         suggested = self._loaded.generation.sampling
         kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # the caller's max_tokens limits the default

@@ -274,7 +274,9 @@ class SamplingParams:
             )
         if self.beams % self.beam_groups:
             raise RequestError(
-                f"beam_groups is {self.beam_groups}, which does not divide the {self.beams} beams (beams)"
+                f"beam_groups is {self.beam_groups}, which does not divide beams, which is {self.beams}",
+                "beam_groups",
+                "beams",
             )
         if self.diversity_penalty and self.beam_groups == 1:
             raise RequestError("diversity_penalty keeps groups of beams apart; set beam_groups as well")

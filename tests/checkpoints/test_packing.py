@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints import packing, weight_cache
+from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
@@ -276,13 +276,12 @@ def test_a_folder_that_cannot_be_written_is_told(
 
 def test_what_killed_writers_left_is_removed(model: Checkpoint, cache: WeightCache) -> None:
     cache.folder.mkdir(parents=True)
-    old, new = cache.folder / ".x.safetensors.1-1", cache.folder / ".y.safetensors.2-2"
-    old.touch()
-    new.touch()
-    os.utime(old, (0, 0))
-    load_packed(model, INT8, "float32", cache=cache)
-    assert not old.exists()
-    assert new.exists()
+    left = cache.folder / ".x.safetensors.draft-1-1"
+    left.touch()
+    with draft_file(cache.folder / "y.safetensors") as written:
+        load_packed(model, INT8, "float32", cache=cache)
+        assert not left.exists()
+        assert written.exists(), "its writer is alive"
 
 
 def test_damaged_memory_of_digests_does_no_harm(model: Checkpoint, cache: WeightCache) -> None:
@@ -300,6 +299,7 @@ def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) 
 import torch
 from pathlib import Path
 from tokenwright.config import WeightFormat
+from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
 from tokenwright.checkpoints.weight_cache import WeightCache, log

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +93,28 @@ def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp
     file.write_bytes(content)
     assert "is damaged: its checksum is another" in refused("generate", "x", "--model", tmp_path / "q")
     assert not (tmp_path / "r").exists()
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next_to_the_same_place(run: Run, model: Path, tmp_path: Path) -> None:
+    code = f"""
+import os, signal, sys
+from tokenwright.checkpoints import quantize
+def killed(file, *_):
+    file.write_bytes(bytes(10_000))
+    os.kill(os.getpid(), signal.SIGKILL)
+quantize.write_weights = killed
+sys.argv = ["tokenwright", "quantize", {str(model)!r}, {str(tmp_path / "q")!r}]
+from tokenwright.cli import main
+main()
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    [left] = tmp_path.iterdir()
+    assert left.name.startswith(".q.draft-")
+    others = [tmp_path / name for name in (".q.draft-mine", ".q2.draft-1-1")]
+    for other in others:
+        other.mkdir()
+    assert run("quantize", model, tmp_path / "q").exit_code == 0
+    assert {*tmp_path.iterdir()} == {tmp_path / "q", *others}, "what is of another place stays"
 
 
 def test_a_model_without_a_tokenizer_is_refused_before_any_work(run: Run, model: Path, tmp_path: Path) -> None:

@@ -538,6 +538,7 @@ ROUTES = [
     ("GET", "/metrics"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
 ]

@@ -142,10 +142,10 @@ def stamp(file: Path) -> tuple[int, int]:
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
     """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
     folder = local_folder(name_or_path, revision)
-    return hub.download(str(name_or_path), revision, progress, _check_config) if folder is None else folder
+    return hub.download(str(name_or_path), revision, progress, check_config) if folder is None else folder
 
 
-def _check_config(folder: Path) -> None:
+def check_config(folder: Path) -> None:
     """Refuse a model that Tokenwright cannot run before its weights are downloaded."""
     where = str(folder / "config.json")
     settings = read_json(folder / "config.json")

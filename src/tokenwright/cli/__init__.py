@@ -15,10 +15,12 @@ from typer.core import TyperGroup
 
 from tokenwright.cli import interrupt, output, settings
 from tokenwright.cli.bench import bench
+from tokenwright.cli.cache import cache
 from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
+from tokenwright.cli.models import models, pull, rm
 from tokenwright.cli.naming import options_of, spoken
 from tokenwright.cli.plan import plan
 from tokenwright.cli.quantize import quantize
@@ -139,6 +141,10 @@ app.command()(plan)
 app.command()(quantize)
 app.command()(race)
 app.command()(bench)
+app.command()(models)
+app.command()(pull)
+app.command()(rm)
+app.command()(cache)
 
 
 def main() -> None:

@@ -54,6 +54,21 @@ class Api:
     problem: Callable[[Exception], Problem | None] = lambda _: None
 
 
+STATUSES = {
+    400: "The request cannot be served.",
+    401: "The key is missing or wrong.",
+    403: "Another host or origin.",
+    404: "There is no such model, or nothing of the kind.",
+    408: "The body has not come in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many requests wait.",
+    431: "The headers are too large.",
+    500: "The engine failed.",
+    503: "The model is loading, or the server is shutting down.",
+}
+
+
 class Refusal(ServerError):
     """A request that is refused before it reaches the service, with its problem."""
 
@@ -156,6 +171,9 @@ def add_schemas(app: FastAPI) -> None:
             document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
             for path in document["paths"].values():
                 for operation in path.values():
+                    for status, text in STATUSES.items():
+                        operation["responses"].setdefault(str(status), {"description": text})
+                    operation["responses"].pop("422", None)  # FastAPI's own, which `add_errors` replaces
                     for content in operation.get("requestBody", {}).get("content", {}).values():
                         if (name := content["schema"].get("x-body")) is not None:
                             content["schema"] = refs[_BODIES[name], "validation"]
