@@ -45,7 +45,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.press("Space")
     explored.until_state("done")
     explored.settle()
-    assert narration(explored)[0] == "result" and "8 tokens" in narration(explored)[1]
+    assert narration(explored) == ("result", "Stopped at 8 tokens, each from one pass through the model.")
 
 
 @pytest.mark.parametrize("without", [(), range(6), (3,)], ids=["with the cache", "without", "mixed"])
@@ -69,7 +69,14 @@ def test_a_run_ends_in_its_sums(explored, without):
     if done != cached:
         assert stats["summary_cached"] == (str(cached), "derived")
     assert stats["summary_layer_tokens"] == (str(done), "counted")
-    assert stats["summary_reused"] == (str(naive - done), "derived")
+    assert "summary_reused" not in stats, "the card says it in words"
+    card = explored.tab.locator(".result").inner_text()
+    assert "Stopped at 6 tokens" in card and "finished" not in card
+    assert "Without the cache this text" in card and "as much computing" in card
+    bright = explored.tab.locator(".bright, .run:not(.calm)")
+    assert bright.all_inner_texts() == [f"Run it {'with' if done == naive else 'without'} the cache"]
+    pressed = explored.tab.locator(".modes [aria-pressed=true]")
+    assert pressed.inner_text() == "work", "the strip shows what the card is about"
     assert stats["summary_tokens_per_s"][1] == stats["summary_ttft_us"][1] == "measured"
     summary = explored.api("")["summary"]
     for name in ("ttft_us", "tokens_per_s", "written"):
