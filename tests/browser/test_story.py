@@ -33,10 +33,17 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     step = explored.api("/steps/2")
     assert part == "without"
     assert f"all {step['length']} tokens" in told and f"{step['recomputed']} of them again" in told
+    assert explored.stats()["with_cache"] == (str(6 * (step["length"] - step["recomputed"])), "derived")
+    legend = explored.tab.locator(".legend")
+    assert "computed again, thrown away" in legend.inner_text() and "in the cache" not in legend.inner_text()
+    assert "slack" not in explored.tab.locator(".instrument.kv").inner_text(), "where nothing is kept nothing is spare"
+    assert explored.tab.locator(".modes [aria-pressed=true]").inner_text() == "work"
+    assert explored.tab.locator(".hint-next").inner_text().startswith("Turn the cache back on")
     explored.press("n")
     explored.step()
     explored.settle()
     assert narration(explored)[0] == "notes" and "The cache is back" in narration(explored)[1]
+    assert "with_cache" not in explored.stats() and "now kept" in legend.inner_text()
     explored.press("ArrowLeft")
     explored.settle()
     assert narration(explored) == (part, told), "the sentence belongs to the step that is shown"

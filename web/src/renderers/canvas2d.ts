@@ -86,7 +86,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       scene,
       palette,
       hatch,
-      phases: phasesOf(scene.progress, scene.layerShare, layers),
+      phases: phasesOf(scene),
       beams: beamsOf(scene.row, scene.head),
       view,
       frame,

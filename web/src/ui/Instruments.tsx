@@ -146,12 +146,13 @@ export function KvCache() {
   const pageBytes = model ? model.page_size * model.kv_bytes_per_token : 0;
   const pages = step && pageBytes > 0 ? Number(step.kv_allocated) / pageBytes : null;
   const slack = step ? step.kv_allocated - step.kv_resident : null;
+  const off = step !== null && !step.cache; // then the pages are scratch: filled, read and given back in the same step
   const filled = step && step.kv_allocated > 0n ? Number(step.kv_resident) / Number(step.kv_allocated) : 0;
   return (
     <Instrument name="KV_CACHE" id="kv" hint="keys and values, all layers">
       <div class="main-figure">
         <Stat name="kv_resident" class="big kept-ink" />
-        <span class="main-unit">{step && !step.cache ? "nothing is kept" : "for the next step"}</span>
+        <span class="main-unit">{off ? "nothing is kept for the next step" : "for the next step"}</span>
       </div>
       <div class="gauge" aria-hidden="true">
         <span class="kept" style={{ width: `${filled * 100}%` }} />
@@ -160,20 +161,22 @@ export function KvCache() {
         <Pair name="per token">
           <Figure value={perToken} source="derived" unit="B" meaning={model ? perTokenFormula(model) : ""} />
         </Pair>
-        <Pair name="written">
+        <Pair name={off ? "discarded" : "written"}>
           <Stat name="kv_written" />
         </Pair>
-        <Pair name="allocated">
+        <Pair name={off ? "scratch" : "allocated"}>
           <Stat name="kv_allocated" />
         </Pair>
-        <Pair name="slack">
-          <Figure
-            value={slack}
-            source="derived"
-            unit="B"
-            meaning="allocated minus kept: page room that holds nothing"
-          />
-        </Pair>
+        {!off && (
+          <Pair name="slack">
+            <Figure
+              value={slack}
+              source="derived"
+              unit="B"
+              meaning="allocated minus kept: page room that holds nothing"
+            />
+          </Pair>
+        )}
         <Pair name="pages">
           <Figure
             value={pages}

@@ -130,9 +130,9 @@ function Lease() {
   if (left.value === null) return null;
   const words = left.value > 90 ? `${Math.round(left.value / 60)} min` : `${Math.round(left.value)} s`;
   return (
-    <span class="lease" title="The engine frees the keys and values of a run that nobody continues">
+    <span class="lease" title="The engine holds a run that waits, and frees its pages when nobody continues it">
       {" "}
-      · K/V kept for {words}
+      · held for {words}
     </span>
   );
 }

@@ -27,12 +27,12 @@ export function paintBeams(p: Picture): void {
     const colour = palette.dark
       ? mix(palette.beam, [1, 1, 1], 0.3 * strong)
       : mix(palette.beam, palette.ink, 0.25 * strong);
-    if (palette.dark && weight > 0.1) {
+    if (palette.dark && weight > 0.1 && p.scene.cache) {
       c.strokeStyle = css(palette.beam, 0.16);
       c.lineWidth = beamWidth(weight) * 2.6;
       c.stroke();
     }
-    c.strokeStyle = css(colour, beamOpacity(weight));
+    c.strokeStyle = css(colour, beamOpacity(weight) * (p.scene.cache ? 1 : 0.3));
     c.lineWidth = beamWidth(weight);
     c.stroke();
   }
@@ -89,8 +89,9 @@ export function placeNotes(p: Picture): void {
       ? percent(beams.strongest)
       : `◂ ${percent(beams.strongest)} on ${beams.argmax} ${label}`;
     const x = inside ? Math.max(measure(text) + 8, at - 9) : 8;
-    const colour = palette.dark ? palette.beam : palette.ink;
-    layout.add({ text, x, y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, plate: 0.94 });
+    const colour = !scene.cache ? palette.dim : palette.dark ? palette.beam : palette.ink;
+    const look = scene.cache ? { plate: 0.94 } : { alpha: 0.7 };
+    layout.add({ text, x, y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, ...look });
   }
   const note = { x: hub.x + 18, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
   if (note.x > width - 50) return;

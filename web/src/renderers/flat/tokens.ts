@@ -41,7 +41,7 @@ export function paintTiles(p: Picture): void {
       c.lineWidth = 1;
       c.strokeRect(x + 0.5, y + 0.5, w - 1, frame.tile - 1);
     }
-    if (position === beams.argmax && phases.beams >= 1) {
+    if (position === beams.argmax && phases.beams >= 1 && scene.cache) {
       c.strokeStyle = css(palette.beam);
       c.lineWidth = 2;
       c.strokeRect(x - 1.5, y - 1.5, w + 3, frame.tile + 3);

@@ -119,6 +119,7 @@ export function makeArcs(frame: FrameUniforms) {
         float a = max(core * vBeam.z, glow * uDark);
         vec3 c = uDark > 0.5 ? mix(uBeam, vec3(1.0), 0.3 * strong * core) : mix(uBeam, uInk, 0.25 * strong);
         // On a dark ground a beam is light and adds a little; on a light one it is ink.
+        a *= mix(0.3, 1.0, uCache); // without the cache the columns are the lesson
         colour = vec4(c * a, a * mix(1.0, 0.85, uDark));
       }`,
   });

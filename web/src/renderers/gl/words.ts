@@ -175,8 +175,8 @@ function reading(page: Page): void {
       size: 11,
       bold: true,
       alignX: visible ? 1 : 0,
-      colour: palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
-      plate: 0.85,
+      colour: !scene.cache ? palette.dim : palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
+      ...(scene.cache ? { plate: 0.85 } : { alpha: 0.7 }),
     });
   }
   const hub = sight.spot(place.set(scene.head + 0.55, HUB.y, HUB.z));
