@@ -46,7 +46,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
-    look: `It reads the notes of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
+    look: `In each layer, ${input} looks back at the saved keys and values of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
     write: `The result is a chance for every possible token. One is drawn: ${written}.`,
     rest: `${input} went through the ${layers}, read the notes of ${plural(step.start, "earlier token")}, and ${written} was written.`,
   };

@@ -146,7 +146,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     columns.geometry.instanceCount = scene.layers > 0 ? last - first + 1 : 0;
     tiles.geometry.instanceCount = last - first + 1;
     head.visible = tokens > 0;
-    arcs.set(beams);
+    arcs.set(beams, pose.wall > 0.05);
     arcs.mesh.visible = phases.beams > 0 && beams.drawn.length > 0;
     arcs.uniforms.uGrown.value = phases.beams;
     arcs.uniforms.uArc.value = pose.arc;

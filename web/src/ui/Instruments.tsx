@@ -33,16 +33,14 @@ export function Compute() {
   const step = frame.value;
   const sum = totals.value;
   return (
-    <Instrument name="COMPUTE" id="compute" hint="layer-tokens: layers × tokens">
-      <div class="main-figure">
-        <Stat name="layer_tokens" class="big" />
-        <span class="main-unit">this step</span>
-        <span class="main-side">
-          <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> <span class="main-unit">so far</span>
-        </span>
-      </div>
+    <Instrument name="COMPUTE" id="compute" hint="the work of this step">
+      <p class={`headline ${step && step.recomputed > 0 ? "again" : ""}`}>{step ? work(step) : "No step yet."}</p>
       <Passage />
-      <p class={`sentence ${step && step.recomputed > 0 ? "again" : ""}`}>{step ? work(step) : "No step yet."}</p>
+      <p class="sentence">
+        <Stat name="layer_tokens" class="strong" /> layer-tokens,{" "}
+        <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> so far
+        <span class="sentence-note">a layer-token: one token through one layer</span>
+      </p>
       <table class="sums">
         <thead>
           <tr>
@@ -224,6 +222,16 @@ export function SeqLen() {
 
 function Tokens({ of, value }: { of: "prompt" | "generated"; value: number | null }) {
   return <Figure name={`${of}_tokens`} value={value} source="counted" unit="" meaning={`tokens, ${of}`} />;
+}
+
+/** What the badges beside the numbers mean. */
+export function BadgeKey() {
+  return (
+    <p class="badge-key">
+      <span class="badge measured">M</span> measured · <span class="badge counted">C</span> counted ·{" "}
+      <span class="badge derived">D</span> derived by formula
+    </p>
+  );
 }
 
 /** Every number of the step that has no place of its own. */

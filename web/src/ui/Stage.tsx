@@ -205,7 +205,7 @@ const REFILLED: readonly Role[] = [
   ["recomputed", "computed again, now kept"],
   ["fresh", "computed in this step"],
 ];
-const BEAM: Role = ["beam", "read by attention"];
+const BEAM: Role = ["beam", "attention"];
 
 /** Of what is in the picture: a wall that is kept, one that is thrown away, or one that is filled again. */
 function Legend() {
@@ -273,7 +273,7 @@ function Stepper({ name, value, of, keys, disabled, change }: StepperProps) {
       </button>
       <output class="stepper-value">
         {of > 0 ? value : "–"}
-        <span class="of">/{of > 0 ? of - 1 : "–"}</span>
+        <span class="of"> of 0–{of > 0 ? of - 1 : "–"}</span>
       </output>
       <button
         type="button"

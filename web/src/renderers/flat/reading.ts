@@ -1,6 +1,6 @@
 // What the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
-import { beamOpacity, beamWidth, percent } from "../beams";
+import { beamOpacity, beamWidth, dropWidth, drops, percent } from "../beams";
 import { labelOf, shorten } from "../labels";
 import { clamp, easeOut } from "../motion";
 import { css, mix } from "../theme";
@@ -35,6 +35,15 @@ export function paintBeams(p: Picture): void {
     c.strokeStyle = css(colour, beamOpacity(weight) * (p.scene.cache ? 1 : 0.3));
     c.lineWidth = beamWidth(weight);
     c.stroke();
+    if (drops(weight) && frame.cell > 0 && x > frame.x0) {
+      const from = frame.labelTop; // and on, down to the token's cell in the layer that is read
+      const to = frame.cellsTop + (p.scene.layer + 0.5) * frame.cell;
+      c.lineWidth = dropWidth(weight);
+      c.beginPath();
+      c.moveTo(x, from);
+      c.lineTo(x, from + (to - from) * phases.beams);
+      c.stroke();
+    }
   }
 }
 
