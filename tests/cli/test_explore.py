@@ -68,7 +68,7 @@ def test_a_model_that_is_nowhere_is_refused_and_nothing_is_served(refused: Refus
 
 def test_a_model_that_cannot_be_read_ends_the_server(tmp_path: Path) -> None:
     with explorer(tmp_path) as (_, process):
-        _, said = process.communicate()
+        _, said = process.communicate(timeout=240)  # a guard against a server that never ends
         assert process.returncode == 2
     assert said == f"tokenwright: {tmp_path}/config.json is missing; a model folder needs config.json\n"
 

@@ -271,7 +271,11 @@ def test_one_answer_of_a_conversation(run: Run) -> None:
 
 
 def test_a_conversation_needs_a_template(run: Run, tmp_path: Path) -> None:
-    refused = run("generate", "x", "--chat", "-m", make_checkpoint(tmp_path / "gpt2", "gpt2").path)
+    folder = make_checkpoint(tmp_path / "gpt2", "gpt2").path
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    refused = run("generate", "x", "--chat", "-m", folder)
     assert refused.exit_code == 2
     assert "chat template" in refused.stderr
 

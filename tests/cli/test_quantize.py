@@ -95,6 +95,14 @@ def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp
     assert not (tmp_path / "r").exists()
 
 
+def test_the_model_is_an_argument_or_an_option(run: Run, model: Path, tmp_path: Path) -> None:
+    assert run("quantize", "-m", model, tmp_path / "q").exit_code == 0
+    assert (tmp_path / "q" / "config.json").is_file()
+    for words in ((tmp_path / "r",), ("a", "b", "c"), (model, tmp_path / "r", "-m", "stories")):
+        assert run("quantize", *words).exit_code == 2
+    assert not (tmp_path / "r").exists()
+
+
 def test_what_a_killed_one_left_is_removed_by_the_next_to_the_same_place(run: Run, model: Path, tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys

@@ -82,7 +82,7 @@ class Commands(TyperGroup):
 
     def _told(self, error: Exception, words: Sequence[str]) -> int:
         """Print an error; returns the exit code."""
-        code = REFUSED if isinstance(error, (TokenwrightError, USAGE)) else FAILED
+        code = REFUSED if isinstance(error, (TokenwrightError, USAGE, OSError)) else FAILED
         code = FAILED if isinstance(error, EngineError) else code
         message = self._message(error, words)
         print(f"tokenwright: {message}", file=sys.stderr)
@@ -99,6 +99,8 @@ class Commands(TyperGroup):
             asked = "tokenwright" if command is None else f"tokenwright {command.name}"
             said = error.format_message().strip().rstrip(".").replace("\n", " ")  # type: ignore[attr-defined]
             return f"{said[:1].lower()}{said[1:]}; {asked} --help shows what there is"
+        if isinstance(error, OSError) and error.filename is not None:  # a name that the system refuses, a full disk
+            return f"{str(error.filename)[:200]} cannot be used: {error.strerror}"
         if isinstance(error, MemoryError):
             return "there is not enough memory for this; make the request smaller, or free some memory"
         return (

@@ -122,7 +122,8 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
         *limits.multiplications.values(),
         *figures,
     ]
-    reasons = dict.fromkeys(one.busy for one in every if one.busy)
+    reasons = list(dict.fromkeys(one.busy for one in every if one.busy))
+    busy = [f"\n{BUSY}: {'; '.join(reasons[:2])}. Run it again when nothing else runs."] if reasons else []
     return "\n".join(
         [
             f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}.",
@@ -132,7 +133,7 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
             f"{facts['model']}, {size}, on {counted}.",
             "",
             *_table(near),
-            *(f"\n{BUSY}: {'; '.join(reasons)}. Run it again when nothing else runs." for _ in [0] if reasons),
+            *busy,
         ]
     )
 

@@ -63,8 +63,9 @@ def make_app(
     add_errors(app, APIS, (explore.Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service, served.timings)
-    for other in (openai_embeddings, responses, anthropic, ollama):
-        other.add(app, service)
+    openai_embeddings.add(app, service)
+    for other in (responses, anthropic, ollama):
+        other.add(app, service, served.timings)
     texts.add(app, service, explorer)
     explore.add(app, explorer)
     add_schemas(app)
