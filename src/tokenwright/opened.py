@@ -166,6 +166,10 @@ class OpenedModel:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
         return self._requests.build(prompt, params, salt=salt)
 
+    def check_length(self, text: str) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
+        self._requests.check_length(text)
+
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 
