@@ -45,7 +45,8 @@ class Part:
     queue: int = 1024
 
     def settings(self, scale: float) -> dict[str, Any]:
-        return {"max_queue": max(16, round(self.queue * scale)) if self.queue > 1024 else self.queue}
+        most = max(16, round(self.queue * scale)) if self.queue > 1024 else self.queue
+        return {"max_queue": most, "drain_timeout": 600.0}
 
 
 PARTS: Mapping[str, Part] = {

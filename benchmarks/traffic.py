@@ -54,9 +54,9 @@ class Wanted:
 Told = tuple[tuple[str, str], ...]  # of each text: what it says and why it ended
 
 
-def fixed(tokens: int, stream: bool = False) -> Wanted:
+def fixed(tokens: int, stream: bool = False, prompt: str = "One day") -> Wanted:
     """A greedy request of so many tokens."""
-    body = {"model": NAME, "prompt": "One day", "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     return Wanted("/v1/completions", body, stream)
 
 
