@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -142,7 +142,7 @@ async def queue(server: Server, report: Report, scale: float) -> None:
     wanted = fixed(64)
     [right] = await texts_of(server, [wanted], 1)
     await asyncio.to_thread(server.rest_s)
-    memory, ended = server.memory(), ended_of(server)
+    memory, ended = server.memory(), ended_in(server.metrics())
     data = packed(server.address, wanted.path, wanted.sent())
     with Health(server) as health:
         waiting = await _fill(server, data, cap + 64)
@@ -175,9 +175,8 @@ async def _fill(server: Server, data: bytes, count: int) -> list[Exchange]:
     return found
 
 
-def ended_of(server: Server) -> float:
-    """Requests that have ended or were refused."""
-    now = server.metrics()
+def ended_in(now: Mapping[str, float]) -> float:
+    """Requests that have ended or were refused, by the server's metrics."""
     return now.get("requests_total", 0.0) + now.get("rejections_total", 0.0)
 
 
@@ -187,7 +186,7 @@ async def _taken(server: Server, sent: int, cap: int, ended: float) -> float:
     while True:
         now = await asyncio.to_thread(server.metrics)
         most = max(most, now["requests_waiting"])
-        gone = now.get("requests_total", 0.0) + now.get("rejections_total", 0.0) - ended
+        gone = ended_in(now) - ended
         if most >= cap or now["requests_waiting"] + now["requests_running"] + gone >= sent - 64:
             return most
         await asyncio.sleep(0.02)
@@ -241,11 +240,11 @@ async def stop(server: Server, report: Report, scale: float) -> None:
     long = [fixed(min(1900, length - 32), at % 2 == 0, f"Day {at}") for at in range(8)]  # these are open for long
     wanted = [*long, *mixed(count, 3, length)]
     undisturbed = await texts_of(server, [one.whole() for one in wanted], 1)
-    ended = ended_of(server)
+    ended = ended_in(server.metrics())
     tasks = asyncio.create_task(texts_of(server, wanted, len(wanted)))
     while True:  # until every request is accepted, though some may have ended
         now = await asyncio.to_thread(server.metrics)
-        gone = now.get("requests_total", 0.0) - ended
+        gone = ended_in(now) - ended
         if now["requests_waiting"] + now["requests_running"] + gone >= len(wanted) or tasks.done():
             break
     open_then = now["requests_waiting"] + now["requests_running"]
