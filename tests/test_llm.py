@@ -445,8 +445,22 @@ def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
     monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 1000)
-    with pytest.raises(CapacityError, match="--dtype bfloat16 halves it"):
+    with pytest.raises(CapacityError, match="dtype bfloat16 halves it; weights int8 need a quarter"):
         LLM(folder)
+    with pytest.raises(CapacityError, match=r"in bfloat16, .* free; weights int8 need half"):
+        LLM(folder, dtype="bfloat16")
+    with pytest.raises(CapacityError, match=r"in int4, .* free$"):
+        LLM(folder, weights="int4")
+
+
+def test_the_least_memory_that_an_error_names_suffices(folder):
+    with pytest.raises(CapacityError, match="hold no page") as caught:
+        LLM(folder, kv_memory=10)
+    least = int(str(caught.value).rpartition(" ")[2])
+    with pytest.raises(CapacityError, match=f"at least {least}$"):
+        LLM(folder, kv_memory=least - 1)
+    with LLM(folder, kv_memory=least) as llm:
+        assert llm.generate([5], GREEDY, max_tokens=2)[0].token_ids
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):

@@ -172,6 +172,16 @@ class TestPublished:
         wide, narrow = 4 * 2 * 512, 4 * 2 * 272
         assert gemma.kv_bytes_total == 34 * 4 * wide + narrow * (5 * 1996 + 29 * 1030)
 
+    def test_the_memory_that_this_process_may_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small = plan("gpt2")
+        for free, fits in ((small.total_bytes, True), (small.total_bytes - 1, False)):
+            monkeypatch.setattr("tokenwright.planner.free_memory", lambda device, free=free: free)
+            found = plan("gpt2", memory="here")
+            assert (found.memory, found.fits) == (free, fits)
+        monkeypatch.setattr("tokenwright.planner.free_memory", lambda device: None)
+        with pytest.raises(RequestError, match="does not report its free memory; give memory in bytes"):
+            plan("gpt2", memory="here")
+
     def test_steps_of_llama(self) -> None:
         """2 (P_b + P_lm) + 4 H D L t, and bytes without the embedding, which is looked up."""
         found = plan("llama-3.1-8b", context=777, bandwidth="30GB/s")
@@ -710,8 +720,8 @@ class TestSizes:
             ({"weights": ""}, "weights '' is not known"),
             ({"batch": 0}, "batch must be a whole number from 1"),
             ({"batch": True}, "not True"),
-            ({"kv": "int8,first=-1"}, "first must be a whole number"),
-            ({"kv": "int8,native=0+0"}, "native must be numbers of layers, each once"),
+            ({"kv": "int8,first=-1"}, "first of kv must be a whole number"),
+            ({"kv": "int8,native=0+0"}, "native of kv must be numbers of layers, each once"),
             ({"window": 0}, "window must be a number of tokens"),
             ({"window": 9, "sinks": "4"}, "sinks must be a whole number"),
             ({"bandwidth": "slow"}, "bandwidth must be bytes per second"),

@@ -21,7 +21,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from tokenwright import LLM
 from tokenwright.backends.device import leave_a_core
-from tokenwright.serve.explore import Explorer, make_app
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import Explorer
 from tokenwright.serve.page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,15 @@ def shots(page: Page, folder: Path) -> None:
     save("story")
     without_cache(page, 4)
     save("no-cache")
+    page.keyboard.press("n")
+    speed = page.get_by_role("slider", name="speed")
+    speed.focus()
+    page.keyboard.press("End")
+    speed.blur()
+    page.keyboard.press(" ")
+    page.wait_for_function("document.documentElement.dataset.state === 'done'")
+    rest(page)
+    save("result")
     held(page, STORY, 30, head=(3, 7), camera="top")
     save("top")
     held(page, CODE, 18, head=(2, 3), camera="iso")

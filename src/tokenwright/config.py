@@ -177,9 +177,9 @@ class KVFormat:
         for name in (self.k, self.v):
             if name not in KV_NAMES:
                 raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}", "kv")
-        check_whole("first", self.first)
+        check_whole("first of kv", self.first)
         if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
-            raise RequestError(f"native must be numbers of layers, each once, not {self.native!r}")
+            raise RequestError(f"native of kv must be numbers of layers, each once, not {self.native!r}")
 
     @classmethod
     def parse(cls, text: str) -> Self:

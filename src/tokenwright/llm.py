@@ -19,6 +19,7 @@ from tokenwright.run import Run
 from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
+from tokenwright.text.chat import check_messages
 from tokenwright.transcript import Transcript
 
 
@@ -211,11 +212,10 @@ class LLM(ScoringModel):
         markup: encode control tokens that are written in the messages as control tokens; by default they are text.
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
-        template = self.template
-        for message in messages:
-            if isinstance(message, Mapping) and isinstance(content := message.get("content"), str):
-                self._requests.check_length(content)
-        return template.render(messages, markup=markup)
+        template, checked = self.template, check_messages(messages)
+        for message in checked:
+            self._requests.check_length(message["content"])
+        return template.render(checked, markup=markup)
 
     def chat(
         self,

@@ -133,8 +133,9 @@ def make_decoder(
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
         return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)})
     if device.type != "cpu":
-        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu, or native weights")
-    refuse_weights(weight_bytes(graph, kept), device, dtype)
+        other = "" if checkpoint.packed else ", or native weights"
+        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}")
+    refuse_weights(weight_bytes(graph, kept), device, str(kept))
     weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
     if native is None or not compiles(graph):
         return Decoder(graph, kernels, weights)

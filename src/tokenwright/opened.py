@@ -170,6 +170,10 @@ class OpenedModel:
         """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
         self._requests.check_length(text)
 
+    def prepare_embedding(self, text: Prompt) -> Request:
+        """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
+        return self._requests.embedding(text)
+
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 

@@ -44,7 +44,7 @@ class RequestBuilder:
         given = _given(overrides)
         beams = given.get("beams", 1) != 1
         if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
-            raise RequestError("beam search draws nothing; leave temperature out, or beams")
+            raise RequestError("beam search draws nothing; leave temperature out, or beams", "temperature", "beams")
         suggested = self._loaded.generation.sampling
         kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # the caller's max_tokens limits the default
@@ -78,7 +78,7 @@ class RequestBuilder:
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         if isinstance(prompt, str):
             self.check_length(prompt)
-        ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
+        ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
         size = self._loaded.config.vocab_size
         for token in ids:
             if type(token) is not int or not 0 <= token < size:

@@ -273,7 +273,11 @@ class SamplingParams:
                 f"n is {self.n}, more than beams, which is {self.beams}; raise beams, or lower n", "n", "beams"
             )
         if self.beams % self.beam_groups:
-            raise RequestError(f"{self.beams} beams cannot be divided into {self.beam_groups} groups of equal size")
+            raise RequestError(
+                f"beam_groups is {self.beam_groups}, which does not divide beams, which is {self.beams}",
+                "beam_groups",
+                "beams",
+            )
         if self.diversity_penalty and self.beam_groups == 1:
             raise RequestError("diversity_penalty keeps groups of beams apart; set beam_groups as well")
 

@@ -14,7 +14,7 @@ from tokenwright import CheckpointError
 
 def snapshot(explored):
     """All that is shown, but for what the clock of the page itself says."""
-    explored.until("document.querySelectorAll('.grid [data-mass]').length > 0")  # asked for when a step rests
+    explored.until("document.querySelectorAll('.grid [data-mass*=\".\"]').length > 0")  # asked for when a step rests
     explored.settle()
     html = explored.tab.locator("body").evaluate("e => e.innerHTML")
     return re.sub(r"K/V kept for [^<]*|\d+ frames", "", html)

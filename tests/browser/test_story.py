@@ -158,7 +158,7 @@ def test_the_grid_of_heads_has_the_engines_masses(explored):
     explored.run(PROMPT, 6, renderer="2d", stop=4)
     for measure in ("sink", "local", "entropy"):
         explored.tab.get_by_role("button", name=measure).click()
-        explored.until("document.querySelectorAll('.grid [data-mass]').length > 0")
+        explored.until("document.querySelectorAll('.grid [data-mass*=\".\"]').length > 0")
         shown = explored.tab.eval_on_selector_all(".grid [data-mass]", "all => all.map(e => +e.dataset.mass)")
         assert shown == explored.api("/heads?step=4")[measure]
 

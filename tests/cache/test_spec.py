@@ -60,7 +60,7 @@ class TestFormat:
             ("int8,v=int4", "each once"),
             ("int8,first=1,first=2", "each once"),
             ("int8,last=3", "first=TOKENS"),
-            ("int8,first=-1", "first must be a whole number from 0 to 2,147,483,648, not -1"),
+            ("int8,first=-1", "first of kv must be a whole number from 0 to 2,147,483,648, not -1"),
             ("int8,first=x", "first=TOKENS"),
             ("int8,first=1.5", "first=TOKENS"),
             ("int8,first=", "first=TOKENS"),

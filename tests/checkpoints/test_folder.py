@@ -232,7 +232,7 @@ def test_values_that_are_not_finite_are_refused_by_name(
 def test_values_too_large_for_float16_are_told_apart(copy: Callable[[str], Path]) -> None:
     folder = copy("llama2")
     change_weights(folder, lambda t: t["model.norm.weight"].fill_(1e6))
-    with pytest.raises(CheckpointError, match=r"does not fit torch\.float16; use bfloat16"):
+    with pytest.raises(CheckpointError, match=r"does not fit float16; give dtype bfloat16"):
         Checkpoint.open(folder).tensors(torch.float16)
     assert Checkpoint.open(folder).tensors(torch.bfloat16)
 

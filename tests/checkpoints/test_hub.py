@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from tests.models.fake_hub import FakeHub, Files, commit_of
 from tests.models.fixtures import make_checkpoint
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.hub import is_hub_name
+from tokenwright.checkpoints.hub import download, is_hub_name, read_name
 from tokenwright.errors import CheckpointError
 
 NAME = "maker/small"
@@ -104,6 +105,56 @@ def test_a_hub_out_of_reach_is_served_from_the_cache(hub: FakeHub, monkeypatch: 
     assert "not complete in the local cache" in refusal("maker/other")
 
 
+def test_a_hub_that_is_gone_is_asked_once_and_told_once(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the library has not kept the list of files, and would ask for it again and again."""
+    first = Checkpoint.open(NAME)
+    for trees in (tmp_path / "cache").rglob("trees"):
+        shutil.rmtree(trees)
+
+    def waits(_: float) -> None:
+        raise AssertionError("it tries again")
+
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits)
+    monkeypatch.setattr(settings, "ENDPOINT", "http://127.0.0.1:1")
+    assert Checkpoint.open(NAME).path == first.path
+    [line] = caplog.messages
+    assert line.startswith("the hub cannot be reached (") and line.endswith(f"looking for {NAME} in the local cache")
+    (first.path / "model.safetensors").unlink()
+    assert "not complete in the local cache" in refusal(NAME)
+    with pytest.raises(CheckpointError, match=f"{NAME} cannot be fetched: the hub cannot be reached"):
+        download(NAME, None, False, lambda folder: None, again=True)
+
+
+def test_the_address_of_a_page_is_a_name(hub: FakeHub) -> None:
+    by_name = Checkpoint.open(NAME, "three")
+    assert Checkpoint.open(f"https://huggingface.co/{NAME}/tree/three").path == by_name.path
+    assert Checkpoint.open(f"hf.co/{NAME}", "three").path == by_name.path
+    assert "names the revision three, and --revision main" in refusal(f"hf.co/{NAME}/tree/three", "main")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", None)),
+        ("http://www.huggingface.co/Qwen/Qwen3-0.6B/", ("Qwen/Qwen3-0.6B", None)),
+        ("HF.co/Qwen/Qwen3-0.6B?library=vllm#x", ("Qwen/Qwen3-0.6B", None)),
+        ("hf.co/a/b/blob/v1/config.json", ("a/b", "v1")),
+        ("huggingface.co/a/b/resolve/main/model.safetensors", ("a/b", "main")),
+        ("https://huggingface.co/a/b/discussions/3", ("a/b", None)),
+        ("https://huggingface.co/datasets/a", None),
+        ("https://huggingface.co/gpt2", None),
+        ("huggingface.co/gpt2", None),
+        ("hf.co/a/b:Q4_K_M", None),
+        ("https://example.org/a/b", None),
+        ("https://huggingface.co.evil.org/a/b", None),
+    ],
+)
+def test_addresses(text: str, found: tuple[str, str | None] | None) -> None:
+    assert read_name(text) == found
+
+
 def test_offline_without_a_cached_snapshot_says_so(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "HF_HUB_OFFLINE", True)
     message = refusal(NAME)
@@ -154,7 +205,7 @@ def test_a_repository_with_pickles_alone_is_named_and_nothing_large_is_fetched(
     hub.repositories["maker/empty"] = {"main": files}
     assert "has no model.safetensors" in refusal("maker/empty")
     monkeypatch.setattr(settings, "HF_HUB_OFFLINE", True)  # then the list of files cannot be had
-    assert "has no model.safetensors" in refusal("maker/pickled")
+    assert "maker/pickled is not complete in the local cache" in refusal("maker/pickled")
 
 
 def test_a_model_that_we_cannot_run_is_refused_before_its_weights(hub: FakeHub, single: Files) -> None:

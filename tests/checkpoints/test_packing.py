@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints import packing, weight_cache
+from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
@@ -155,7 +155,8 @@ def test_values_too_large_for_a_format_are_told_apart(form: str, model: Checkpoi
     name = "model.layers.2.mlp.down_proj.weight"
     change_weights(model.path, lambda tensors: tensors[name].mul_(1e9))
     found = Checkpoint.open(model.path)
-    with pytest.raises(CheckpointError, match=rf"down_proj.* does not fit {form}; use bfloat16"):
+    option = "dtype bfloat16" if form == "float16" else "weights bfloat16"
+    with pytest.raises(CheckpointError, match=rf"down_proj.* does not fit {form}; give {option}"):
         load_packed(found, WeightFormat.parse(form), "float32")
     assert load_packed(found, WeightFormat("bfloat16"), "float32")
 
@@ -275,13 +276,12 @@ def test_a_folder_that_cannot_be_written_is_told(
 
 def test_what_killed_writers_left_is_removed(model: Checkpoint, cache: WeightCache) -> None:
     cache.folder.mkdir(parents=True)
-    old, new = cache.folder / ".x.safetensors.1-1", cache.folder / ".y.safetensors.2-2"
-    old.touch()
-    new.touch()
-    os.utime(old, (0, 0))
-    load_packed(model, INT8, "float32", cache=cache)
-    assert not old.exists()
-    assert new.exists()
+    left = cache.folder / ".x.safetensors.draft-1-1"
+    left.touch()
+    with draft_file(cache.folder / "y.safetensors") as written:
+        load_packed(model, INT8, "float32", cache=cache)
+        assert not left.exists()
+        assert written.exists(), "its writer is alive"
 
 
 def test_damaged_memory_of_digests_does_no_harm(model: Checkpoint, cache: WeightCache) -> None:
@@ -299,6 +299,7 @@ def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) 
 import torch
 from pathlib import Path
 from tokenwright.config import WeightFormat
+from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
 from tokenwright.checkpoints.weight_cache import WeightCache, log
@@ -441,3 +442,16 @@ def test_a_missing_checksum_is_refused(folder: Path, model: Checkpoint) -> None:
     about = {"format": "tokenwright", "version": "1", "weights": "int4", "crc32": "{}"}
     save_file(tensors, folder / "model.safetensors", metadata=about)
     assert "the list of its checksums" in refusal(folder)
+
+
+def test_a_damaged_quantised_folder_is_not_to_be_downloaded(model: Checkpoint, tmp_path: Path) -> None:
+    """We wrote it, so the error says to write it again."""
+    form = WeightFormat.parse("int8")
+    write_folder(model, tmp_path / "q", form, pack_checkpoint(model, form))
+    file = tmp_path / "q" / "model.safetensors"
+    content = file.read_bytes()
+    for kept in (content[:-1], b"", b"x" * 200):
+        file.write_bytes(kept)
+        with pytest.raises(CheckpointError, match=r"; quantise the model again$") as caught:
+            Checkpoint.open(tmp_path / "q")
+        assert "download" not in str(caught.value)

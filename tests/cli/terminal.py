@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
+from threading import Timer
+
+HANG_S = 240.0  # far more than any session takes
 
 # To wait for a text that it shows, to type, and its process.
 Terminal = tuple[Callable[..., str], Callable[[str], None], "subprocess.Popen[bytes]"]
@@ -48,6 +51,8 @@ def terminal(
         env=environment,
     )
     os.close(theirs)
+    hangs = Timer(HANG_S, process.kill)  # then `until` fails
+    hangs.start()
     seen = ""
 
     def until(pattern: str, *, nudge: str = "", ends: bool = False) -> str:
@@ -75,6 +80,7 @@ def terminal(
     try:
         yield until, lambda text: void(os.write(own, text.encode())), process
     finally:
+        hangs.cancel()
         process.kill()
         process.wait()
         os.close(own)

@@ -60,6 +60,27 @@ def test_page(run: Run, model: Path) -> None:
     assert "% " in prefill
 
 
+def test_a_busy_machine_is_told_instead_of_a_figure(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenwright.bench.busy.quietly", lambda measure, doubt: (measure(), "others were there"))
+    page = run("bench", "--model", model).stdout
+    table = [
+        line for line in page.splitlines() if line.startswith(("memory ", "int8 products ", "prefill ", "8 streams "))
+    ]
+    assert len(table) == 4
+    assert all(line.endswith("the machine was busy") for line in table)
+    assert "/s" not in page and "%" not in page
+    assert page.endswith("the machine was busy: others were there. Run it again when nothing else runs.\n")
+    found = json.loads(run("bench", "--model", model, "--json").stdout)
+    assert found["limits"]["memory"] == {"all_threads": None, "one_thread": None, "busy": "others were there"}
+    decode = found["measures"]["decode"]
+    assert (decode["value"], decode["limit"], decode["share"], decode["busy"]) == (
+        None,
+        None,
+        None,
+        "others were there",
+    )
+
+
 def test_a_shape_is_made_once_and_kept(run: Run, cache: Path) -> None:
     first, second = (run("bench", "--shape", "tiny") for _ in range(2))
     folder = cache / "benchmarks" / "tiny"
@@ -72,7 +93,8 @@ def test_a_shape_is_made_once_and_kept(run: Run, cache: Path) -> None:
 
 def test_what_is_refused(refused: Callable[..., str], model: Path, tmp_path: Path, cache: Path) -> None:
     assert "shape 'huge' is not known; use tiny, gpt2, qwen05, llama1b" in refused("bench", "--shape", "huge")
-    assert "give --shape or --model, not both" in refused("bench", "--shape", "tiny", "--model", model)
+    for given in (("--model", model), ("--model", "stories"), ("stories",), ("--revision", "main")):
+        assert "give --shape or --model, not both" in refused("bench", "--shape", "tiny", *given)
     assert "there is no folder" in refused("bench", "--model", tmp_path / "nothing")
     assert "weights 'int2' is not known" in refused("bench", "--model", model, "--weights", "int2")
     short = make_checkpoint(tmp_path / "short", "llama2", changes={"max_position_embeddings": 128}).path

@@ -182,6 +182,7 @@ def test_blocks_are_complete_when_the_next_one_begins() -> None:
     assert complete_blocks("- a\n\n  more\n\nb") == (["- a\n\n  more"], "b")
     assert complete_blocks("```\na\n\nb") == ([], "```\na\n\nb")
     assert complete_blocks("```\na\n\nb\n```\n\nc\n\nd") == (["```\na\n\nb\n```", "c"], "d")
+    assert complete_blocks("- a\n\n- b\n\nc") == (["- a\n\n- b"], "c")
     assert complete_blocks("a\n\n-") == ([], "a\n\n-")
     assert complete_blocks("a\n\n- b") == (["a"], "- b")
     assert complete_blocks("~~~~\n```\n\n~~~\n~~~~\n\nc") == (["~~~~\n```\n\n~~~\n~~~~"], "c")

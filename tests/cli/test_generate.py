@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
+from tests.models.fixtures import make_checkpoint
 from tokenwright.llm import LLM
 from tokenwright.streams import Stream
 
@@ -256,3 +257,103 @@ def test_a_cache_file_in_no_folder_is_refused_before_anything_is_written(generat
     refused = generate("-n", 4, "--cache-file", tmp_path / "absent" / "chat.kv")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "there is no folder" in refused.stderr
+
+
+def test_one_answer_of_a_conversation(run: Run) -> None:
+    options = ("generate", "Tell me of a cat.", "-n", 8, *GREEDY, "-q")
+    answer, told = run(*options, "--chat"), run(*options, "--chat", "--system", "Be brief.")
+    with LLM("stories") as llm:
+        asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me of a cat."}]
+        for result, messages in ((answer, asked[1:]), (told, asked)):
+            expected = llm.chat(messages, llm.sampling(temperature=0, max_tokens=8))
+            assert result.stdout == expected.text + "\n"
+    assert "give --chat as well" in run(*options, "--system", "Be brief.").stderr
+
+
+def test_a_conversation_needs_a_template(run: Run, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "gpt2", "gpt2").path
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    refused = run("generate", "x", "--chat", "-m", folder)
+    assert refused.exit_code == 2
+    assert "chat template" in refused.stderr
+
+
+def test_echo_writes_the_prompt_first(generate: Run) -> None:
+    plain = generate("-n", 5, *GREEDY, "-q").stdout
+    assert generate("-n", 5, *GREEDY, "-q", "--echo").stdout == PROMPT + plain
+    assert "leave it or --json out" in generate("--echo", "--json").stderr
+
+
+def test_verbose_tells_the_phases(generate: Run) -> None:
+    told = generate("-n", 5, *GREEDY, "--ignore-eos", "-v").stderr.splitlines()[-1]
+    assert re.match(r"imports [\d.]+ m?s · load [\d.]+ m?s · tokenise and submit [\d.]+ m?s · wait ", told)
+    assert re.search(r" · prefill of \d+ tokens [\d.]+ m?s \([\d.,e+]+ tok/s\) · decode of 4 tokens ", told)
+    found = json.loads(generate("-n", 5, "--json", "-v").stdout)["phases"]
+    assert found.keys() == {"imports_s", "load_s", "request_s"}
+
+
+def test_threads_and_memory_are_options(generate: Run) -> None:
+    shown = generate("-n", 2, "--threads", 1, "--kv-memory", "64KiB")
+    assert shown.exit_code == 0, shown.stderr
+    assert re.match(r"KV cache: \d+ pages of 16 tokens, [4-6]\d\.\d KiB", shown.stderr)
+    assert "--kv-memory 64 has no unit and would be bytes; write 64GB or 64GiB" in generate("--kv-memory", 64).stderr
+    small = generate("--kv-memory", "1KiB").stderr
+    assert "--kv-memory" in small and "kv_memory" not in small
+
+
+def test_the_memory_is_not_named_where_there_is_no_option(run: Run, model: Path) -> None:
+    result = run("race", "x", "--model", model, "-n", 1, "--page-size", 2**31)
+    assert result.exit_code == 2
+    assert "kv_memory" not in result.stderr and "pages or" not in result.stderr
+
+
+def test_json_tells_the_text_of_tokens(run: Run) -> None:
+    told = json.loads(run("generate", PROMPT, "-n", 9, *GREEDY, "--ignore-eos", "--logprobs", 2, "--json").stdout)
+    assert "".join(told["tokens"]) == told["text"]
+    assert [top[0]["token"] for top in told["top_logprobs"]] == told["tokens"], "greedy takes the most probable"
+
+
+@pytest.mark.parametrize(
+    ("options", "complete"),
+    [
+        (("--regex", "[a-z]{40}", "-n", 5), False),
+        (("--regex", "[a-z]{3,40}", "-n", 5), True),
+        (("--regex", "[a-z]{3}"), True),
+        (("--regex", "[a-z]{40}", "--stop-id", 3, "--max-seconds", 0), False),
+        (("--regex", "x[a-z]{40}", "--stop", "x"), False),
+        (("--regex", "[a-z]{40}", "-n", 5, "--choices", 2), False),
+        (("--regex", "[a-z]{40}", "-n", 5, "--beams", 2), False),
+        (("--choice", "yes", "--beams", 2), True),
+    ],
+)
+def test_a_text_that_was_cut_before_its_grammar_could_end(generate: Run, options: Any, complete: bool) -> None:
+    result, told = generate(*options, "-q"), generate(*options, "--json")
+    assert result.exit_code == told.exit_code == (0 if complete else 4)
+    assert json.loads(told.stdout)["complete"] == complete
+    line = "before its grammar could end"
+    assert (line in result.stderr, line in told.stderr) == (not complete, not complete)
+
+
+def test_without_a_grammar_nothing_is_said_of_it(generate: Run) -> None:
+    assert "complete" not in json.loads(generate("-n", 2, "--json").stdout)
+
+
+def test_errors_are_json_too(run: Run, tmp_path: Path) -> None:
+    for words in (("generate", "x", "-m", tmp_path / "nothing", "--json"), ("generate", "--wings", "--json")):
+        result = run(*words)
+        error = json.loads(result.stdout)["error"]
+        assert result.exit_code == error["exit_code"] == 2
+        assert result.stderr == f"tokenwright: {error['message']}\n"
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
+    generate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenised(*_: object, **__: object) -> None:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr("tokenwright.text.tokenizer.Tokenizer.encode", tokenised)
+    told = generate(prompt="\0" * 1_000_000).stderr
+    assert "the prompt has 1,000,000 characters, so at least " in told

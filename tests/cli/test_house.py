@@ -86,6 +86,12 @@ def test_version_without_an_installation(tmp_path: Path, monkeypatch: pytest.Mon
     assert "running from a folder of sources" in text
 
 
+ANY_DEFECT = (
+    "tokenwright: this is a defect of Tokenwright (ZeroDivisionError: x); please report it with what "
+    "TOKENWRIGHT_DEBUG=1 shows\n"
+)
+
+
 def failing(error: BaseException) -> typer.Typer:
     app = typer.Typer(cls=Commands)
 
@@ -106,6 +112,8 @@ def failing(error: BaseException) -> typer.Typer:
         (CapacityError("no memory"), 2, "tokenwright: no memory\n"),
         (EngineError("a step failed"), 1, "tokenwright: a step failed\n"),
         (KeyboardInterrupt(), 130, ""),
+        (OSError(36, "File name too long", "aaa"), 2, "tokenwright: aaa cannot be used: File name too long\n"),
+        (ZeroDivisionError("x"), 1, ANY_DEFECT),
     ],
 )
 def test_errors_become_messages(error: BaseException, code: int, message: str) -> None:

@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -101,3 +103,21 @@ def test_a_pipe_that_is_full_for_a_while_gets_everything(monkeypatch: pytest.Mon
     assert b"".join(got).decode() == text
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "told"),
+    [
+        (">/dev/full", 1, "tokenwright: standard output cannot be written (No space left on device); text was lost\n"),
+        (">&-", 1, "tokenwright: standard output cannot be written (Bad file descriptor); text was lost\n"),
+        ("2>/dev/full", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&-", 0, ""),
+        ("<&- >&- 2>&-", 1, ""),
+    ],
+)
+def test_streams_of_a_process(redirected: str, code: int, told: str) -> None:
+    command = f'"$0" -m tokenwright --version {redirected}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, told)
+    assert done.stdout.startswith("tokenwright ") == (code == 0)

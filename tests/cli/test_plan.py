@@ -13,6 +13,7 @@ from tests.cli.conftest import Run
 from tests.models.fixtures import make_config
 from tokenwright import planner
 from tokenwright.cli.plan import binary, decimal, flop, page, three
+from tokenwright.planner.known import KNOWN
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEED = ("--bandwidth", "30GB/s")
@@ -283,3 +284,24 @@ def test_a_chart_that_cannot_be_written(refused: Callable[..., str], tmp_path: P
 )
 def test_numbers(function: Callable[[Any], str], value: float, text: str) -> None:
     assert function(value) == text
+
+
+def test_an_unknown_family_lists_what_can_be_planned(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    told = run("plan", tmp_path).stderr
+    assert "unknown architecture MambaForCausalLM; Tokenwright runs GPT2LMHeadModel, " in told
+    assert told.endswith(
+        ", and plans Gemma3ForConditionalGeneration, Gemma3ForCausalLM, DeepseekV3ForCausalLM as well\n"
+    )
+
+
+def test_memory_without_a_unit_is_refused(run: Run) -> None:
+    result = run("plan", "gpt2", "--memory", 24)
+    assert result.exit_code == 2
+    assert "--memory 24 has no unit and would be bytes; write 24GB or 24GiB" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["stories", *(name.split("/")[1] for name in KNOWN)])
+def test_what_the_message_suggests_can_be_planned(run: Run, name: str) -> None:
+    assert name in run("plan", "nowhere").stderr
+    assert run("plan", "-m", name, "--bandwidth", "30GB/s").exit_code == 0

@@ -1,6 +1,9 @@
 """`quantize`, and `--weights` of the commands that compute: what is written opens, and says what it is."""
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,3 +93,44 @@ def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp
     file.write_bytes(content)
     assert "is damaged: its checksum is another" in refused("generate", "x", "--model", tmp_path / "q")
     assert not (tmp_path / "r").exists()
+
+
+def test_the_model_is_an_argument_or_an_option(run: Run, model: Path, tmp_path: Path) -> None:
+    assert run("quantize", "-m", model, tmp_path / "q").exit_code == 0
+    assert (tmp_path / "q" / "config.json").is_file()
+    for words in ((tmp_path / "r",), ("a", "b", "c"), (model, tmp_path / "r", "-m", "stories")):
+        assert run("quantize", *words).exit_code == 2
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next_to_the_same_place(run: Run, model: Path, tmp_path: Path) -> None:
+    code = f"""
+import os, signal, sys
+from tokenwright.checkpoints import quantize
+def killed(file, *_):
+    file.write_bytes(bytes(10_000))
+    os.kill(os.getpid(), signal.SIGKILL)
+quantize.write_weights = killed
+sys.argv = ["tokenwright", "quantize", {str(model)!r}, {str(tmp_path / "q")!r}]
+from tokenwright.cli import main
+main()
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    [left] = tmp_path.iterdir()
+    assert left.name.startswith(".q.draft-")
+    others = [tmp_path / name for name in (".q.draft-mine", ".q2.draft-1-1")]
+    for other in others:
+        other.mkdir()
+    assert run("quantize", model, tmp_path / "q").exit_code == 0
+    assert {*tmp_path.iterdir()} == {tmp_path / "q", *others}, "what is of another place stays"
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_any_work(run: Run, model: Path, tmp_path: Path) -> None:
+    """What it would write could not be opened."""
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare)
+    (bare / "tokenizer.json").unlink()
+    result = run("quantize", bare, tmp_path / "q", "--weights", "int8")
+    assert result.exit_code != 0
+    assert "has no tokenizer.json" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bare"]

@@ -29,7 +29,7 @@ PRINTED = {"cached": "cached", "naive": "naive", "prefix": "prefix", "kv": "int4
 @pytest.fixture
 def race(run: Run, model: Path, tmp_path: Path) -> Race:
     def go(*arguments: object, prompt: str = "the sun", model: Path = model) -> Any:
-        return run("race", prompt, "--model", model, "--out", tmp_path / "race.svg", *arguments)
+        return run("race", prompt, "--model", model, "--out", tmp_path / "race.svg", "--force", *arguments)
 
     return go
 
@@ -239,6 +239,43 @@ def test_all_lanes_end_with_the_context(found: Race) -> None:
     race = found("-n", 600, "--token-budget", 64, *OTHERS[2:], prompt="the " * 500)
     written = 512 - race["prompt_tokens"]
     assert {len(race[kind]["step_s"]) for kind in ("cached", "naive", "prefix", "window")} == {written}
+
+
+def test_no_file_is_written_unasked(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("race", "the sun", "--model", model, "-n", 2)
+    assert result.exit_code == 0, result.output
+    assert "chart: " not in result.stdout
+    assert "chart" not in json.loads(run("race", "the sun", "--model", model, "-n", 2, "--json").stdout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chart_is_in_the_format_of_its_name(run: Run, model: Path, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    result = run("race", LONG, "--model", model, "-n", 9, *OTHERS, "-o", tmp_path / "race.PNG")
+    assert result.exit_code == 0, result.output
+    height, width, _ = imread(tmp_path / "race.PNG", format="png").shape
+    assert width > height > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("race.txt", "--out takes a name that ends in .svg or .png"),
+        ("race", "--out takes a name that ends in .svg or .png"),
+        ("taken.svg", "exists and is not overwritten; give --out another file, or add --force"),
+        ("nowhere/race.svg", "give --out a file in a folder that exists"),
+        ("race.png", "pip install 'tokenwright[charts]'"),
+    ],
+)
+def test_charts_that_are_refused_before_a_model_is_looked_for(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr("tokenwright.cli.chart_file.find_spec", lambda name: None)
+    (tmp_path / "taken.svg").write_text("mine")
+    assert message in refused("race", "the sun", "--model", tmp_path / "nowhere", "-o", tmp_path / name)
+    assert (tmp_path / "taken.svg").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_a_failing_engine_ends_every_request_and_says_so_to_whoever_asks(loop, c
 def test_a_message_that_comes_too_late_is_refused_by_its_sender(loop):
     """The thread has ended, but the client looked before it had."""
     loop.close()
-    loop._check = lambda: None
+    loop.check = lambda: None
     inbox = Inbox()
     loop.submit([asked(1)], inbox)
     [end] = events_of(inbox)

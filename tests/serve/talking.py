@@ -17,7 +17,7 @@ from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason
-from tokenwright.serve.app import make_app
+from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explore import Explorer
 from tokenwright.serve.guard import Policy
 
@@ -129,9 +129,11 @@ def running(app: Any, service: Any) -> Iterator[Talker]:
 
 
 @contextmanager
-def talking(folder: Path, **options: Any) -> Iterator[Talker]:
-    """Serve a checkpoint under the name "tiny". options: of `Policy.of`."""
-    explorer = Explorer("tiny", lambda report: LLM(folder, pages=PAGES, report=report))
-    app = make_app(explorer, Policy.of(None, **options), None)
+def talking(
+    folder: Path | str, page: Path | None = None, name: str = "tiny", served: Served | None = None, **options: Any
+) -> Iterator[Talker]:
+    """Serve a checkpoint under a name. page: the folder of the page. options: of `Policy.of`."""
+    explorer = Explorer(name, lambda report: LLM(folder, pages=PAGES, report=report))
+    app = make_app(explorer, Policy.of(None, **options), page, served)
     with running(app, app.state.service) as talker:
         yield talker

@@ -45,6 +45,7 @@ def test_a_message_is_what_the_model_says(talker: Talker, ask: Any) -> None:
     assert usage.output_tokens == 8
     again = ask()
     assert again.usage.cache_read_input_tokens > 0
+    assert again.usage.input_tokens + again.usage.cache_read_input_tokens == talker.tokens(HELLO)
     assert again.content == message.content
 
 

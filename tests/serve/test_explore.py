@@ -184,7 +184,7 @@ def test_the_state_is_sent_when_it_changes_and_not_at_each_step(server):
         played(page)
     lasting = [{k: v for k, v in state.items() if k not in ("lease_s", "steps")} for state in page.states]
     assert all(one != other for one, other in pairwise(lasting))
-    assert (lasting[0]["state"], lasting[-1]["state"]) == ("held", "done")
+    assert (lasting[0]["state"], lasting[-1]["state"]) == ("paused", "done")
     assert len(lasting) < 30
 
 
@@ -444,7 +444,7 @@ def test_ended_runs_are_kept_for_a_while(server, monkeypatch):
         ({"prompt": "ab", "written": [10**6]}, "token ids"),
         ({"prompt": "ab", "layer": 99}, "layer must be from 0 to"),
         ({"prompt": "ab", "stop": [""]}, "stop"),
-        ({"prompt": "ab", "stop": ["\udc80"]}, "surrogate"),
+        ({"prompt": "ab", "stop": ["\udc80"]}, "UTF-8"),
         ({"prompt": "\ud800"}, "surrogate"),
         ({"prompt": ""}, "the prompt has no tokens"),
     ],
@@ -538,6 +538,7 @@ ROUTES = [
     ("GET", "/metrics"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
 ]

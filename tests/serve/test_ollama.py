@@ -13,6 +13,8 @@ import pytest
 import tokenwright
 from tests.engines import held
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+from tokenwright.serve import ollama as adapter
+from tokenwright.serve.ollama_schema import Chat
 
 HELLO = [{"role": "user", "content": "Hello, how are you?"}]
 GREEDY = {"temperature": 0.0, "num_predict": 8}
@@ -51,6 +53,13 @@ def test_the_lines_of_a_raw_stream(talker: Talker) -> None:
     assert all(chunk.endswith(b"\n") for chunk in chunks)
     lines = [json.loads(line) for line in b"".join(chunks).splitlines()]
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+def test_a_body_needs_no_content_type(talker: Talker) -> None:
+    body = json.dumps({"model": "tiny", "messages": HELLO, "options": GREEDY, "stream": False})
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):  # as curl -d and LiteLLM send it
+        answer = httpx.post(f"{talker.url}/api/chat", content=body, headers={"content-type": kind})
+        assert answer.json()["message"]["content"] == talker.greedy(HELLO)
 
 
 def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
@@ -113,6 +122,22 @@ def test_options_act_on_the_text(talker: Talker, client: ollama.Client) -> None:
     assert (stopped.message.content, stopped.done_reason) == (text.partition(stop)[0], "stop")
 
 
+@pytest.mark.parametrize(
+    ("options", "penalty", "window"),
+    [
+        ({}, None, None),
+        ({"repeat_penalty": 1.5}, 1.5, 64),  # Ollama's own window
+        ({"repeat_penalty": 1.5, "repeat_last_n": 8}, 1.5, 8),
+        ({"repeat_penalty": 1.5, "repeat_last_n": -1}, 1.5, 0),  # ours: 0 is the whole text
+        ({"repeat_penalty": 1.5, "repeat_last_n": 0}, 1.0, None),
+        ({"repeat_last_n": 8}, None, 8),
+    ],
+)
+def test_the_window_of_the_repetition_penalty(options: dict[str, Any], penalty: float, window: int) -> None:
+    overrides = adapter.overrides_of(Chat.model_validate({"model": "tiny", "options": options}))
+    assert (overrides.get("repetition_penalty"), overrides.get("repetition_window")) == (penalty, window)
+
+
 def test_num_ctx_limits_prompt_and_answer_together(talker: Talker, client: ollama.Client) -> None:
     prompt = talker.tokens(HELLO)
     answer = client.chat("tiny", HELLO, options={"temperature": 0.0, "num_ctx": prompt + 5, "num_predict": -1})
@@ -154,8 +179,6 @@ def test_a_conversation_with_tools_reaches_the_template_whole(talker: Talker, cl
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_tool_call_is_sent_whole(talker: Talker, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ollama's API cannot ask for a call, so the model is made to write one."""
-    from tokenwright.serve import ollama as adapter
-
     wanted = adapter.Wanted
     monkeypatch.setattr(adapter, "Wanted", lambda **fields: wanted(**fields, tool_choice="required"))
     with ollama.Client(host=talker.url) as client:

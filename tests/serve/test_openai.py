@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -231,6 +232,20 @@ def test_the_async_client_and_many_at_once(server: Live) -> None:
     params = [server.llm.sampling(max_tokens=6, seed=seed, temperature=1.5) for seed in range(24)]
     ids = server.llm.render(HELLO).ids
     assert asyncio.run(all_of_them()) == [one.text for one in server.llm.generate([ids] * 24, params)]
+
+
+def test_embeddings_are_mean_hidden_states_of_unit_length(server: Live, client: OpenAI) -> None:
+    """The client asks for base64 of its own accord."""
+    expected = server.llm.embed(["the sand", "in a"])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    answer = client.embeddings.create(model="tiny", input=["the sand", "in a"])
+    assert np.allclose([one.embedding for one in answer.data], expected, atol=1e-6)
+    assert answer.usage.prompt_tokens == sum(len(server.llm.tokenizer.encode(text)) for text in ("the sand", "in a"))
+    ids = server.llm.tokenizer.encode("in a")
+    plain = client.embeddings.create(model="tiny", input=ids, encoding_format="float")
+    assert np.allclose(plain.data[0].embedding, expected[1], atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="dimensions is not supported"):
+        client.embeddings.create(model="tiny", input="a", dimensions=8)
 
 
 def test_models(client: OpenAI) -> None:

@@ -61,19 +61,20 @@ def routes(server: Live) -> list[tuple[str, str]]:
     return found
 
 
+WRONG = ({}, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY})
+
+
 def test_every_route_but_health_demands_a_key(locked: Live) -> None:
-    every, client = routes(locked), httpx2.Client()
-    assert {"/v1/chat/completions", "/v1/models", "/metrics", "/openapi.json", "/runs", "/tokenize"} <= {
-        p for _, p in every
-    }
-    for method, path in every:
-        if method == "WEBSOCKET":
-            continue
-        for headers in ({}, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY}):
-            answer = client.request(method, locked.url + path, headers=headers)
-            open_to_all = path in ("/health", "/ready")
-            assert (answer.status_code == 401) is not open_to_all, (method, path, headers)
-            assert open_to_all or answer.headers["www-authenticate"].startswith("Bearer")
+    every = [route for route in routes(locked) if route[0] != "WEBSOCKET"]
+    known = {"/v1/chat/completions", "/v1/models", "/metrics", "/openapi.json", "/runs", "/tokenize"}
+    assert known <= {path for _, path in every}
+    with httpx2.Client() as client:
+        for method, path in every:
+            for headers in WRONG:
+                answer = client.request(method, locked.url + path, headers=headers)
+                open_to_all = path in ("/health", "/ready")
+                assert (answer.status_code == 401) is not open_to_all, (method, path, headers)
+                assert open_to_all or answer.headers["www-authenticate"].startswith("Bearer")
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
@@ -160,7 +161,7 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
         await asyncio.sleep(0.05)
         written = len(handle.sequence.written)
         await asyncio.sleep(0.05)
-        assert len(handle.sequence.written) == written < 100, "it does not go on"
+        assert len(handle.sequence.written) == written < 400, "it does not go on"
         [answer] = await slow.answers()
         assert answer.finish == "length"
         return slow.counts().completion

@@ -6,7 +6,7 @@ import torch
 
 from tokenwright.backends.device import free_memory
 from tokenwright.cache import KVStore, LayerSpec, groups_for, pages_within
-from tokenwright.config import DType, EngineConfig
+from tokenwright.config import DTYPE_BYTES, EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
 
@@ -28,9 +28,9 @@ def make_store(
         memory = options.kv_memory or min((free or MOST_KV_MEMORY) // 8, MOST_KV_MEMORY)
         pages = pages_within(specs, size, memory, chunk, sequences, context)
         if pages < 1:
-            page_bytes = size * sum(spec.bytes_per_token for spec in specs)
+            least = sum(2 * group.page_bytes for group in groups_for(specs, size, 1, chunk, sequences))
             raise CapacityError(
-                f"{memory} bytes hold no page of the KV cache, which takes {page_bytes}; grant more kv_memory"
+                f"{memory} bytes hold no page of the KV cache; grant it more memory (kv_memory), at least {least}"
             )
     groups = groups_for(specs, size, pages, chunk, sequences)
     needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # each group has one extra page
@@ -42,11 +42,13 @@ def make_store(
     return KVStore(specs, [group.pages for group in groups], size, device), groups
 
 
-def refuse_weights(needed: int, device: torch.device, dtype: DType) -> None:
-    """Raises CapacityError if weights of `needed` bytes do not fit the device's free memory."""
+def refuse_weights(needed: int, device: torch.device, form: str) -> None:
+    """Raises CapacityError if weights of `needed` bytes do not fit the device's free memory. form: of the matrices."""
     free = free_memory(device)
     if free is not None and needed > free:
-        hint = "" if dtype != "float32" else "; --dtype bfloat16 halves it"
+        hint = "; dtype bfloat16 halves it" if form == "float32" else ""
+        if device.type == "cpu" and form in DTYPE_BYTES:
+            hint += f"; weights int8 need {'a quarter' if form == 'float32' else 'half'}"
         raise CapacityError(
-            f"the weights need {needed / 2**30:.1f} GiB in {dtype}, and {device} has {free / 2**30:.1f} GiB free{hint}"
+            f"the weights need {needed / 2**30:.1f} GiB in {form}, and {device} has {free / 2**30:.1f} GiB free{hint}"
         )

@@ -7,7 +7,7 @@ square matrices multiplies, in float32 for int8 as well, since the reference ker
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
+from tokenwright.bench import busy
 from tokenwright.planner.bandwidth import Reader, best_seconds, beyond_caches, cache_sizes
 
 CPU = torch.device("cpu")
@@ -30,16 +31,20 @@ TURN = 0.02  # seconds for each limit, where `Bound` measures it again after a r
 _CALL = 0.005  # seconds of a call at least, so that waking threads is negligible
 _SIDE = 1024  # rows and columns of the matrices that torch multiplies
 
+SLOWEST = 0.9  # of one thread's rate: all threads are never so slow on a quiet machine
+SLOWER = "all threads were slower than one"
+
 Kind = Literal["native", "torch"]
 Report = Callable[[int, int], None]  # the part that is done, and the total
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate per second: with all threads, and with one."""
+    """A rate per second: with all threads, and with one. busy: why it is not the machine's own, or ''."""
 
     all_threads: float
     one_thread: float
+    busy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +152,24 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Limits
     inside, rates = cache_bytes(), dict[str, Rate]()
     names = ("memory", *(("cache",) if inside else ()), *FORMATS)
     for name in names:
-        per_second = _probe(name)
-        every = per_second(seconds)
-        with threads(1):
-            rates[name] = Rate(every, per_second(seconds))
+        rates[name] = _rate(_probe(name), seconds)
         if report is not None:
             report(len(rates), len(names))
     kind: Kind = "torch" if find_kernels() is None else "native"
     products = {form: rates[form] for form in FORMATS}
     return Limits(kind, torch.get_num_threads(), rates["memory"], rates.get("cache"), inside, products)
+
+
+def _rate(per_second: Callable[[float], float], seconds: float) -> Rate:
+    """The rate with all threads and with one, measured again while the machine is busy."""
+
+    def measure() -> Rate:
+        every = per_second(seconds)
+        with threads(1):
+            return Rate(every, per_second(seconds))
+
+    rate, reason = busy.quietly(measure, lambda rate: SLOWER if rate.all_threads < SLOWEST * rate.one_thread else "")
+    return replace(rate, busy=reason)
 
 
 def _probe(name: str) -> Callable[[float], float]:

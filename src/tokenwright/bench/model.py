@@ -2,15 +2,18 @@
 
 A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
 weights with every token. The limit is the longer of the two times, as if they overlapped. `Benchmark` measures it again
-after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both.
+after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both. What
+was measured while the machine was busy is measured again (`busy.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tokenwright.backends.layout import read_bytes
+from tokenwright.bench import busy
 from tokenwright.bench.limits import Bound, Report, Work
 from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
 from tokenwright.config import WeightFormat
@@ -26,7 +29,8 @@ SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: t
 class Figure:
     """The medians of a measure and of its limit, in `unit`; and the share of the limit that it reaches, 1 at best.
 
-    bound: memory or matrix, whichever limits it. nbytes: bytes that a step reads. prompt, tokens: of each stream.
+    bound: memory or matrix, whichever limits it. nbytes: bytes that a step reads. prompt, tokens: of each stream. busy:
+    why these figures say nothing about the model and the machine, in words, or ''.
     """
 
     name: str
@@ -39,6 +43,16 @@ class Figure:
     share: float
     bound: Literal["memory", "matrix"]
     nbytes: float
+    busy: str = ""
+
+
+class Turn(NamedTuple):
+    """One repetition of a measure, and the limit just after it, in the measure's unit."""
+
+    value: float
+    limit: float
+    share: float
+    bound: Literal["memory", "matrix"]
 
 
 def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> Work:
@@ -104,18 +118,36 @@ class Benchmark:
 
     def _figure(self, name: str) -> Figure:
         measure, work = self._measures[name], self._works[name]
-        turns = [(value, self._bound(work)) for value in repeated(measure, self._write, self._vocab_size, name)]
-        pairs = [(value, measure.of_step(least.seconds)) for value, least in turns]
-        shares = [limit / value if measure.lower_is_better else value / limit for value, limit in pairs]
+        turns, reason = busy.quietly(lambda: self._turns(name), doubtful)
         return Figure(
             name,
             measure.streams,
             measure.prompt,
             measure.tokens,
             measure.unit,
-            median(value for value, _ in pairs),
-            median(limit for _, limit in pairs),
-            median(shares),
-            turns[-1][1].bound,
+            median(turn.value for turn in turns),
+            median(turn.limit for turn in turns),
+            median(turn.share for turn in turns),
+            turns[-1].bound,
             work.nbytes,
+            reason,
         )
+
+    def _turns(self, name: str) -> list[Turn]:
+        """The measure, repeated, and its limit after each repetition."""
+        measure, work = self._measures[name], self._works[name]
+        turns = []
+        for value in repeated(measure, self._write, self._vocab_size, name):
+            least = self._bound(work)
+            limit = measure.of_step(least.seconds)
+            share = limit / value if measure.lower_is_better else value / limit
+            turns.append(Turn(value, limit, share, least.bound))
+        return turns
+
+
+def doubtful(turns: Sequence[Turn]) -> str:
+    """Why repetitions of a measure cannot be right, in words; '' if they can."""
+    share = median(turn.share for turn in turns)
+    if share > busy.IMPOSSIBLE:
+        return f"it reached {share:.0%} of its limit"
+    return busy.disagreement([turn.value for turn in turns])

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tokenwright.checkpoints.drafts import draft_folder, sweep
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.local import STORIES
@@ -72,14 +73,13 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
     family = parse_config(SHAPES[shape]).family
     kind = family.architectures[SHAPES[shape]["architectures"][0]]
     config = {**SHAPES[shape], "model_type": kind, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    (unfinished / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    write_tokenizer(unfinished, config["vocab_size"])
-    write_weights(unfinished / "model.safetensors", config, seed, report)
-    shutil.rmtree(folder, ignore_errors=True)
-    return unfinished.rename(folder)
+    sweep(folder.parent, folder.name)
+    with draft_folder(folder) as draft:
+        (draft / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_tokenizer(draft, config["vocab_size"])
+        write_weights(draft / "model.safetensors", config, seed, report)
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:

@@ -24,7 +24,7 @@ from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
-from tokenwright.config import DType, GenerationDefaults, ModelConfig, WeightFormat
+from tokenwright.config import DTYPE_BYTES, DType, GenerationDefaults, ModelConfig, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 
@@ -116,7 +116,7 @@ class Checkpoint:
                 piece = piece_of(raw, self.sources[ours])
                 found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
                 if not _finite(found[ours]):
-                    refuse_values(raw, theirs, stored.file, str(target))
+                    refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))
             done += self.stored[theirs].nbytes
             if report is not None:
                 report(done, total)
@@ -142,10 +142,10 @@ def stamp(file: Path) -> tuple[int, int]:
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
     """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
     folder = local_folder(name_or_path, revision)
-    return hub.download(str(name_or_path), revision, progress, _check_config) if folder is None else folder
+    return hub.download(str(name_or_path), revision, progress, check_config) if folder is None else folder
 
 
-def _check_config(folder: Path) -> None:
+def check_config(folder: Path) -> None:
     """Refuse a model that Tokenwright cannot run before its weights are downloaded."""
     where = str(folder / "config.json")
     settings = read_json(folder / "config.json")
@@ -272,7 +272,9 @@ def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
 def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:
     """Raise the CheckpointError for a stored tensor with values that are not finite in `form`."""
     if _finite(raw):
-        raise CheckpointError(f"{name} in {file} does not fit {form}; use bfloat16 or float32")
+        wider = "float32" if form == "bfloat16" else "bfloat16 or float32"
+        option = "dtype" if form in DTYPE_BYTES else "weights"
+        raise CheckpointError(f"{name} in {file} does not fit {form}; give {option} {wider}")
     raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
 
 

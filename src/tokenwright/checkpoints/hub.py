@@ -111,7 +111,7 @@ def _offline(name: str, revision: str | None, *, refuse: bool = False) -> bool:
     from huggingface_hub import HfApi, errors
 
     try:
-        HfApi(library_name="tokenwright").model_info(name, revision=revision, timeout=_PATIENCE)
+        HfApi(library_name="tokenwright").model_info(name, revision=revision or "main", timeout=_PATIENCE)
     except errors.HfHubHTTPError:
         return False  # the download says what the matter is
     except Exception as error:  # each version of the network libraries raises its own types

@@ -131,7 +131,7 @@ def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[in
 
 def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
     """The tensors of a file and their CRC-32 sums, checked against the graph's tensors."""
-    stored, about = read_header_and_metadata(file)
+    stored, about = read_header_and_metadata(file, "quantise the model again")
     said = (about.get("format"), about.get("version"), about.get("weights"))
     if said != (METHOD, VERSION, str(form)):
         raise CheckpointError(

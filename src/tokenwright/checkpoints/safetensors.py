@@ -39,16 +39,29 @@ def read_header(file: Path) -> dict[str, Stored]:
     return read_header_and_metadata(file)[0]
 
 
-def read_header_and_metadata(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of a safetensors file, and the strings of its `__metadata__`. Raises CheckpointError."""
+class _Damaged(Exception):
+    """What is wrong with a file; what to do about it depends on where it comes from."""
+
+
+def read_header_and_metadata(file: Path, again: str = "download it again") -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of a safetensors file, and the strings of its `__metadata__`.
+
+    again: how to get a new one if the file is damaged, for the error. Raises CheckpointError.
+    """
     try:
-        with file.open("rb") as stream:
-            size = file.stat().st_size
-            text = _header_text(stream, size, file)
+        return _read(file)
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing; download the model again") from None
+        raise CheckpointError(f"{file} is missing; {again}") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    except _Damaged as damage:
+        raise CheckpointError(f"{damage}; {again}") from damage
+
+
+def _read(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    with file.open("rb") as stream:
+        size = file.stat().st_size
+        text = _header_text(stream, size, file)
     start = 8 + len(text)
     entries = _parse(text, file)
     about = entries.pop("__metadata__", None)
@@ -62,28 +75,25 @@ def _header_text(stream: BinaryIO, size: int, file: Path) -> bytes:
     first = stream.read(64)
     length = int.from_bytes(first[:8], "little")
     if len(first) < 10 or length < 2 or length > min(size - 8, _LARGEST_HEADER) or first[8:9] != b"{":
-        raise CheckpointError(_not_safetensors(first, size, length, file))
+        raise _not_safetensors(first, size, length, file)
     stream.seek(8)
     return stream.read(length)
 
 
-def _not_safetensors(first: bytes, size: int, length: int, file: Path) -> str:
-    """The message for a file of another kind. Only for bad headers: one of 1,152 bytes has a pickle's first bytes."""
+def _not_safetensors(first: bytes, size: int, length: int, file: Path) -> Exception:
+    """The error for a file of another kind. Only for bad headers: one of 1,152 bytes has a pickle's first bytes."""
     if first.startswith(LFS_POINTER.encode()):
-        return f"{file} is a git-lfs pointer, not the weights; run `git lfs pull` in its folder"
+        return CheckpointError(f"{file} is a git-lfs pointer, not the weights; run `git lfs pull` in its folder")
     if first.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-        return (
+        return CheckpointError(
             f"{file} is a pickle under a safetensors name. Pickles can run code when loaded, so Tokenwright "
             "never loads them; convert the model to safetensors"
         )
     if first.startswith(b"GGUF"):
-        return f"{file} is a GGUF file under a safetensors name; use the safetensors files"
+        return CheckpointError(f"{file} is a GGUF file under a safetensors name; use the safetensors files")
     if len(first) < 10:
-        return f"{file} has only {size} bytes, less than a safetensors file; download it again"
-    return (
-        f"{file} ({size:,} bytes) does not begin with a safetensors header (of {length:,} bytes, it says); "
-        "download it again"
-    )
+        return _Damaged(f"{file} has only {size} bytes, less than a safetensors file")
+    return _Damaged(f"{file} ({size:,} bytes) does not begin with a safetensors header (of {length:,} bytes, it says)")
 
 
 def _parse(text: bytes, file: Path) -> dict[str, Any]:
@@ -96,28 +106,25 @@ def _parse(text: bytes, file: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header of {file} is damaged ({error}); download it again") from error
+        raise _Damaged(f"the header of {file} is damaged ({error})") from error
     return content
 
 
 def _entry(name: str, entry: object, file: Path, start: int) -> Stored:
     """One entry of the header, validated by itself: dtype, shape, offsets and size."""
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{shown(name)} in {file} has no description; download the file again")
+        raise _Damaged(f"{shown(name)} in {file} has no description")
     dtype, shape, offsets = entry.get("dtype"), _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BYTES:
         raise CheckpointError(f"{shown(name)} in {file} has the unknown dtype {shown(dtype)}")
     if shape is None or len(shape) > _MOST_DIMENSIONS:
-        raise CheckpointError(f"{shown(name)} in {file} has no valid shape; download the file again")
+        raise _Damaged(f"{shown(name)} in {file} has no valid shape")
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{shown(name)} in {file} has no valid data_offsets; download the file again")
+        raise _Damaged(f"{shown(name)} in {file} has no valid data_offsets")
     nbytes = offsets[1] - offsets[0]
     expected = math.prod(shape) * _BYTES[dtype]
     if expected != nbytes:
-        raise CheckpointError(
-            f"{shown(name)} in {file} is {dtype} {list(shape)}, so {expected:,} bytes, but has {nbytes:,}; "
-            "download the file again"
-        )
+        raise _Damaged(f"{shown(name)} in {file} is {dtype} {list(shape)}, so {expected:,} bytes, but has {nbytes:,}")
     return Stored(file, dtype, shape, start + offsets[0], nbytes)
 
 
@@ -134,9 +141,9 @@ def _check_cover(stored: Mapping[str, Stored], start: int, size: int, file: Path
     for name, one in sorted(stored.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if one.start != at:
             kind = "overlaps the tensor before it" if one.start < at else "leaves a gap before it"
-            raise CheckpointError(f"{shown(name)} in {file} {kind}; download the file again")
+            raise _Damaged(f"{shown(name)} in {file} {kind}")
         at += one.nbytes
     if size < at:
-        raise CheckpointError(f"{file} is truncated: {at - size:,} of {at:,} bytes are missing; download it again")
+        raise _Damaged(f"{file} is truncated: {at - size:,} of {at:,} bytes are missing")
     if size > at:
-        raise CheckpointError(f"{file} has {size - at:,} bytes after its last tensor; download it again")
+        raise _Damaged(f"{file} has {size - at:,} bytes after its last tensor")

@@ -15,10 +15,12 @@ from typer.core import TyperGroup
 
 from tokenwright.cli import interrupt, output, settings
 from tokenwright.cli.bench import bench
+from tokenwright.cli.cache import cache
 from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
 from tokenwright.cli.inspect import inspect
+from tokenwright.cli.models import models, pull, rm
 from tokenwright.cli.naming import options_of, spoken
 from tokenwright.cli.plan import plan
 from tokenwright.cli.quantize import quantize
@@ -32,13 +34,13 @@ __all__ = ["app", "main"]
 
 FAILED, REFUSED = 1, 2  # exit codes
 POSITIONAL = "named"  # the parameter of commands that also take the model as an argument
-USAGE = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
 
 
 class Commands(TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
-    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         """Run and exit. Under --json an error is also one JSON object on stdout."""
         extra["standalone_mode"] = False  # errors come back as exceptions
         words = list(sys.argv[1:] if args is None else args)
@@ -80,7 +82,7 @@ class Commands(TyperGroup):
 
     def _told(self, error: Exception, words: Sequence[str]) -> int:
         """Print an error; returns the exit code."""
-        code = REFUSED if isinstance(error, (TokenwrightError, USAGE)) else FAILED
+        code = REFUSED if isinstance(error, (TokenwrightError, USAGE, OSError)) else FAILED
         code = FAILED if isinstance(error, EngineError) else code
         message = self._message(error, words)
         print(f"tokenwright: {message}", file=sys.stderr)
@@ -97,6 +99,8 @@ class Commands(TyperGroup):
             asked = "tokenwright" if command is None else f"tokenwright {command.name}"
             said = error.format_message().strip().rstrip(".").replace("\n", " ")  # type: ignore[attr-defined]
             return f"{said[:1].lower()}{said[1:]}; {asked} --help shows what there is"
+        if isinstance(error, OSError) and error.filename is not None:  # a name that the system refuses, a full disk
+            return f"{str(error.filename)[:200]} cannot be used: {error.strerror}"
         if isinstance(error, MemoryError):
             return "there is not enough memory for this; make the request smaller, or free some memory"
         return (
@@ -139,6 +143,10 @@ app.command()(plan)
 app.command()(quantize)
 app.command()(race)
 app.command()(bench)
+app.command()(models)
+app.command()(pull)
+app.command()(rm)
+app.command()(cache)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenwright.bench.limits import Limits, Rate
     from tokenwright.bench.model import Figure
 
-STORIES = "stories"
+BUSY = "the machine was busy"
 
 Shape = Annotated[
     str | None,
@@ -30,7 +30,8 @@ Shape = Annotated[
 
 
 def bench(
-    model: opt.Model = STORIES,
+    named: opt.ModelName = None,
+    model: opt.Model = None,
     revision: opt.Revision = None,
     shape: Shape = None,
     weights: opt.Weights = "native",
@@ -39,27 +40,30 @@ def bench(
     """Measure this machine's limits, and the share of them that prefill, decode and many streams of a model reach.
 
     The limit of a measure is the time to read its weights, K and V, or the time to multiply, whichever is longer.
-    Run nothing else on the machine meanwhile.
+    Run nothing else on the machine meanwhile: what was measured while it was busy is measured again, and left out if it
+    stays busy.
     """
     from tokenwright.bench.limits import measure_limits, processor
     from tokenwright.bench.model import Benchmark
 
-    if shape is not None:
-        if (model, revision) != (STORIES, None):
-            raise RequestError("a shape is a model of its own; give --shape or --model, not both")
-        model = _made(shape, json_)
-    with opt.opened(model, quiet=json_, revision=revision, device="cpu", weights=weights) as llm:
+    if shape is None:
+        opened = name = opt.the_model(named, model)
+    elif (named, model, revision) == (None, None, None):
+        opened, name = _made(shape, json_), shape
+    else:
+        raise RequestError("a shape is a model of its own; give --shape or --model, not both")
+    with opt.opened(opened, quiet=json_, revision=revision, device="cpu", weights=weights) as llm:
         benchmark = Benchmark(llm)
         with bar("limits", json_) as report:
             limits = measure_limits(report=report)
-        with bar(f"measuring {shape or model}", json_) as report:
+        with bar(f"measuring {name}", json_) as report:
             figures = benchmark.figures(report)
         facts = {
             "processor": processor(),
             "threads": limits.threads,
             "kernels": llm.kernels,
             "limits": _limits(limits),
-            "model": shape or model,
+            "model": name,
             "dtype": llm.dtype,
             "weights": str(llm.weights),
             "weight_bytes": llm.weight_bytes,
@@ -87,14 +91,18 @@ def _limits(limits: Limits) -> dict[str, Any]:
     """The limits as JSON values, in bytes and multiplications per second."""
     return {
         "kind": limits.kind,
-        "memory": asdict(limits.memory),
-        "cache": limits.cache and {"bytes": limits.cache_bytes, **asdict(limits.cache)},
-        "multiplications": {form: asdict(rate) for form, rate in limits.multiplications.items()},
+        "memory": _rate(limits.memory),
+        "cache": limits.cache and {"bytes": limits.cache_bytes, **_rate(limits.cache)},
+        "multiplications": {form: _rate(rate) for form, rate in limits.multiplications.items()},
     }
 
 
+def _rate(rate: Rate) -> dict[str, Any]:
+    return asdict(rate) | (dict.fromkeys(("all_threads", "one_thread")) if rate.busy else {})
+
+
 def _without_name(figure: Figure) -> dict[str, Any]:
-    facts = asdict(figure)
+    facts = asdict(figure) | (dict.fromkeys(("value", "limit", "share")) if figure.busy else {})
     del facts["name"]
     return facts
 
@@ -108,6 +116,14 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
         rows.append((f"cache ({binary(limits.cache_bytes)})", *_speeds(limits.cache, "GB")))
     rows += [(f"{form} products", *_speeds(rate, "G")) for form, rate in limits.multiplications.items()]
     near = [("how near", "measured", "limit", "share", ""), *map(_near, figures)]
+    every: list[Rate | Figure] = [
+        *([] if limits.cache is None else [limits.cache]),
+        limits.memory,
+        *limits.multiplications.values(),
+        *figures,
+    ]
+    reasons = list(dict.fromkeys(one.busy for one in every if one.busy))
+    busy = [f"\n{BUSY}: {'; '.join(reasons[:2])}. Run it again when nothing else runs."] if reasons else []
     return "\n".join(
         [
             f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}.",
@@ -117,6 +133,7 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
             f"{facts['model']}, {size}, on {counted}.",
             "",
             *_table(near),
+            *busy,
         ]
     )
 
@@ -126,6 +143,8 @@ def _by(limits: Limits) -> str:
 
 
 def _speeds(rate: Rate, unit: str) -> tuple[str, str]:
+    if rate.busy:
+        return BUSY, ""
     return f"{rate.all_threads / 1e9:,.1f} {unit}/s", f"{rate.one_thread / 1e9:,.1f} {unit}/s"
 
 
@@ -135,6 +154,8 @@ def _near(figure: Figure) -> tuple[str, ...]:
         "decode": f"decode after {figure.prompt}",
         "first": f"first token after {figure.prompt}",
     }
+    if figure.busy:
+        return names.get(figure.name, f"{figure.streams} streams"), BUSY, "", "", ""
     value, limit = (f"{one:,.1f} {figure.unit}" for one in (figure.value, figure.limit))
     name = names.get(figure.name, f"{figure.streams} streams")
     return name, value, limit, f"{figure.share:.0%}", f"of {'reading' if figure.bound == 'memory' else 'multiplying'}"

@@ -36,6 +36,18 @@ class Line:
     values: Sequence[float]
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart before it is drawn: its title, a line below it, and its lanes."""
+
+    title: str
+    subtitle: str
+    lines: Sequence[Line]
+
+    def svg(self) -> str:
+        return chart(self.title, self.subtitle, self.lines)
+
+
 def smooth(values: Sequence[float], reach: int = 4) -> list[float]:
     """The running median over 2 x reach + 1 steps, fewer at the ends: it drops outliers of a busy machine."""
     return [median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
@@ -52,7 +64,7 @@ def ticks(most: float, about: int = 5) -> list[float]:
 def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
     """The SVG text. Dots: measured steps (those beyond the plot are left out); lines: their running median."""
     steps = max(len(line.values) for line in lines)
-    y_ticks = ticks(max(_usual(smooth(line.values)) for line in lines))
+    y_ticks = ticks(top(lines))
     x_ticks = [tick for tick in ticks(steps, 6) if tick <= steps and tick == int(tick)]
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
@@ -83,6 +95,11 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
     for line, at in zip(lines, names, strict=True):
         parts += _drawn(line, [(x(i + 1), y(value)) for i, value in enumerate(line.values)], at, right)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def top(lines: Sequence[Line]) -> float:
+    """The milliseconds that a plot of these lines should reach."""
+    return max(_usual(smooth(line.values)) for line in lines)
 
 
 def _usual(values: list[float]) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
 from tokenwright.errors import TokenwrightError
@@ -47,9 +48,12 @@ def explore(
     from tokenwright.serve.page import page_folder
     from tokenwright.serve.run import listen
 
+    local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
     listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    failed: list[TokenwrightError] = []
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import leave_a_core
@@ -69,7 +73,8 @@ def explore(
                 trace=True,
             )
         except TokenwrightError as error:
-            remark(f"tokenwright: {error}")  # the page shows it too
+            failed.append(error)
+            server.should_exit = True
             raise
 
     from tokenwright.serve.app import make_app
@@ -83,4 +88,7 @@ def explore(
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
-    Server(app, DRAIN_S, remark).run(sockets=[listener])
+    server = Server(app, DRAIN_S, remark)
+    server.run(sockets=[listener])
+    if failed:
+        raise failed[0]

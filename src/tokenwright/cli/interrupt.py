@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
 INTERRUPTED = 130  # the exit code that shells show for a process that SIGINT ended
-GRACE = 0.25  # seconds
+GRACE = 0.2  # seconds
 
 T = TypeVar("T")
 

@@ -74,8 +74,8 @@ DType = Annotated[
     str,
     Option(
         "--dtype",
-        help="Of weights and cache: auto (the checkpoint's; float32 on a CPU without native kernels), float32, "
-        "bfloat16 or float16.",
+        help="Type of the weights, and of the K and V, that --weights and --kv leave native: auto (the checkpoint's; "
+        "float32 on a CPU without native kernels), float32, bfloat16 or float16.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -68,7 +68,8 @@ Sinks = Annotated[
     int, Option(help="First tokens that every token still attends to, on top of its window.", rich_help_panel=PLANNED)
 ]
 Memory = Annotated[
-    str | None, Option(help="What must hold weights and cache: 24GB (10^9), 24GiB (2^30).", rich_help_panel=MACHINE)
+    str | None,
+    Option(help="What must hold weights and cache: 24GB, 24GiB (2^30), or here.", rich_help_panel=MACHINE),
 ]
 Speed = Annotated[
     str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)

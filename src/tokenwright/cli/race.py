@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from tokenwright.cli import options as opt
+from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.cli.race_report import CACHED, KV, NAIVE, PREFIX, WINDOW, Lane, Result, as_json, fault, picture, report
 from tokenwright.config import EngineConfig, KVFormat
@@ -51,13 +51,15 @@ def race(
     sinks: opt.Sinks = 0,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
-    out: opt.Chart = Path("race.svg"),
+    out: Out = None,
+    force: Force = False,
     json_: opt.Json = False,
 ) -> None:
     """Generate the same tokens with the KV cache, without it and with a prefix hit, and compare the cost.
 
     --kv adds a lane with that KV format, --window (with --sinks) one with that attention window; these may generate
-    other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first.
+    other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first. --out draws
+    the time of each step.
     """
     from tokenwright.sampling_params import SamplingParams
 
@@ -68,8 +70,8 @@ def race(
     )
     if new_tokens < 1:
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
-    if out.is_dir() or not out.parent.is_dir():
-        raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
+    if out is not None:
+        check_chart_file(out, force)
     with opt.opened(
         model,
         quiet=json_,
@@ -84,22 +86,17 @@ def race(
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
         lanes = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
         result = Result(lanes, about, llm.config.layers, page_size)
-    _save(out, picture(result))
+    if out is not None:
+        save_chart(out, picture(result))
     if json_:
-        write_json({"model": model, "prompt": text, **as_json(result), "chart": str(out)})
+        drawn = {} if out is None else {"chart": str(out)}
+        write_json({"model": model, "prompt": text, **as_json(result), **drawn})
     else:
         show_anything()
-        write(f"{report(result)}\nchart: {out}\n")
+        write(report(result) + "\n" + ("" if out is None else f"chart: {out}\n"))
     if result.faults:
         typer.echo(f"tokenwright: {fault(result)}", err=True)
         raise typer.Exit(1)
-
-
-def _save(out: Path, chart: str) -> None:
-    try:
-        out.write_text(chart, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"the chart cannot be saved to {out}: {error.strerror}; give another --out") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.cli.chart import Line, chart
+from tokenwright.cli.chart import Line, Picture
 from tokenwright.cli.facts import binary, seconds
 
 if TYPE_CHECKING:
@@ -203,15 +203,15 @@ def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * median(stretch) / peak))] for stretch in stretches)
 
 
-def picture(result: Result) -> str:
-    """A chart as SVG: milliseconds per step over the step number, one line per lane."""
+def picture(result: Result) -> Picture:
+    """A chart: milliseconds per step over the step number, one line per lane."""
     usage = result.cached.usage
     lines = []
     for lane in result.lanes:
         note = f"{seconds(lane.completion.usage.total_s)} in all"
         lines.append(Line(_label(lane), note, COLOURS[lane.kind], [step * 1000 for step in lane.step_s]))
     one_text = all(lane.kind not in (KV, WINDOW) for lane in result.lanes)
-    return chart(
+    return Picture(
         "The same text with the KV cache and without it" if one_text else "The same prompt with several KV caches",
         f"{usage.completion_tokens} tokens after a prompt of {usage.prompt_tokens} · {result.about} · "
         f"naive takes {result.ratio:.1f}x as long",

@@ -12,6 +12,7 @@ those of weights), `remarks.py` writes the remarks, `bandwidth.py` makes the one
 
 from pathlib import Path
 
+from tokenwright.backends.device import free_memory, resolve_device
 from tokenwright.cache import layer_specs
 from tokenwright.config import KVFormat, Latent, WeightFormat
 from tokenwright.errors import RequestError
@@ -44,7 +45,8 @@ def plan(
         quantised weights the checkpoint's. weights: the format of matrices, as in LLM: a dtype, int8 or int4, or with
         its group, such as int8:32; native is the checkpoint's dtype, and of a quantised folder its format.
     window: limit to every layer's attention window in tokens, the row itself included; older tokens expire. sinks:
-        first tokens that a window never expires. memory: bytes, "24GB" (10^9) or "24GiB" (2^30).
+        first tokens that a window never expires. memory: bytes, "24GB" (10^9) or "24GiB" (2^30), or "here": what this
+        process may still use on the device that LLM would take.
     bandwidth: bytes per second, "30GB/s", or "measured" to measure this machine's (a third of a second).
 
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
@@ -52,7 +54,7 @@ def plan(
     """
     tokens = None if context is None else read_tokens(context, "context")
     limit = None if window is None else read_tokens(window, "window")
-    room = None if memory is None else read_bytes(memory, "memory")
+    room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
     sequences = read_count(batch, "batch")
     form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
     wanted = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
@@ -66,3 +68,11 @@ def plan(
         raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")
     speed = measure() if bandwidth == "measured" else given
     return Plan(name, found, tokens or found.graph.context, sequences, form, stored, specs, limit, sinks, room, speed)
+
+
+def _here() -> int:
+    """Bytes that this process may use. Raises RequestError if the system does not report them."""
+    free = free_memory(resolve_device("auto"))
+    if free is None:
+        raise RequestError("this system does not report its free memory; give memory in bytes, such as 24GB", "memory")
+    return free

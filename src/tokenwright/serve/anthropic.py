@@ -33,9 +33,8 @@ from tokenwright.serve.anthropic_schema import (
 )
 from tokenwright.serve.api import Api, about, body_of, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
-from tokenwright.serve.exchange import answered, check_model, event, events_of, started
+from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import dumps
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
 
@@ -62,8 +61,8 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
 API = Api(("/v1/messages",), error_body)
 
 
-def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
+def add(app: FastAPI, service: Service, timings: bool = False) -> None:
+    """Add the routes. timings: say in every reply where the time went."""
 
     @app.post("/v1/messages", openapi_extra=takes(Messages), tags=["Anthropic"])
     async def messages(request: Request) -> Response:
@@ -82,9 +81,10 @@ def add(app: FastAPI, service: Service) -> None:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
             reply = message_of(new_identity(), body.model, answer, generation.counts())
-            return Response(dumps(reply), media_type="application/json", headers=headers)
+            return whole(reply, generation, timings, headers)
         generation = await started(request, service, wanted)
-        return Streamed(_stream(request, generation, body.model, shown), generation.cancel, headers=headers)
+        events = Events(new_identity(), body.model, shown, timings)
+        return Streamed(_stream(request, generation, events), generation.cancel, headers=headers)
 
     @app.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokens), tags=["Anthropic"])
     async def count_tokens(request: Request) -> dict[str, int]:
@@ -93,17 +93,14 @@ def add(app: FastAPI, service: Service) -> None:
         return {"input_tokens": await service.count(Wanted(**prompt_of(body)))}
 
 
-async def _stream(request: Request, generation: Generation, model: str, shown: bool) -> AsyncIterator[bytes]:
-    """The events of a streamed reply. shown: whether its reasoning is."""
-    events = Events(new_identity(), model)
+async def _stream(request: Request, generation: Generation, events: Events) -> AsyncIterator[bytes]:
     yield _encoded(events.start(generation.counts()))
 
     def take(delta: Delta) -> Iterator[bytes]:
-        delta.reasoning = delta.reasoning if shown else ""
         return map(_encoded, events.take(delta))
 
     def end(delta: Delta) -> Iterator[bytes]:
-        return map(_encoded, events.end(delta, generation.counts()))
+        return map(_encoded, events.end(delta, generation))
 
     def failed(problem: Problem) -> bytes:
         return _encoded(error_body(problem, about(request).request_id))
@@ -270,11 +267,13 @@ def new_identity() -> str:
 
 
 class Events:
-    """The events of one streamed reply."""
+    """The events of one streamed reply. shown: its reasoning is part of it; timings: it says where the time went."""
 
-    def __init__(self, identity: str, model: str) -> None:
+    def __init__(self, identity: str, model: str, shown: bool, timings: bool) -> None:
         self.identity = identity
         self.model = model
+        self.shown = shown
+        self.timings = timings
         self._open = ""  # the type of the block that is being written
         self._index = -1
 
@@ -283,7 +282,7 @@ class Events:
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta, but for its end."""
-        if delta.reasoning:
+        if delta.reasoning and self.shown:
             yield from self._block({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.text:
@@ -296,10 +295,11 @@ class Events:
             if call.arguments:
                 yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
-    def end(self, delta: Delta, counts: Counts) -> Iterator[Event]:
+    def end(self, delta: Delta, generation: Generation) -> Iterator[Event]:
         """The events of the last delta's end."""
         yield from self._close()
-        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(counts)}
+        usage = usage_of(generation.counts())
+        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage, **said(generation, self.timings)}
         yield {"type": "message_stop"}
 
     def _block(self, block: dict[str, Any]) -> Iterator[Event]:

@@ -19,7 +19,7 @@ from tokenwright.serve.fields import (
     ToolName,
 )
 
-_CITATIONS = Refused("answers are plain text", ({"enabled": False},))
+_CITATIONS = Refused("answers are plain text", ([],))
 _TOOLSETS = Refused("tools are in no sets")
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
+from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 from tokenwright.serve.fields import complaint
@@ -53,6 +54,21 @@ class Api:
     problem: Callable[[Exception], Problem | None] = lambda _: None
 
 
+STATUSES = {
+    400: "The request cannot be served.",
+    401: "The key is missing or wrong.",
+    403: "Another host or origin.",
+    404: "There is no such model, or nothing of the kind.",
+    408: "The body has not come in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many requests wait.",
+    431: "The headers are too large.",
+    500: "The engine failed.",
+    503: "The model is loading, or the server is shutting down.",
+}
+
+
 class Refusal(ServerError):
     """A request that is refused before it reaches the service, with its problem."""
 
@@ -71,10 +87,13 @@ def about(request: Request) -> About:
     return found if isinstance(found, About) else About("")
 
 
-async def body_of(request: Request, model: type[B]) -> B:
-    """The body as a `model`. Raises Refusal for anything else, naming the field."""
+async def body_of(request: Request, model: type[B], *, any_type: bool = False) -> B:
+    """The body as a `model`. Raises Refusal for anything else, naming the field.
+
+    any_type: the body is JSON whatever its Content-Type is.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise Refusal(Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json"))
     raw = await request.body()
     return await asyncio.to_thread(_parsed, raw, model) if len(raw) > LARGE else _parsed(raw, model)
@@ -82,7 +101,7 @@ async def body_of(request: Request, model: type[B]) -> B:
 
 def _parsed(raw: bytes, model: type[B]) -> B:
     try:
-        data = json.loads(raw, parse_constant=_refuse_constant)
+        data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise Refusal(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
@@ -93,6 +112,16 @@ def _parsed(raw: bytes, model: type[B]) -> B:
         raise Refusal(Problem(400, "invalid", found.message, found.param)) from None
     except RecursionError:
         raise Refusal(Problem(400, "invalid", "the body is nested too deeply")) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a body. Raises ValueError for one that has a key twice, which readers understand differently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:
@@ -142,6 +171,9 @@ def add_schemas(app: FastAPI) -> None:
             document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
             for path in document["paths"].values():
                 for operation in path.values():
+                    for status, text in STATUSES.items():
+                        operation["responses"].setdefault(str(status), {"description": text})
+                    operation["responses"].pop("422", None)  # FastAPI's own, which `add_errors` replaces
                     for content in operation.get("requestBody", {}).get("content", {}).values():
                         if (name := content["schema"].get("x-body")) is not None:
                             content["schema"] = refs[_BODIES[name], "validation"]

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 import tokenwright
-from tokenwright.serve import anthropic, explore, ollama, openai, operations, responses, texts
+from tokenwright.serve import anthropic, explore, ollama, openai, openai_embeddings, operations, responses, texts
 from tokenwright.serve.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.contract import Problem
 from tokenwright.serve.explore import Explorer
@@ -63,8 +63,9 @@ def make_app(
     add_errors(app, APIS, (explore.Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service, served.timings)
+    openai_embeddings.add(app, service)
     for other in (responses, anthropic, ollama):
-        other.add(app, service)
+        other.add(app, service, served.timings)
     texts.add(app, service, explorer)
     explore.add(app, explorer)
     add_schemas(app)

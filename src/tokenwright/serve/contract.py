@@ -68,6 +68,7 @@ class Wanted:
     continue_last: the last message is the assistant's, and the answer goes on from it.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
+    embed: generate nothing: the answer is `Generation.embedding`.
     streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
         answer, are refused.
     """
@@ -88,6 +89,7 @@ class Wanted:
     deadline_s: float | None = None
     priority: int = 0
     truncate_prompt_tokens: int | None = None
+    embed: bool = False
     streamed: bool = False
 
 

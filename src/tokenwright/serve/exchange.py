@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.api import about, unless_gone
 from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, Wanted, problem_of
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import dumps
+from tokenwright.serve.openai_replies import Json, dumps, server_timing, timings_of
 from tokenwright.serve.service import Service
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,18 @@ async def events_of(
     except TokenwrightError as error:
         log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
         yield failed(problem_of(error))
+
+
+def said(generation: Generation, timings: bool) -> Json:
+    """What a reply says beyond its API: where the time went, if the server is set to say so."""
+    return {"timings": timings_of(generation.timings())} if timings else {}
+
+
+def whole(reply: Json, generation: Generation, timings: bool, headers: Mapping[str, str] | None = None) -> Response:
+    """A reply that is not streamed."""
+    more = {"server-timing": server_timing(generation.timings())} if timings else {}
+    body = dumps(reply | said(generation, timings))
+    return Response(body, media_type="application/json", headers={**(headers or {}), **more})
 
 
 def event(kind: str, value: object) -> bytes:

@@ -131,6 +131,7 @@ _NOTHING = object()
 _MESSAGES = {
     "missing": "this field is required",
     "extra_forbidden": "this API has no such field; remove it",
+    "string_unicode": "it has half of a surrogate pair, which is no character; remove it",
 }
 
 

@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections import deque
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
@@ -96,6 +99,10 @@ class Generation:
     def completion(self) -> Completion:
         """The engine's own account of the texts so far: token ids, log-probabilities, usage."""
         return self._transcript.completion()
+
+    def embedding(self) -> NDArray[np.float32]:
+        """The mean of the hidden states of the prompt's tokens, [width], of a request that asks for it, at its end."""
+        return self._transcript.hidden.mean()
 
     @property
     def prompt_logprobs(self) -> list[float]:

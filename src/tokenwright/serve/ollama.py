@@ -1,6 +1,7 @@
 """Ollama's API over the service: a translation of its bodies, answers, lines and errors, no more.
 
-Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete.
+Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete. Bodies are JSON
+whatever their Content-Type, because Ollama's clients often send none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import Api, about, body_of, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
-from tokenwright.serve.exchange import answered, check_model, events_of, started
+from tokenwright.serve.exchange import answered, check_model, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.ollama_card import card, entry
 from tokenwright.serve.ollama_schema import Chat, Generate, Message, Options, Prompted, Show
@@ -28,8 +29,6 @@ from tokenwright.serve.sse import Streamed
 from tokenwright.text import Tokenizer
 
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
-
-JSON = "application/json"
 
 Line = dict[str, Any]
 
@@ -42,19 +41,19 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
 API = Api(("/api/",), error_body)
 
 
-def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
+def add(app: FastAPI, service: Service, timings: bool = False) -> None:
+    """Add the routes. timings: say in every reply where the time went, beyond its durations."""
 
     @app.post("/api/generate", openapi_extra=takes(Generate), tags=["Ollama"])
     async def generate(request: Request) -> Response:
-        body = await body_of(request, Generate)
-        return await _reply(request, service, body, generate_prompt(body), empty=not body.prompt)
+        body = await body_of(request, Generate, any_type=True)
+        return await _reply(request, service, body, generate_prompt(body), timings)
 
     @app.post("/api/chat", openapi_extra=takes(Chat), tags=["Ollama"])
     async def chat(request: Request) -> Response:
-        body = await body_of(request, Chat)
+        body = await body_of(request, Chat, any_type=True)
         prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
-        return await _reply(request, service, body, prompt, empty=not body.messages)
+        return await _reply(request, service, body, prompt, timings)
 
     @app.get("/api/version", tags=["Ollama"])
     async def version() -> dict[str, str]:
@@ -67,7 +66,7 @@ def add(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/show", openapi_extra=takes(Show), tags=["Ollama"])
     async def show(request: Request) -> dict[str, Any]:
-        body = await body_of(request, Show)
+        body = await body_of(request, Show, any_type=True)
         check_model(request, service, plain_name(body.model))
         preparer = await service.preparer()
         return card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
@@ -79,14 +78,14 @@ def plain_name(name: str) -> str:
 
 
 async def _reply(
-    request: Request, service: Service, body: Prompted, prompt: dict[str, Any], *, empty: bool
+    request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any], timings: bool
 ) -> Response:
     check_model(request, service, plain_name(body.model))
     check_keep_alive(body)
     llm = await service.opened()
     lines = Lines(body.model, chat=isinstance(body, Chat), tokenizer=llm.tokenizer)
-    if empty:
-        return Response(dumps(lines.loaded()), media_type=JSON)
+    if not (body.messages if isinstance(body, Chat) else body.prompt):
+        return Response(dumps(lines.loaded()), media_type="application/json")
     wanted = Wanted(
         **prompt,
         overrides=overrides_of(body),
@@ -99,18 +98,19 @@ async def _reply(
     )
     if not body.stream:
         generation, answer = await answered(request, service, wanted)
-        return Response(dumps(lines.whole(answer, generation.counts(), generation.timings())), media_type=JSON)
+        reply = lines.whole(answer, generation.counts(), generation.timings())
+        return whole(reply, generation, timings)
     generation = await started(request, service, wanted)
-    chunks = _stream(request, generation, lines)
+    chunks = _stream(request, generation, lines, timings)
     return Streamed(chunks, generation.cancel, media_type="application/x-ndjson", ping=None)
 
 
-async def _stream(request: Request, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:
+async def _stream(request: Request, generation: Generation, lines: Lines, timings: bool) -> AsyncIterator[bytes]:
     def take(delta: Delta) -> Iterator[bytes]:
         return map(_encoded, lines.take(delta))
 
     def end(_: Delta) -> Iterator[bytes]:
-        yield _encoded(lines.end(generation.counts(), generation.timings()))
+        yield _encoded(lines.end(generation.counts(), generation.timings()) | said(generation, timings))
 
     def failed(problem: Problem) -> bytes:
         return _encoded(error_body(problem, ""))

@@ -67,7 +67,7 @@ class Options(Body):
 class Show(Body):
     refused = {
         **{name: Refused("models cannot be changed here") for name in ("system", "template", "options")},
-        "verbose": Refused("the card has no longer form", (False, True)),
+        "verbose": Refused("the card has no longer form", (False,)),
     }
 
     model: Name

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from tokenwright.completion import Piece
-from tokenwright.serve.api import Api, about, body_of, problem_from, takes, unless_gone
+from tokenwright.serve.api import STATUSES, Api, about, body_of, problem_from, takes, unless_gone
 from tokenwright.serve.contract import Answer, Delta, Missing, Wanted
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import (
@@ -35,17 +35,7 @@ log = logging.getLogger(__name__)
 
 API = Api(("/v1/",), error_body)
 REFUSED: dict[int | str, dict[str, Any]] = {
-    code: {"model": Problems, "description": text}
-    for code, text in {
-        400: "The request cannot be served.",
-        401: "The key is missing or wrong.",
-        404: "There is no such model.",
-        413: "The body is too large.",
-        415: "The body is not JSON.",
-        429: "Too many requests wait.",
-        500: "The engine failed.",
-        503: "The model is loading, or the server is shutting down.",
-    }.items()
+    status: {"model": Problems, "description": text} for status, text in STATUSES.items()
 }
 
 
@@ -239,7 +229,7 @@ def _failed(error: Exception, request_id: str) -> bytes:
 def add(app: FastAPI, service: Service, timings: bool = False) -> None:
     """Add the routes."""
     api = OpenAI(service, timings)
-    streamed = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+    streamed: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
     for path, handler, body in (
         ("/v1/chat/completions", api.chat, ChatBody),
         ("/v1/completions", api.complete, CompletionBody),

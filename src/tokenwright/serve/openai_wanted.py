@@ -125,4 +125,4 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     common = checked(service, request, body)
-    return [Wanted(prompt=one, overrides=overrides, **common) for one in prompts]  # type: ignore[arg-type]
+    return [Wanted(prompt=one, overrides=overrides, **common) for one in prompts]

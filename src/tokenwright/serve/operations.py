@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import tokenwright
 from tokenwright.errors import EngineError
@@ -36,7 +36,7 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
         state = "draining" if service.draining else service.host.loading.phase
         return JSONResponse({"status": state}, 200 if service.ready else 503)
 
-    @app.get("/metrics", tags=["Operations"], response_model=None)
+    @app.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
     async def measured() -> Response:
         """Prometheus metrics."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)

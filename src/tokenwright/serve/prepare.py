@@ -87,6 +87,8 @@ class Preparer:
         ids, text = self.prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         ids = ids[truncated:]
+        if wanted.embed:
+            return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
         params = self._llm.sampling(**self._overrides(wanted, tools, len(ids)))
         at_end = params.beams > 1 or params.choices > params.n
         if at_end and wanted.streamed:

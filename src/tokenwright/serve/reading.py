@@ -85,8 +85,8 @@ class SortingReader:
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         if self._state == "thought" and token is not None:
             self.reasoning_tokens += 1
-        if token in self._marks:
-            text += self._marks[token]
+        if token is not None:
+            text += self._marks.get(token, "")
         if self._state == "said" and not self._bare:
             self._calls.push(text, token, delta)
         else:

@@ -18,9 +18,9 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import about, body_of, takes
 from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
-from tokenwright.serve.exchange import answered, check_model, event, events_of, started
+from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import Tokens, dumps
+from tokenwright.serve.openai_replies import Tokens
 from tokenwright.serve.responses_output import Envelope, Event, Output
 from tokenwright.serve.responses_schema import (
     Create,
@@ -41,8 +41,8 @@ from tokenwright.serve.sse import Streamed
 WITH_LOGPROBS = "message.output_text.logprobs"
 
 
-def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
+def add(app: FastAPI, service: Service, timings: bool = False) -> None:
+    """Add the routes. timings: say in every response where the time went."""
 
     @app.post("/v1/responses", openapi_extra=takes(Create), tags=["OpenAI"])
     async def create(request: Request) -> Response:
@@ -64,22 +64,24 @@ def add(app: FastAPI, service: Service) -> None:
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             output = Output(Envelope(body, body.model, generation.params), render)
-            for _ in output.take(whole(answer)):
+            for _ in output.take(as_delta(answer)):
                 pass
-            return Response(dumps(output.response(generation.counts())), media_type="application/json")
+            return whole(output.response(generation.counts()), generation, timings)
         generation = await started(request, service, wanted)
         output = Output(Envelope(body, body.model, generation.params), render)
-        return Streamed(_stream(request, generation, output), generation.cancel)
+        return Streamed(_stream(request, generation, output, timings), generation.cancel)
 
 
-async def _stream(request: Request, generation: Generation, output: Output) -> AsyncIterator[bytes]:
+async def _stream(request: Request, generation: Generation, output: Output, timings: bool) -> AsyncIterator[bytes]:
     yield b"".join(map(_encoded, output.start()))
 
     def take(delta: Delta) -> Iterator[bytes]:
         return map(_encoded, output.take(delta))
 
     def end(_: Delta) -> Iterator[bytes]:
-        yield _encoded(output.end(generation.counts()))
+        last = output.end(generation.counts())
+        last["response"] |= said(generation, timings)
+        yield _encoded(last)
 
     def failed(problem: Problem) -> bytes:
         return _encoded(output.failed(problem.message))
@@ -92,7 +94,7 @@ def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
 
-def whole(answer: Answer) -> Delta:
+def as_delta(answer: Answer) -> Delta:
     """A whole text as one delta."""
     calls = [ToolCallDelta(at, call.id, call.name, call.arguments) for at, call in enumerate(answer.tool_calls)]
     return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)

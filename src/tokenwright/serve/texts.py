@@ -15,7 +15,6 @@ from tokenwright.serve.api import body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted
 from tokenwright.serve.explore import Explorer
 from tokenwright.serve.fields import MOST_ITEMS, Body, Name, Text
-from tokenwright.serve.openai import REFUSED
 from tokenwright.serve.openai_schema import AnyMessage, Id
 from tokenwright.serve.openai_wanted import messages_of
 from tokenwright.serve.service import Service
@@ -86,4 +85,4 @@ def add(app: FastAPI, service: Service, explorer: Explorer) -> None:
         ("/tokenize", texts.tokenize, TokenizeBody),
         ("/detokenize", texts.detokenize, DetokenizeBody),
     ):
-        app.add_api_route(path, handler, methods=["POST"], openapi_extra=takes(body), responses=REFUSED, tags=["Texts"])
+        app.add_api_route(path, handler, methods=["POST"], openapi_extra=takes(body), tags=["Texts"])

@@ -20,6 +20,7 @@ from tokenwright.engine import Grammar
 from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
 from tokenwright.serve.reading import CallReader, held_back
 
+_PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
 _TEXT = "\nTEXT: /(.|\\n)*/\n"
 
 
@@ -41,7 +42,7 @@ class ToolFormat:
     @property
     def marks(self) -> tuple[str, ...]:
         """The strings that steer the reading, which may be special tokens."""
-        return tuple(filter(None, (self.mark, self.end, "<|python_tag|>" if not self.mark else "")))
+        return tuple(filter(None, (self.mark, self.end, _PYTHON if not self.mark else "")))
 
     def reader(self, tools: Sequence[Tool], opened: bool = False) -> CallReader:
         """Reads the calls of one text. opened: the prompt ends with the mark."""
@@ -214,7 +215,7 @@ class _Calls:
         self._form = form
         self._names = names
         self._state = "start" if not form.mark else "open" if opened else "text"
-        self._held = ""
+        self._held = self._lead = ""  # lead: what stands between a mark and its object
         self._count = 0
         self._call = _Call(form, names, 0)
 
@@ -236,7 +237,7 @@ class _Calls:
 
     def finish(self, delta: Delta) -> None:
         if self._state == "call" and self._call.phase == "head":
-            delta.text += self._call.raw
+            delta.text += self._form.mark + self._lead + self._call.raw
         elif self._state == "open":
             delta.text += self._form.mark + self._held
         elif self._state != "after":
@@ -247,23 +248,24 @@ class _Calls:
             text = text.lstrip()  # what stands between two calls
         said, mark, rest = text.partition(self._form.mark) if self._form.mark else (text, "", "")
         if mark:
-            delta.text += "" if said.isspace() else said
+            delta.text += said.rstrip()
             self._state = "open"
             return rest
-        keep = len(said) - held_back(said, self._form.mark)
+        keep = len(said[: len(said) - held_back(said, self._form.mark)].rstrip())  # white space before a mark goes
         delta.text += said[:keep]
         self._held = said[keep:]
         return ""
 
     def _open(self, text: str, delta: Delta) -> str:
         """After a mark, or at the start of a text that may be a call as a whole."""
-        core = text.lstrip(" \t\r\n").removeprefix("<|python_tag|>")
+        core = text.lstrip().removeprefix(_PYTHON)
         core = core.removeprefix("[") if self._form.listed and self._state == "open" else core
         core = core.lstrip()
-        if not core:
+        if _PYTHON.startswith(core):
             self._held = text
         elif core[0] == "{":
             self._state, self._call = "call", _Call(self._form, self._names, self._count)
+            self._lead = text[: len(text) - len(core)]
             return core
         else:
             delta.text += self._form.mark + text if self._state == "open" else text
@@ -277,7 +279,7 @@ class _Calls:
         if self._call.phase == "done":
             self._state = "after"
         elif self._call.phase == "bad":
-            delta.text += self._form.mark + self._call.raw
+            delta.text += self._form.mark + self._lead + self._call.raw
             self._state = "text"
         return rest
 

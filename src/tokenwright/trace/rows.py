@@ -47,5 +47,9 @@ def masses(rows: torch.Tensor, step: int) -> HeadMasses:
     flat = rows.flatten(0, 1).double()  # [L H, t]
     even = math.log(max(2, flat.shape[-1]))
     entropy = -torch.xlogy(flat, flat).sum(-1) / even
-    measures = (flat[:, 0], flat[:, -LOCAL:].sum(-1), entropy.clamp(0, 1))
-    return HeadMasses(step, *(tuple(round(value, 6) for value in measure.tolist()) for measure in measures))
+    sink, local = flat[:, 0], flat[:, -LOCAL:].sum(-1)
+    return HeadMasses(step, _rounded(sink), _rounded(local), _rounded(entropy.clamp(0, 1)))
+
+
+def _rounded(measure: torch.Tensor) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in measure.tolist())

@@ -144,7 +144,8 @@ function Grid() {
               key={i}
               class={l === layer && h === head ? "now" : ""}
               title={`layer ${l}, head ${h}${words}`}
-              {...(value === undefined ? {} : { "data-mass": value, style: { "--w": `${value * 100}%` } })}
+              data-mass={value ?? ""}
+              style={{ "--w": `${(value ?? 0) * 100}%` }}
               onClick={() => select(l, h)}
             />
           );

@@ -26,12 +26,12 @@ export function Stage() {
         <span class="fill" />
         <Cameras />
       </div>
-      <Story />
-      <Figures />
+      {run.value !== null && <Story />}
+      {run.value !== null && <Figures />}
       <Banners />
       <Result />
       <View />
-      <Minimap />
+      {run.value !== null && <Minimap />}
       <div class="stage-foot">
         <Legend />
         <Selectors />
@@ -70,13 +70,19 @@ function Hint() {
   if (!cache.value && frame.value?.cache === false)
     return (
       <button type="button" class="hint-next back" onClick={() => actions.setCache(true)}>
-        Press <kbd>N</kbd> to give the notes back
+        <span class="for-keys">
+          Press <kbd>N</kbd> to give the notes back
+        </span>
+        <span class="for-touch">Give the notes back</span>
       </button>
     );
   if (switched.value || !cache.value || shown.value < PATIENCE) return null;
   return (
     <button type="button" class="hint-next" onClick={() => actions.setCache(false)}>
-      Now press <kbd>N</kbd> to take the notes away
+      <span class="for-keys">
+        Now press <kbd>N</kbd> to take the notes away
+      </span>
+      <span class="for-touch">Now take the notes away</span>
     </button>
   );
 }

@@ -70,7 +70,7 @@ export function poseFor(
   const pitch = clamp(angles.pitch + turn.pitch, 4 * DEGREE, 90 * DEGREE);
   const pixels = clamp(Math.min((0.86 * width) / span.count, height / 7.2), 4, 80); // of a unit, about
   const high = (0.92 * height) / pixels;
-  const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 460 ? 56 : 66) / pixels + 0.3;
+  const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 280 ? 42 : height < 460 ? 56 : 66) / pixels + 0.3;
   const free = Math.max(1, high - strip - 2.6);
   const shares = { iso: 0.66, top: 0, side: 0.8, head: 0.5, follow: 0.6 };
   const wall = camera === "top" ? 0 : clamp(free * shares[camera], 2.2, 1.3 * layers + 2);

@@ -1,0 +1,86 @@
+"""OpenAI's embeddings: the mean of a text's hidden states after the final norm, scaled to unit length.
+
+A language model was not trained to make embeddings; these are what its hidden states give, and the reply says so by
+`pooling`. Clients expect unit length, as their sums of products are then cosines.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+
+from tokenwright.serve.api import about, body_of, takes, unless_gone
+from tokenwright.serve.contract import Missing, Wanted
+from tokenwright.serve.openai import REFUSED
+from tokenwright.serve.openai_replies import dumps
+from tokenwright.serve.openai_schema import EmbeddingBody
+from tokenwright.serve.service import Service
+from tokenwright.serve.several import gathered
+
+
+class Embeddings:
+    """The handler."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def embed(self, request: Request) -> Response:
+        """The embedding of each text."""
+        body = await body_of(request, EmbeddingBody)
+        if body.model not in self.service.names:
+            known = ", ".join(self.service.names)
+            raise Missing(f"the model {body.model!r} does not exist here; this server has {known}", "model")
+        about(request).model = body.model
+        given = body.input
+        inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+        each = [
+            Wanted(
+                prompt=one,
+                embed=True,
+                caller=about(request).caller,
+                request_id=about(request).request_id,
+                truncate_prompt_tokens=body.truncate_prompt_tokens,
+            )
+            for one in inputs
+        ]
+        found = await unless_gone(request, gathered([self._embedded(wanted) for wanted in each]))
+        tokens = sum(count for _, count in found)
+        data = [
+            {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
+            for at, (vector, _) in enumerate(found)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        whole: dict[str, Any] = {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+        return Response(dumps(whole), media_type="application/json")
+
+    async def _embedded(self, wanted: Wanted) -> tuple[NDArray[np.float32], int]:
+        generation = await self.service.start(wanted)
+        try:
+            await generation.answers()
+        finally:
+            generation.cancel()
+        vector = generation.embedding()
+        return vector / max(float(np.linalg.norm(vector)), 1e-12), len(generation.prompt_ids)
+
+
+def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
+    """A vector as numbers, or as the base64 of its float32 bytes, the lowest first."""
+    return vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the route."""
+    app.add_api_route(
+        "/v1/embeddings",
+        Embeddings(service).embed,
+        methods=["POST"],
+        openapi_extra=takes(EmbeddingBody),
+        responses=REFUSED,
+        response_model=None,
+        tags=["OpenAI"],
+    )

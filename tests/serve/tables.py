@@ -1,0 +1,44 @@
+"""The tables of refused fields in docs/clients.md, made from the schemas: `python -m tests.serve.tables`."""
+
+import json
+import re
+from pathlib import Path
+
+from tokenwright.serve import anthropic_schema, ollama_schema, openai_schema, responses_schema
+from tokenwright.serve.fields import Body, Refused, refusals
+
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+BODIES: dict[str, tuple[type[Body], ...]] = {
+    "completions and chat completions": (openai_schema.CompletionBody, openai_schema.ChatBody),
+    "responses": (responses_schema.Create,),
+    "Anthropic": (anthropic_schema.Messages, anthropic_schema.CountTokens),
+    "Ollama": (ollama_schema.Generate, ollama_schema.Chat),
+}
+
+
+def accepted(refusal: Refused) -> str:
+    """The values that a refused field may have."""
+    return ", ".join(f"`{json.dumps(value)}`" for value in refusal.neutral[:3]) + (", ..." * (len(refusal.neutral) > 3))
+
+
+def table(bodies: tuple[type[Body], ...]) -> str:
+    """The refused fields of an API, in the order of their names; the fields without effect below."""
+    rows = {(name, accepted(why), why.why) for body in bodies for name, why in refusals(body)}
+    lines = [f"| `{name}` | {values} | {why} |" for name, values, why in sorted(rows)]
+    inert = sorted({name for body in bodies for name in body.without_effect})
+    last = f"\n\nChecked, but without effect: {', '.join(f'`{name}`' for name in inert)}." if inert else ""
+    return "\n".join(["| Field | But accepted | Why |", "|---|---|---|", *lines]) + last
+
+
+def written(page: str) -> str:
+    """The page with its tables as they must be: each stands between two comments with the name of its API."""
+    tables = {name: table(bodies) for name, bodies in BODIES.items()}
+    for name in tables:
+        mark = re.escape(f"<!-- refused: {name} -->")
+        found = re.compile(rf"({mark}\n).*?(\n{mark})", re.DOTALL)
+        page = found.sub(lambda match: match[1] + tables[name] + match[2], page)  # noqa: B023  (called at once)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""docs/clients.md: its lines work as they are written, and its tables are those of the schemas."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve import tables
+from tests.serve.talking import Talker, talking
+from tokenwright.serve.app import Served
+
+PAGE = tables.PAGE.read_text(encoding="utf-8")
+HEAVY = ("langchain_openai", "litellm")  # their packages are not among the tests' own
+BLOCKS = re.findall(r"^```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def package(block: str) -> str:
+    """The package of a block's client."""
+    return block.split(" ", 2)[1]
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[Talker]:
+    with talking("stories", name="stories") as talker:
+        yield talker
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(one, marks=[pytest.mark.sweep] if package(one) in HEAVY else []) for one in BLOCKS],
+    ids=package,
+)
+def test_the_lines_work_as_they_are_written(stories: Talker, block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(package(block))
+    names: dict[str, Any] = {}
+    exec(block.replace("http://127.0.0.1:8000", stories.url), names)
+    if "client" in names:
+        names["client"].close()
+    assert len(capsys.readouterr().out.split()) > 5
+
+
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+REQUESTS = {
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 8},
+    "/v1/responses": {"input": MESSAGES, "max_output_tokens": 8},
+    "/api/chat": {"messages": MESSAGES, "options": {"num_predict": 8}},
+}
+
+
+@pytest.fixture(scope="module")
+def timed() -> Iterator[Talker]:
+    with talking("stories", name="stories", served=Served(timings=True)) as talker:
+        yield talker
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_reply_says_where_the_time_went_if_the_server_is_told_to(stories: Talker, timed: Talker, path: str) -> None:
+    def replies(talker: Talker, streamed: bool) -> tuple[httpx.Response, dict[str, Any]]:
+        body = REQUESTS[path] | {"model": "stories", "stream": streamed}
+        answer = httpx.post(talker.url + path, json=body).raise_for_status()
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
+        whole = [json.loads(line) for line in lines]
+        return answer, next((one for line in whole for one in (line, line.get("response", {})) if "timings" in one), {})
+
+    answer, reply = replies(timed, False)
+    assert "prefill;dur=" in answer.headers["server-timing"]
+    assert reply["timings"]["completion_tokens"] == 8
+    assert replies(timed, True)[1]["timings"]["completion_tokens"] == 8
+    for streamed in (False, True):
+        answer, reply = replies(stories, streamed)
+        assert reply == {}
+        assert "server-timing" not in answer.headers
+
+
+def test_the_tables_are_those_of_the_schemas() -> None:
+    assert len(re.findall("<!-- refused: ", PAGE)) == 2 * len(tables.BODIES)
+    assert tables.written(PAGE) == PAGE, "run python -m tests.serve.tables"
+
+
+ROOT = Path(__file__).parents[2]
+# The inputs that break engines like ours and that are no requests, by their numbers: where each is tested.
+ELSEWHERE = {
+    32: "checkpoints/test_safetensors.py: test_a_wrong_header_length_is_refused test_damaged_headers_are_refused",
+    33: "checkpoints/test_safetensors.py: test_a_shape_that_is_not_the_bytes_is_refused"
+    " test_a_huge_claim_takes_no_memory",
+    34: "checkpoints/test_folder.py: test_a_truncated_shard_is_told_by_how_much test_a_tensor_in_two_shards_is_refused"
+    " test_missing_shards_and_an_index_that_leaves_the_folder_are_refused test_pickles_and_pointers_are_named",
+    35: "checkpoints/test_folder.py: test_missing_extra_and_renamed_tensors_are_listed"
+    " test_an_untied_head_must_be_there test_values_that_are_not_finite_are_refused_by_name"
+    " test_other_dtypes_are_refused",
+    36: "checkpoints/test_families.py: test_values_out_of_range_are_refused_by_name test_heads_share_evenly"
+    " test_arithmetic_that_we_lack_is_refused_by_name",
+    37: "text/test_tokenizer.py: test_damaged_folders_are_refused_with_the_reason"
+    " test_a_pattern_that_backtracks_for_ever_is_an_error_not_a_crash",
+    38: "checkpoints/test_safetensors.py: test_other_kinds_of_files_are_named",  # GGUF is refused, whatever is in it
+    39: "cache/test_snapshot.py: test_a_pickle_runs_nothing",
+    40: "cache/test_snapshot.py: test_every_flipped_bit_is_found test_every_truncation_is_found"
+    " test_another_model_is_refused_by_name test_the_newest_of_two_writers_stays_whole",
+    41: "cache/test_snapshot.py: test_names_that_are_no_files_are_refused test_a_full_disk_leaves_the_old_file",
+    42: "serve/test_server.py: test_a_client_that_goes_away_frees_its_pages",
+    43: "serve/test_server.py: test_a_slow_reader_pauses_its_request",
+    44: "serve/test_server.py: test_a_drain_lets_requests_finish_and_refuses_new_ones"
+    " test_the_second_signal_ends_at_once test_a_fault_of_the_engine_reaches_health_and_every_client",
+    45: "backends/test_threads.py: test_a_fork_in_the_midst_of_a_step_of_another_thread",
+    46: "test_llm.py: test_nan_weights_of_one_row_fail_that_prompt_and_keep_the_others",
+    48: "engine/test_loop.py: test_cancel_ends_a_request_in_every_state_and_nobody_else",
+}
+
+
+@pytest.mark.parametrize("number", ELSEWHERE)
+def test_other_inputs_are_tested(number: int) -> None:
+    file, names = ELSEWHERE[number].split(": ")
+    source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+    for name in names.split():
+        assert f"def {name}(" in source

@@ -1,0 +1,85 @@
+"""The settings of a server: one table for flags, file, variables and documents; and the command that takes them."""
+
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from tokenwright import RequestError
+from tokenwright.cli import app
+from tokenwright.config import Environment
+from tokenwright.serve.settings import PREFIX, Settings, read_settings
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+HANGS = 120.0  # seconds
+
+
+def test_the_documents_have_every_setting() -> None:
+    rows = re.findall(r"^\| `--([a-z-]+)` \| `(\w+)` \| [^|]* \| ([^|]*) \|$", PAGE, re.MULTILINE)
+    expected = [
+        (one.name.replace("_", "-"), PREFIX + one.name.upper(), one.metadata["help"]) for one in fields(Settings)
+    ]
+    assert rows == expected
+
+
+def test_every_setting_is_an_option() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    assert [one.name for one in fields(Settings) if f"--{one.name.replace('_', '-')} " not in shown] == []
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('port = 1\nmax_queue = 2\nmax_body = 4096\nserved_model_name = ["a", "b"]\n', encoding="utf-8")
+    variables = Environment.read(
+        {"TOKENWRIGHT_PORT": "3", "TOKENWRIGHT_MAX_QUEUE": "4", "TOKENWRIGHT_TIMINGS": "1"}
+    ).defaults
+    found = read_settings(file, variables, {"port": 5, "max_queue": None, "api_key": []})
+    assert (found.port, found.max_queue, found.max_body, found.timings) == (5, 4, 4096, True)
+    assert found.served_model_name == ("a", "b")
+    assert read_settings(None, {}, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("prot = 1", "has prot, which"),
+        ('port = "1"', "port must be a int, not '1'"),
+        ("port = 70000", "port must be a whole number from 0 to 65,535"),
+        ("timings = 1", "timings must be a bool"),
+        ("api_key = [1]", "api_key must be a list of strings"),
+        ("port", "cannot be read"),
+        ('host = "0.0.0.0"', "others can reach this server: give --api-key-file"),
+        ('no_key = true\napi_key = "sk-12345678"', "no_key says that there is no key"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(RequestError, match=told):
+        read_settings(file, {}, {})
+    with pytest.raises(RequestError, match="TOKENWRIGHT_PORT must be a number"):
+        read_settings(None, {"PORT": "x"}, {})
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_a_signal(ending: signal.Signals) -> None:
+    """As a new user would: start it, ask once, end it."""
+    command = [sys.executable, "-m", "tokenwright", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = re.search(r"http://127.0.0.1:\d+", server.stderr.readline())
+        assert address is not None
+        body = {"model": "stories", "prompt": "Once upon a time", "max_tokens": 4}
+        answer = httpx2.post(f"{address[0]}/v1/completions", json=body, timeout=HANGS)
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        assert httpx2.get(f"{address[0]}/health", timeout=HANGS).json()["status"] == "ok"
+        server.send_signal(ending)
+        rest = server.stderr.read()
+        assert server.wait(HANGS) in (0, 130), rest
+        assert "Traceback" not in rest

@@ -1,0 +1,228 @@
+"""Thoughts and tool calls in texts of every form, cut at every place; and grammars that hold calls to their schemas."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.text.kinds import byte_level, byte_token, of_tokens
+from tokenwright.decode.grammar import Grammars
+from tokenwright.engine import Grammar
+from tokenwright.errors import EngineError, RequestError
+from tokenwright.serve.contract import Answer, Delta, Tool
+from tokenwright.serve.reading import PlainReader, SortingReader, ThinkTags
+from tokenwright.serve.tools import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", "The weather.", CITY), Tool("clock")]
+ODD = '{"a":"}\\"{]","b":[{"c":"\\\\"}]}'  # braces and quotes inside strings
+
+OSLO = '{"city": "Oslo"}'
+BOTH = f'[TOOL_CALLS][{{"name": "weather", "arguments": {OSLO}}}, {{"name": "clock", "arguments": {{}}, "id": "x"}}]'
+
+
+def hermes(name: str, arguments: str) -> str:
+    """A call in the form of Hermes and Qwen."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def read(
+    text: str, cuts: tuple[int, ...], tags: ThinkTags | None, form: ToolFormat | None, opened: bool = False
+) -> Answer:
+    """What a reader makes of a text that comes in pieces."""
+    calls = None if form is None else form.reader(TOOLS, opened)
+    reader, answer = SortingReader(tags, calls, {}), Answer(0)
+    for start, stop in pairwise((0, *cuts, len(text))):
+        delta = Delta(0)
+        reader.push(text[start:stop], 7, delta)
+        answer.add(delta)
+    delta = Delta(0)
+    reader.finish(delta)
+    answer.add(delta)
+    assert reader.called == bool(answer.tool_calls)
+    return answer
+
+
+def everywhere(text: str, tags: ThinkTags | None, form: ToolFormat | None, opened: bool = False) -> Answer:
+    """The same answer wherever the text is cut."""
+    whole = read(text, (), tags, form, opened)
+    ids = [call.id for call in whole.tool_calls]
+    assert len(set(ids)) == len(ids)
+    every = [(cut,) for cut in range(1, len(text))]
+    for cuts in [*every, tuple(range(1, len(text)))]:
+        part = read(text, cuts, tags, form, opened)
+        assert (part.text, part.reasoning) == (whole.text, whole.reasoning), cuts
+        assert [(c.name, c.arguments) for c in part.tool_calls] == [(c.name, c.arguments) for c in whole.tool_calls], (
+            cuts
+        )
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "thought"),
+    [
+        ("<think>\nA cat. \n</think>\n\nYes, a cat.", "Yes, a cat.", "A cat."),
+        ("  <think>a</think>b", "b", "a"),
+        ("No <think>a</think>", "No <think>a</think>", ""),
+        ("<thin", "<thin", ""),
+        ("<think>never ends </thin", "", "never ends </thin"),
+        ("<think>\n\n</think>\n\nb", "b", ""),
+        ("", "", ""),
+        ("  a", "  a", ""),
+    ],
+)
+def test_thoughts_are_kept_apart(text: str, said: str, thought: str) -> None:
+    answer = everywhere(text, ThinkTags(), None)
+    assert (answer.text, answer.reasoning) == (said, thought)
+
+
+def test_a_prompt_may_end_inside_the_thoughts() -> None:
+    answer = everywhere("A cat.\n</think>\nYes.", ThinkTags(opened=True), None)
+    assert (answer.text, answer.reasoning) == ("Yes.", "A cat.")
+
+
+def test_tokens_of_thoughts_are_counted_and_special_ones_are_seen() -> None:
+    reader, delta = SortingReader(ThinkTags(), None, {1: "<think>", 2: "</think>"}), Delta(0)
+    for token, text in ((1, ""), (7, "a"), (7, "b"), (2, ""), (7, "c")):
+        reader.push(text, token, delta)
+    assert (delta.reasoning, delta.text, reader.reasoning_tokens) == ("ab", "c", 3)
+    plain = PlainReader()
+    plain.push("x", 1, delta)
+    assert delta.text == "cx"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "said", "calls"),
+    [
+        (HERMES, hermes("weather", OSLO), "", [OSLO]),
+        (HERMES, f"a\n{hermes('weather', OSLO)}\n", "a", [OSLO]),
+        (HERMES, f'Look: <tool_call>{{"name":"clock","arguments":{ODD}}}</tool_call>', "Look:", [ODD]),
+        (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "name": "clock"}\n</tool_call>', "", ['{"a": 1}']),
+        (HERMES, f'{hermes("clock", "{}")}\n{hermes("clock", ODD)} ', "", ["{}", ODD]),
+        (HERMES, "a <tool_cal b", "a <tool_cal b", []),
+        (HERMES, "<tool_call>nothing", "<tool_call>nothing", []),
+        (HERMES, hermes("unknown", "{}")[:40], hermes("unknown", "{}")[:40], []),
+        (HERMES, '<tool_call>{"name": "clock", "arguments": {"a": 1', "", ['{"a": 1']),
+        (LLAMA, '{"name": "weather", "parameters": {"city": "Rome"}}', "", ['{"city": "Rome"}']),
+        (LLAMA, '<|python_tag|>{"name": "clock", "parameters": {}}', "", ["{}"]),
+        (LLAMA, "It is late. {", "It is late. {", []),
+        (LLAMA, '{"no": "call"}', '{"no": "call"}', []),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "clock", "arguments": {"a": [1]}}]', "", ['{"a": [1]}']),
+        (MISTRAL, BOTH, "", [OSLO, "{}"]),
+    ],
+)  # fmt: skip
+def test_calls_are_found_wherever_the_text_is_cut(form: ToolFormat, text: str, said: str, calls: list[str]) -> None:
+    answer = everywhere(text, None, form)
+    assert answer.text == said
+    assert [call.arguments for call in answer.tool_calls] == calls
+    assert all(len(call.id) == form.id_length for call in answer.tool_calls)
+
+
+def test_a_call_may_follow_the_thoughts_and_the_mark_may_stand_in_the_prompt() -> None:
+    text = '<think>Which?</think>\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    answer = everywhere(text, ThinkTags(), HERMES)
+    assert (answer.reasoning, answer.text, [call.name for call in answer.tool_calls]) == ("Which?", "", ["clock"])
+    opened = everywhere('[{"name": "clock", "arguments": {}}]', None, MISTRAL, opened=True)
+    assert [call.name for call in opened.tool_calls] == ["clock"]
+
+
+def test_the_form_is_read_off_the_template() -> None:
+    assert tool_format("{% if tools %}<tool_call>{% endif %}") is HERMES
+    assert tool_format("{% if tools %}[TOOL_CALLS]{% endif %}") is MISTRAL
+    assert tool_format('{% if tools %}{"name", "parameters"} {{ \'"parameters": \' }}{% endif %}') is LLAMA
+    assert tool_format("{{ messages }}") is None
+    assert tool_format("{% if tools %}<tool_call><function=name>{% endif %}") is None
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Any:
+    """Grammars over single bytes."""
+    tokens = [byte_token(bytes([byte])) for byte in range(256)]
+    tokenizer, ids = of_tokens(tokens, byte_level())
+    made = Grammars(lambda token, first: tokenizer.token_bytes(token), 257, [256])
+    assert ids == list(range(256))
+    yield made
+    made.close()
+
+
+def accepts(grammars: Grammars, grammar: Grammar, text: str) -> bool:
+    """Whether the grammar allows the text, and lets it end."""
+    state = grammars.compile(grammar)
+    for byte in text.encode():
+        if not state.mask()[byte // 32] >> (byte % 32) & 1:
+            return False
+        state.advance(byte)
+    return bool(state.mask()[256 // 32] >> (256 % 32) & 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "choice", "good", "bad"),
+    [
+        (
+            HERMES, "auto",
+            ["", "Hello.", "a < b <tool", f"So: {hermes('weather', OSLO)}",
+             f"{hermes('weather', OSLO)}\n{hermes('clock', '{}')}."],
+            [hermes("weather", '{"city": "Paris"}'), "<tool_call>no"],
+        ),
+        (HERMES, "required", [hermes("weather", OSLO)], ["", "Hello.", hermes("other", "{}")]),
+        (HERMES, "clock", [hermes("clock", "{}")], [hermes("weather", OSLO)]),
+        (
+            LLAMA, "auto",
+            ["", "Hello {", f'{{"name": "weather", "parameters": {OSLO}}}'],
+            ['{"name": "weather", "parameters": {"city": "Paris"}}', "{}"],
+        ),
+        (LLAMA, "required", [f'{{"name": "weather", "parameters": {OSLO}}}'], ["", "Hello"]),
+        (
+            MISTRAL, "auto",
+            ["Hello", BOTH.replace(', "id": "x"', "")],
+            ['[TOOL_CALLS][{"name": "weather", "arguments": {"city": 1}}]'],
+        ),
+        (MISTRAL, "required", ['[TOOL_CALLS][{"name": "clock", "arguments": {}}]'], ["", "[]"]),
+    ],
+)  # fmt: skip
+def test_a_grammar_holds_calls_to_their_schemas(
+    grammars: Grammars, form: ToolFormat, choice: str, good: list[str], bad: list[str]
+) -> None:
+    grammar = form.grammar(TOOLS, choice, True, False)
+    assert grammar is not None
+    assert [accepts(grammars, grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammars, grammar, text) for text in bad] == [False] * len(bad)
+    for text in good:  # what the grammar allows, the reader understands
+        for call in everywhere(text, None, form).tool_calls:
+            assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_one_call_where_only_one_is_wanted(grammars: Grammars) -> None:
+    one = hermes("clock", "{}")
+    for choice in ("auto", "required"):
+        grammar = HERMES.grammar(TOOLS, choice, False, False)
+        assert grammar is not None
+        assert accepts(grammars, grammar, one)
+        assert not accepts(grammars, grammar, f"{one}\n{one}")
+    many = MISTRAL.grammar(TOOLS, "required", False, False)
+    assert many is not None
+    assert not accepts(
+        grammars, many, '[TOOL_CALLS][{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": {}}]'
+    )
+
+
+def test_a_mark_that_is_a_special_token_stands_in_the_prompt(grammars: Grammars) -> None:
+    assert MISTRAL.grammar(TOOLS, "auto", True, True) is None
+    required = MISTRAL.grammar(TOOLS, "required", True, True)
+    assert required is not None
+    assert accepts(grammars, required, '[{"name": "clock", "arguments": {}}]')
+
+
+def test_schemas_that_cannot_be_followed_are_refused(grammars: Grammars) -> None:
+    with pytest.raises(RequestError, match="x-guidance"):
+        HERMES.grammar([Tool("a", "", {"x-guidance": {}})], "auto", True, False)
+    broken = HERMES.grammar([Tool("a", "", {"type": "nothing"})], "required", True, False)
+    assert broken is not None
+    with pytest.raises((RequestError, EngineError)):
+        grammars.compile(broken)
