@@ -18,6 +18,9 @@ from http_client import Reply
 from served import Server
 from verdicts import Report
 
+from tokenwright import LLM, RequestError
+from tokenwright.serve.contract import Wanted
+from tokenwright.serve.prepare import Preparer
 from tokenwright.text.tokenizer import Tokenizer
 
 SCALE = 0.02
@@ -87,6 +90,21 @@ def test_a_long_text_lets_other_threads_run(model: Path) -> None:
         turns += 1
     thread.join()
     assert turns > 10, "this thread has had no turn"
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_a_text_that_cannot_fit_is_refused_unread(model: Path, monkeypatch: pytest.MonkeyPatch, messages: bool) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("it was read")
+
+    text = "a b " * 2**20
+    wanted = Wanted(messages=[{"role": "user", "content": text}]) if messages else Wanted(prompt=text)
+    with LLM(model, pages=4) as llm:
+        preparer = Preparer(llm)
+        monkeypatch.setattr(Tokenizer, "encode", read)
+        monkeypatch.setattr(Tokenizer, "encode_parts", read)
+        with pytest.raises(RequestError, match="4,194,304 characters, so at least"):
+            preparer.prepare(wanted)
 
 
 def test_sigterm_loses_no_accepted_reply(server: Server) -> None:
