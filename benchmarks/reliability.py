@@ -50,7 +50,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "kills": Part(kills, {"pages": 1024}),
+    "kills": Part(kills, {"pages": 256}),
     "pool": Part(pool, {"pages": 36}),
     "queue": Part(queue, {"pages": 256, "max_sequences": 8}, 10_000),
     "hostile": Part(hostile, {"pages": 2048}),
