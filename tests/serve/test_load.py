@@ -50,6 +50,7 @@ def test_invariants_hold(server: Server, part: object) -> None:
     asyncio.run(part(server, report, SCALE))  # type: ignore[operator]
     assert not report.broken
     assert {"free + cached pages = initial, none running"} < names(report)
+    assert len(server.said) == 1, "clients that go away, and bad requests, are no news for the log"
     if part is hostile:
         assert set(ATTACKS) < names(report)
 
