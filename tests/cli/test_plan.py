@@ -161,7 +161,7 @@ def test_chart(run: Run, tmp_path: Path, arguments: tuple[object, ...]) -> None:
     assert (cache[-1][1] < flat[0][1]) == (crossing is not None)
     [named] = [text for text in root.iter(f"{SVG}text") if text.text == "KV cache"]
     assert 0 < float(named.attrib["y"]) < 420
-    assert json.loads(shown(run, *arguments, "--out", out, "--json"))["chart"] == str(out)
+    assert json.loads(shown(run, *arguments, "--out", out, "--json", "--force"))["chart"] == str(out)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,14 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
     ):
         file.write_text(content)
         assert told in refused("plan", file)
+
+
+def test_a_chart_overwrites_nothing_unasked(refused: Callable[..., str], tmp_path: Path) -> None:
+    notes = tmp_path / "notes.svg"
+    notes.write_text("mine")
+    assert "exists and is not overwritten" in refused("plan", "gpt2", *SPEED, "--out", notes)
+    assert "ends in .svg" in refused("plan", "gpt2", *SPEED, "--out", tmp_path / "plan.png")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("notes.svg", "mine")]
 
 
 def test_a_chart_that_cannot_be_written(refused: Callable[..., str], tmp_path: Path) -> None:

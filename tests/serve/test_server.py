@@ -106,10 +106,12 @@ def test_pages_are_not_shared_between_keys(locked: Live) -> None:
 
 def test_other_origins_are_let_in_by_name_alone(locked: Live) -> None:
     origin = {"origin": "https://chat.example"}
-    asked = origin | {"access-control-request-method": "POST"}
+    wanted = "authorization, content-type, anthropic-version"
+    asked = origin | {"access-control-request-method": "POST", "access-control-request-headers": wanted}
     preflight = httpx2.options(f"{locked.url}/v1/chat/completions", headers=asked)
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    assert preflight.headers["access-control-allow-headers"] == wanted
     answer = httpx2.get(f"{locked.url}/v1/models", headers=origin | {"x-api-key": KEY})
     assert answer.headers["access-control-allow-origin"] == "https://chat.example"
     foreign = {"origin": "https://evil.example", "x-api-key": KEY}

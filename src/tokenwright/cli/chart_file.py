@@ -29,12 +29,14 @@ Out = Annotated[
 Force = Annotated[bool, Option("--force", help="Let --out overwrite a file that exists.", rich_help_panel=OUTPUT)]
 
 
-def check_chart_file(out: Path, force: bool) -> None:
+def check_chart_file(out: Path, force: bool, formats: tuple[str, ...] = FORMATS) -> None:
     """Raises RequestError, before any work, if the chart could not or must not be written there."""
     if out.is_dir() or not out.parent.is_dir():
         raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
-    if out.suffix.lower() not in FORMATS:
-        raise RequestError(f"the chart cannot be saved to {out}: --out takes a name that ends in .svg or .png")
+    if out.suffix.lower() not in formats:
+        raise RequestError(
+            f"the chart cannot be saved to {out}: --out takes a name that ends in {' or '.join(formats)}"
+        )
     if out.exists() and not force:
         raise RequestError(f"{out} exists and is not overwritten; give --out another file, or add --force")
     if out.suffix.lower() == ".png" and find_spec("matplotlib") is None:

@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, ticks
+from tokenwright.cli.chart_file import Force, check_chart_file
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.config import KVFormat
 from tokenwright.errors import RequestError
@@ -92,6 +93,7 @@ def plan(
     memory: Memory = None,
     bandwidth: Speed = None,
     out: Out = None,
+    force: Force = False,
     json_: opt.Json = False,
 ) -> None:
     """Calculate the memory that a model needs and the speed that it can reach, without loading it.
@@ -104,8 +106,8 @@ def plan(
     limit = None if window is None else read_tokens(window, "window")
     room = None if memory is None else read_bytes(memory, "memory")
     rate = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
+    if out is not None:
+        check_chart_file(out, force, (".svg",))
     from tokenwright import planner
 
     found = planner.plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
@@ -10,7 +11,7 @@ from fastapi import Request, Response
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.api import about, unless_gone
-from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, Wanted, problem_of
+from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, ToolCall, Wanted, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import Json, dumps, server_timing, timings_of
 from tokenwright.serve.service import Service
@@ -74,6 +75,15 @@ async def events_of(
     except TokenwrightError as error:
         log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
         yield failed(problem_of(error))
+
+
+def arguments_of(call: ToolCall) -> Json | None:
+    """The arguments of a call; None if the text ended before they were complete."""
+    try:
+        found = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def said(generation: Generation, timings: bool) -> Json:
