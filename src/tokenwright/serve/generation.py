@@ -54,10 +54,12 @@ class Generation:
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
         self._deliveries.append(delivery)
-        written = sum(isinstance(event, Token) for event in delivery.events)
-        if written:
-            self._written += written
-            self._times[1:] = [delivery.time]
+        written = self._written
+        for event in delivery.events:
+            if type(event) is Token:
+                self._written += 1
+        if self._written > written:
+            self._times[1:] = (delivery.time,)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
@@ -146,10 +148,11 @@ class Generation:
         deltas: dict[int, Delta] = {}
         while self._deliveries:
             delivery = self._deliveries.popleft()
-            for piece in self._transcript.add(delivery):
-                if not self._prepared.at_end:
+            pieces = self._transcript.add(delivery)
+            if not self._prepared.at_end:
+                for piece in pieces:
                     self._push(piece, deltas)
-            if delivery.ended or any(isinstance(event, Finished) for event in delivery.events):
+            if delivery.ended or any(type(event) is Finished for event in delivery.events):
                 self._end_texts(deltas, delivery.ended)
         if self._paused:
             self._paused = False
