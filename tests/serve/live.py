@@ -16,8 +16,9 @@ from tokenwright.engine import Engine
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explore import Explorer
 from tokenwright.serve.guard import Policy
-from tokenwright.serve.run import Server, listen
+from tokenwright.serve.run import Server
 from tokenwright.serve.service import Service
+from tokenwright.serve.sockets import listen
 
 HANGS = 60.0  # seconds; only a hang takes so long
 

@@ -160,6 +160,16 @@ def test_a_tool_is_called_with_valid_input(client: anthropic.Anthropic, choice: 
     assert valid(block.input)
 
 
+@pytest.mark.parametrize("tokens", [1, 20, 45, 55, 60, 65, 70])
+def test_a_call_that_is_cut_off_is_left_out(client: anthropic.Anthropic, tokens: int) -> None:
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [TOOL], "tool_choice": choice}
+    message = client.messages.create(max_tokens=tokens, **asked)
+    assert (message.stop_reason == "tool_use") == any(block.type == "tool_use" for block in message.content)
+    with client.messages.stream(max_tokens=tokens, **asked) as stream:
+        assert stream.get_final_message().usage.output_tokens <= tokens
+
+
 def test_a_stop_sequence_is_named_and_left_out(talker: Talker, ask: Any) -> None:
     text = talker.greedy(HELLO, 16)
     stop = next(text[at] for at in range(4, len(text)) if text[at] not in text[:at] and text[at] != "\ufffd")

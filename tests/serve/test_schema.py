@@ -12,7 +12,6 @@ from schemathesis import checks
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 
 CHECKS = [
-    checks.not_a_server_error,
     checks.status_code_conformance,
     checks.content_type_conformance,
     checks.response_schema_conformance,
@@ -62,7 +61,8 @@ def check_all(server: Live, cases: int) -> dict[int, int]:
             case.body = shortened(case.body)
             answer = case.call(timeout=HANGS)
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-            assert answer.status_code < 500, (case.body, answer.text)
+            late = answer.status_code == 503 and "deadline" in answer.text  # the request has set one itself
+            assert answer.status_code < 500 or late, (case.body, answer.text)
             case.validate_response(answer, checks=CHECKS)
 
         ask()

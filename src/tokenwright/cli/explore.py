@@ -46,7 +46,7 @@ def explore(
     name = opt.the_model(named, model)
     opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
     from tokenwright.serve.page import page_folder
-    from tokenwright.serve.run import listen
+    from tokenwright.serve.sockets import listen
 
     local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
@@ -79,11 +79,12 @@ def explore(
 
     from tokenwright.serve.app import make_app
     from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.host import uncollected
     from tokenwright.serve.run import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, load), names, page)
+    app = make_app(Explorer(name, uncollected(load)), names, page)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.

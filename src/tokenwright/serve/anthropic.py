@@ -5,7 +5,6 @@ An answer's content is a thinking block, a text block and tool_use blocks, in th
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
@@ -33,7 +32,7 @@ from tokenwright.serve.anthropic_schema import (
 )
 from tokenwright.serve.api import Api, about, body_of, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
-from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
+from tokenwright.serve.exchange import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
@@ -250,15 +249,16 @@ def message_of(identity: str, model: str, answer: Answer | None, counts: Counts)
 
 
 def content_of(answer: Answer) -> list[dict[str, Any]]:
-    """The blocks of an answer."""
+    """The blocks of an answer, without a call that its end has cut off."""
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
         for call in answer.tool_calls
+        if (arguments := arguments_of(call)) is not None
     ]
 
 

@@ -10,10 +10,11 @@ from fastapi import Request, Response
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.api import about, unless_gone
-from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, Wanted, problem_of
+from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, ToolCall, Wanted, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import Json, dumps, server_timing, timings_of
 from tokenwright.serve.service import Service
+from tokenwright.serve.tools import read_json
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,15 @@ async def events_of(
     except TokenwrightError as error:
         log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
         yield failed(problem_of(error))
+
+
+def arguments_of(call: ToolCall) -> Json | None:
+    """The arguments of a call; None if the text ended before they were complete."""
+    try:
+        found = read_json(call.arguments)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def said(generation: Generation, timings: bool) -> Json:

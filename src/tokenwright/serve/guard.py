@@ -157,7 +157,8 @@ class Guard:
         allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
         if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
             methods = (b"access-control-allow-methods", b"GET, POST, DELETE")
-            headers = (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id")
+            wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
+            headers = (b"access-control-allow-headers", wanted.encode("latin-1"))  # clients send several of their own
             await send({"type": "http.response.start", "status": 204, "headers": [*allowed, methods, headers]})
             await send({"type": "http.response.body", "body": b""})
             return

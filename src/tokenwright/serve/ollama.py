@@ -6,7 +6,6 @@ whatever their Content-Type, because Ollama's clients often send none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +18,7 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import Api, about, body_of, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
-from tokenwright.serve.exchange import answered, check_model, events_of, said, started, whole
+from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.ollama_card import card, entry
 from tokenwright.serve.ollama_schema import Chat, Generate, Message, Options, Prompted, Show
@@ -277,13 +276,14 @@ class Lines:
         content: dict[str, Any] = {"content" if self.chat else "response": text}
         if thinking:
             content["thinking"] = thinking
-        if called := [_call(call) for call in calls]:
+        called = [
+            {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
+            for call in calls
+            if (arguments := arguments_of(call)) is not None  # else the text's end has cut it off
+        ]
+        if called:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content
         logprobs = self._tokens.chat(tokens)["content"]
         extra = {"logprobs": logprobs} if logprobs else {}
         return {"model": self.model, "created_at": now(), **body, "done": False, **extra}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "function": {"name": call.name, "arguments": json.loads(call.arguments)}}

@@ -6,7 +6,6 @@ second signal ends everything at once.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -14,28 +13,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from tokenwright.errors import RequestError
+from tokenwright.serve.connection import Connection
 from tokenwright.serve.service import Service
-
-BACKLOG = 2048  # connections that the system keeps before the server takes them
-
-
-def listen(host: str, ports: tuple[int, ...]) -> socket.socket:
-    """A socket that listens on the first of `ports` that is free. Raises RequestError if none is."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reason: object = None
-    for port in ports:
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(BACKLOG)  # a client may connect now, and waits until the server answers
-        except OSError as error:
-            listener.close()
-            reason = error.strerror or error
-        else:
-            return listener
-    raise RequestError(f"port {ports[0]} cannot be listened on at {host} ({reason}); give --port another one, or 0")
+from tokenwright.serve.sockets import BACKLOG
 
 
 class Server(uvicorn.Server):
@@ -45,6 +25,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
