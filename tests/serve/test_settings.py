@@ -16,7 +16,7 @@ from tokenwright.cli import app
 from tokenwright.config import Environment
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
 HANGS = 120.0  # seconds
 
 
@@ -43,12 +43,18 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
     assert (found.port, found.max_queue, found.max_body, found.timings) == (5, 4, 4096, True)
     assert found.served_model_name == ("a", "b")
     assert read_settings(None, {}, {}) == Settings()
+    user = {"max-queue": 7, "max-body": 5000, "drain-timeout": 3}
+    found = read_settings(file, variables, {}, user)
+    assert (found.max_queue, found.max_body, found.drain_timeout) == (4, 4096, 3.0)
+    with pytest.raises(RequestError, match=r"\[serve\] of the settings file has prot, which"):
+        read_settings(None, {}, {}, {"prot": 1})
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ("prot = 1", "has prot, which"),
+        ('model = "x"', "has model, which are no settings of serve"),
         ('port = "1"', "port must be a int, not '1'"),
         ("port = 70000", "port must be a whole number from 0 to 65,535"),
         ("timings = 1", "timings must be a bool"),
