@@ -1,5 +1,6 @@
 """The settings of a server: one table for flags, file, variables and documents; and the command that takes them."""
 
+import json
 import re
 import signal
 import subprocess
@@ -89,3 +90,18 @@ def test_the_command_serves_until_a_signal(ending: signal.Signals) -> None:
         rest = server.stderr.read()
         assert server.wait(HANGS) in (0, 130), rest
         assert "Traceback" not in rest
+
+
+def test_the_unit_and_the_container_call_the_command_as_it_is() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    unit, image = ((docs / name).read_text(encoding="utf-8") for name in ("tokenwright.service", "Containerfile"))
+    [started] = re.findall(r"^ExecStart=(.*)", unit, re.MULTILINE)
+    [entry] = re.findall(r"^ENTRYPOINT (.*)", image, re.MULTILINE)
+    known = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    for words in (started.split(), json.loads(entry)):
+        assert [Path(words[0]).name, words[1]] == ["tokenwright", "serve"]
+        assert [word for word in words if word.startswith("--") and f"{word} " not in known] == []
+    container = dict(zip(json.loads(entry)[2::2], json.loads(entry)[3::2], strict=True))
+    settings = read_settings(None, {}, {name[2:].replace("-", "_"): value for name, value in container.items()})
+    assert (settings.local, settings.port) == (False, int(re.findall(r"^EXPOSE (\d+)", image, re.MULTILINE)[0]))
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)[0]) > Settings().drain_timeout
