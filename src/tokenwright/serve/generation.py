@@ -49,7 +49,7 @@ class Generation:
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
         self._paused = False
-        self._aborted = False
+        self._left = False
 
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
@@ -68,7 +68,12 @@ class Generation:
 
     def cancel(self) -> None:
         """End the request, in whatever state it is; its pages are free after the step under way."""
+        self._left = True
         self._handle.cancel()
+
+    @property
+    def _aborted(self) -> bool:
+        return any(text.reason is FinishReason.ABORTED for text in self._transcript.texts)
 
     def __aiter__(self) -> Generation:
         return self
@@ -76,18 +81,20 @@ class Generation:
     async def __anext__(self) -> list[Delta]:
         """The deltas of the next step or steps, never empty.
 
-        Raises EngineError if the request failed, NotReady if it was cancelled.
+        Raises EngineError if the request failed, NotReady if the server ended it. After `cancel` it just ends.
         """
         while True:
             while not self._deliveries:
                 if self._transcript.ended:
                     self._transcript.check()
-                    if self._aborted:
+                    if self._aborted and not self._left:
                         raise NotReady("the text was ended before its time, because the server is shutting down")
                     raise StopAsyncIteration
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             if deltas := self._take():
+                if self._left and self._aborted:
+                    raise StopAsyncIteration
                 return deltas
 
     async def answers(self) -> list[Answer]:
@@ -198,7 +205,6 @@ class Generation:
         reader = self._reader(choice)
         reader.finish(delta)
         delta.finish = _FINISH.get(reason, "stop")
-        self._aborted = self._aborted or delta.finish == "abort"
         if delta.finish == "stop" and reader.called:
             delta.finish = "tool_calls"
         delta.reason, delta.stopped = reason, stopped
