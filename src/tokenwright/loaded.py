@@ -25,7 +25,7 @@ from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.models.graph import Graph
-from tokenwright.text import ChatTemplate, Tokenizer
+from tokenwright.text import ChatTemplate
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.vocabulary import Vocabulary
 
@@ -76,7 +76,7 @@ class LoadedModel:
         form = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
         self.weights = (self.checkpoint.packed or form).resolved(self.dtype)
         self.kernels = "reference" if native is None else native.isa
-        self.tokenizer = Tokenizer.load(self.checkpoint.path, vocab_size=self.config.vocab_size)
+        self.tokenizer = self.checkpoint.tokenizer()
         self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         if self.template is not None:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens

@@ -31,12 +31,11 @@ def inspect(
     from tokenwright.checkpoints.folder import Checkpoint
     from tokenwright.checkpoints.packing import own_form
     from tokenwright.checkpoints.weight_cache import WeightCache
-    from tokenwright.text.tokenizer import Tokenizer
 
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form = own_form(checkpoint, asked).resolved(config.dtype)
-    tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
+    tokenizer = checkpoint.tokenizer()
     facts = {
         **_shape(config, graph),
         "parameters": graph.parameters,
