@@ -52,28 +52,30 @@ def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int
     return total
 
 
-def tensor_bytes(name: str, shape: Shape, form: WeightFormat) -> int:
+def tensor_bytes(name: str, shape: Shape, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes of one unfused tensor of a graph: a matrix [out, in], a stack of them [n, out, in] or a dense tensor.
 
     If matrices are quantised, all else is fp32, including a learned table of positions.
     """
+    matrix = name.removesuffix(".weight")
+    form = kept.get(matrix, form)
     if not form.quantised:
         return prod(shape) * DTYPE_BYTES[form.name]
     if len(shape) < 2 or name == "positions.weight":
         return 4 * prod(shape)
     *each, out, inner = shape
-    codes, scales = packed_sizes(out, inner, format_of(name.removesuffix(".weight"), form))
+    codes, scales = packed_sizes(out, inner, form if matrix in kept else format_of(matrix, form))
     return prod(each) * (codes + 2 * scales)
 
 
-def stored_bytes(graph: Graph, form: WeightFormat) -> int:
+def stored_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes of all tensors of a graph, in a resolved format (not native)."""
-    return sum(tensor_bytes(name, shape, form) for name, shape in graph.shapes.items())
+    return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.shapes.items())
 
 
-def read_bytes(graph: Graph, form: WeightFormat, rows: int) -> int:
+def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NONE) -> int:
     """Bytes of the weights that a step of `rows` tokens reads: all but embedding tables."""
-    return sum(tensor_bytes(name, shape, form) for name, shape in graph.read(rows).items())
+    return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.read(rows).items())
 
 
 def nbytes(weights: Mapping[str, torch.Tensor | Packed]) -> int:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
+from math import prod
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +23,7 @@ from tokenwright.checkpoints.families import Family, Source, parse_config
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
 from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
-from tokenwright.checkpoints.gguf_model import as_stored, read_model
+from tokenwright.checkpoints.gguf_model import Held, as_stored, held, read_model
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.safetensors import Stored, read_header
@@ -100,6 +101,25 @@ class Checkpoint:
         return cls(
             file, config, model.graph, generation, model.sources, model.stored, {file: stamp(file)}, None, forms, texts
         )
+
+    def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
+        """The matrices, and parts of joined ones, whose codes and scales are copied if `form` is asked for."""
+        return self.as_stored if form.name == "native" else {}
+
+    def main_format(self, form: WeightFormat, dtype: DType) -> WeightFormat:
+        """The format of most weights in memory if `form` is asked for and native matrices are `dtype`."""
+        form = (self.packed or form) if not self.kept(form) else form
+        sizes = {form.resolved(dtype): 0}
+        for part, kept in self.kept(form).items():
+            sizes[kept] = sizes.get(kept, 0) + prod(self.graph.shapes[f"{part}.weight"])
+        sizes[form.resolved(dtype)] = self.parameters - sum(sizes.values())
+        return max(sizes, key=lambda one: sizes[one])
+
+    def held(self, form: WeightFormat, dtype: DType) -> list[Held]:
+        """What becomes of each type of a GGUF file; empty for a folder."""
+        if not self.path.is_file():
+            return []
+        return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder or the file. Raises CheckpointError if it is missing or damaged."""
@@ -265,9 +285,10 @@ def _check_fit(
     if HEAD in missing:
         complaints.append('the head is absent, though "tie_word_embeddings" is false')
     if complaints:
+        remedy = "Use the config.json that belongs to these weights" if facts == "config.json" else "Download it again"
         raise CheckpointError(
-            f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: {'; '.join(complaints)}. "
-            f"{'Use the config.json that belongs to these weights' if facts == 'config.json' else 'Download it again'}"
+            f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: "
+            f"{'; '.join(complaints)}. {remedy}"
         )
 
 
@@ -330,7 +351,8 @@ def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     if source.part is not None:
         piece = piece.chunk(3)[source.part]
     if source.paired:
-        piece = piece.unflatten(0, (-1, source.paired // 2, 2)).transpose(1, 2).flatten(0, 2)
+        pairs = piece.reshape(-1, source.paired // 2, 2, *piece.shape[1:])  # [heads, size / 2, 2, in]
+        piece = pairs.transpose(1, 2).flatten(0, 2)
     return piece
 
 

@@ -32,4 +32,3 @@ def codes_and_scales(raw: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch
     if dtype == "Q8_0":
         return (codes ^ 0x80).flatten(1), scales  # two's complement to an offset of 128
     return torch.cat((codes & 15, codes >> 4), -1).flatten(1), scales
-

@@ -7,16 +7,17 @@ transformers does. Files of the architecture llama hold the rows of q and k in t
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.families import Source, parse_config
 from tokenwright.checkpoints.generation import parse_generation
-from tokenwright.checkpoints.gguf import Header
+from tokenwright.checkpoints.gguf import BLOCKS, Header
 from tokenwright.checkpoints.gguf_blocks import AS_STORED
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
-from tokenwright.config import GenerationDefaults, ModelConfig, WeightFormat
+from tokenwright.config import DTYPE_BYTES, GenerationDefaults, ModelConfig, WeightFormat
 from tokenwright.models.graph import Graph
 
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
@@ -103,6 +104,47 @@ def as_stored(graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The tensors of one type in a file: their bytes there, and their format in memory.
+
+    copied: whether their codes and scales are copied, so that no weight is rounded again.
+    """
+
+    type: str
+    tensors: int
+    nbytes: int
+    format: str
+    copied: bool
+
+    @property
+    def converted(self) -> bool:
+        """Whether blocks are decoded, or numbers quantised: not where one dtype becomes another."""
+        return not self.copied and (self.type in BLOCKS or self.format not in DTYPE_BYTES)
+
+    def __str__(self) -> str:
+        how = "copied" if self.copied else "converted" if self.converted else "held"
+        return f"{self.type} {self.nbytes:,} bytes ({self.tensors} tensors), {how} as {self.format}"
+
+
+def held(
+    graph: Graph,
+    sources: Mapping[str, Source],
+    stored: Mapping[str, Stored],
+    form: WeightFormat,
+    kept: Mapping[str, WeightFormat],
+) -> list[Held]:
+    """What becomes of each type in a file, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    for name in graph.shapes:
+        one, base = stored[sources[name].name], name.rsplit(".", 1)[0]
+        matrix = len(one.shape) > 1
+        target = kept.get(base) or (format_of(base, form) if matrix else WeightFormat("float32"))
+        found.setdefault((one.dtype, str(target), base in kept and matrix), []).append(one.nbytes)
+    rows = [Held(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
+    return sorted(rows, key=lambda row: -row.nbytes)
+
+
 def _sources(graph: Graph, paired: int) -> dict[str, Source]:
     """The file's names of our tensors. `paired`: the size of a head whose rows lie in pairs, else 0."""
     found = {}
@@ -185,7 +227,7 @@ def _llama3(keys: Keys, factors: list[float]) -> dict[str, Any]:
     plain = torch.tensor([base ** (-at / pairs) for at in range(pairs)], dtype=torch.float64)
     scaled = llama3_frequencies(plain, Llama3Scaling(factor, 1.0, 4.0, 8192))
     if factor < 1 or not torch.allclose(plain / scaled, torch.tensor(factors, dtype=torch.float64), rtol=1e-4):
-        raise keys.error(f"{ROPE_FACTORS} is not Llama 3.1's scaling (8192 tokens, factors 1 and 4); Tokenwright lacks it")
+        raise keys.error(f"{ROPE_FACTORS} is not Llama 3.1's scaling of 8,192 tokens; Tokenwright lacks it")
     return {
         "rope_type": "llama3",
         "factor": factor,

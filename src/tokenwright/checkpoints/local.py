@@ -1,4 +1,4 @@
-"""Where a model is on this machine: inside the package, or in a folder or a GGUF file. Importing this does not load torch."""
+"""Where a model is on this machine: inside the package, a folder, or a GGUF file. Importing it does not load torch."""
 
 from pathlib import Path
 
@@ -21,8 +21,10 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         raise CheckpointError(f"cannot look at {text[:200]!r} ({str(error)[:80]})") from error
     if is_folder or (exists and folder.suffix.lower() == ".gguf"):
         if revision is not None:
+            kind = "folder" if is_folder else "file"
             raise CheckpointError(
-                f"{text} is a {'folder' if is_folder else 'file'} here, which has no revision {revision!r}; leave it out", "revision"
+                f"{text} is a {kind} here, which has no revision {revision!r}; leave it out",
+                "revision",
             )
         return folder
     if exists:

@@ -51,8 +51,8 @@ def load_packed(
     """
     if checkpoint.packed is not None:
         return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
-    if form.name == "native" and checkpoint.as_stored:
-        return pack_checkpoint(checkpoint, form.resolved(dtype), report, checkpoint.as_stored)
+    if kept := checkpoint.kept(form):
+        return pack_checkpoint(checkpoint, form.resolved(dtype), report, kept)
     form = form.resolved(dtype)
     if cache is None or not form.quantised:
         return pack_checkpoint(checkpoint, form, report)
