@@ -22,6 +22,7 @@ from tokenwright.models.graph import Graph
 
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_INERT_TENSORS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")  # derived from the metadata
 _PAIRED = "llama"  # the architecture whose q and k rows lie in pairs
 
 _NAMES: Mapping[str, str] = {
@@ -82,7 +83,7 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     """The model of a header. `factors` reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
     settings = _settings(header, where, factors)
     _, config, graph = parse_config(settings, where)
-    stored = {name: one for name, one in header.tensors.items() if name != ROPE_FACTORS}
+    stored = {name: one for name, one in header.tensors.items() if not _INERT_TENSORS.fullmatch(name)}
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)

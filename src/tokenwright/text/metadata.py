@@ -153,7 +153,10 @@ def _byte_level(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     name = facts.text("pre")
     if name not in _SPLITS:
         raise facts.error(f"{_KEY}pre is {name[:40]!r}; Tokenwright has {', '.join(_SPLITS)}")
-    pairs = [(one[: one.find(" ", 1)], one[one.find(" ", 1) + 1 :]) for one in facts.listed("merges", str)]
+    merges = facts.listed("merges", str)
+    if not all(" " in one[1:] for one in merges):
+        raise facts.error(f"{_KEY}merges must be pairs of tokens, with a space between")
+    pairs = [(one[: one.find(" ", 1)], one[one.find(" ", 1) + 1 :]) for one in merges]
     library = tokenizers.Tokenizer(
         models.BPE(
             vocab={token: at for at, token in enumerate(tokens)},
