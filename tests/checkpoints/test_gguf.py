@@ -72,6 +72,7 @@ def test_logits_are_those_of_the_folder(kind: str, dtype: str, tmp_path: Path) -
 
 def _logprobs(llm: LLM, text: str, asked: dict[str, Any]) -> Any:
     completion = llm.generate(text, **asked)[0]
+    assert completion.logprobs and len(completion.token_ids) == 12
     return completion.token_ids, completion.logprobs
 
 
@@ -190,7 +191,7 @@ def test_what_we_lack_is_refused_by_name(key: str, value: Any, words: str, folde
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 8, 1 << 60), "strings"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 9, 0), "type 9"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 0xFFFFFFFF, 8, 1), "unknown type 4294967295"),
-        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIB", 0, 2, 1, b"a", 0, 7) * 1 + struct.pack("<QcIB", 1, b"a", 0, 7), "twice"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIBQcIB", 0, 2, 1, b"a", 0, 7, 1, b"a", 0, 7), "twice"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcI4QIQ", 1, 0, 1, b"t", 4, *[1 << 40] * 4, 0, 0), "sizes"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcI4QIQ", 1, 0, 1, b"t", 4, *[1 << 30] * 4, 0, 0), "truncated"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 4, 0, 64) + bytes(100), "offset 64"),
@@ -222,7 +223,7 @@ def damages(raw: bytes, header: int) -> list[Callable[[random.Random], bytes]]:
 
 
 def outcome(file: Path, most: int) -> str:
-    """ "refused" or "read"; any other end is a failure, as is memory above `most` bytes."""
+    """The refusal, or "read"; any other end is a failure, as is memory above `most` bytes."""
     tracemalloc.start()
     try:
         found = Checkpoint.open(file)
@@ -230,8 +231,7 @@ def outcome(file: Path, most: int) -> str:
         found.tensors()
         load_packed(found, NATIVE, found.config.dtype)
     except CheckpointError as error:
-        assert str(error) and len(str(error)) < 1000
-        return "refused"
+        return f"refused: {error}"
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -248,9 +248,10 @@ def test_damaged_files_are_refused_with_a_reason_in_bounded_memory(count: int, f
     for at in range(count):
         file.write_bytes(ways[at % len(ways)](chance))
         ends.append(outcome(file, 24 << 20))
-    print(f"{count} damaged files of {len(raw):,} bytes: {ends.count('refused')} refused")
-    assert ends.count("refused") > count // 2
-    assert set(ends[0 :: len(ways)]) == {"refused"}, "a truncated file was read"
+    print(f"{count} damaged files of {len(raw):,} bytes: {count - ends.count('read')} refused")
+    assert ends.count("read") < count // 2
+    assert all(50 < len(end) < 1000 for end in ends if end != "read")
+    assert "read" not in ends[0 :: len(ways)], "a truncated file was read"
 
 
 def test_a_file_that_shrinks_after_opening_is_an_error(folder: Path, tmp_path: Path) -> None:
