@@ -2,11 +2,12 @@
 
     python -m benchmarks.gguf_files FOLDER
 
-FOLDER has, as far as they are there: `stories260K-f32.gguf`, `stories260K-q8_0.gguf` and `stories260K.expected.txt`
-(what the fp32 weights write greedily from the BOS token, 200 steps; llama2.c's test_all.py), and in `vocab/` llama.cpp's
-vocabularies `NAME.gguf` with `NAME.gguf.inp` (texts, separated by a line `__ggml_vocab_test__`) and `NAME.gguf.out`
-(a line of ids each). Prints a line for each file and exits with 1 if one of them does not do as expected: F32 writes
-the whole text, with cache and without, Q8_0 its first 250 characters; every text gives its ids, and they the text.
+FOLDER has `stories260K-f32.gguf`, `stories260K-q8_0.gguf` and `stories260K.expected.txt`
+(what the fp32 weights write greedily from the BOS token, 200 steps; llama2.c's test_all.py), and in `vocab/` the
+vocabularies of llama.cpp: `NAME.gguf`, `NAME.gguf.inp` (texts, separated by a line `__ggml_vocab_test__`) and
+`NAME.gguf.out` (a line of ids each). Prints a line for each file and exits with 1 if one of them does not do as
+expected: F32 writes the whole text, with cache and without, Q8_0 its first 250 characters; every text gives its ids,
+and they the text.
 """
 
 import argparse

@@ -133,6 +133,14 @@ def test_a_quantised_file_generates_cached_and_naive_alike(
         assert "Q4_0" in caplog.text and "converted as float32" in caplog.text
 
 
+def test_other_rotary_factors_than_llama_3s_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "llama3").path  # of 64 tokens, which no published model has
+    assert "not Llama 3.1's scaling" in refusal(write_gguf(tmp_path / "model.gguf", path))
+    (path / "config.json").unlink()
+    file = (tmp_path / "model.gguf").replace(path / "model.gguf")
+    assert f"but {file.name}; give that file" in refusal(path)
+
+
 def test_codes_that_no_quantiser_writes_are_refused(folder: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0)
     one = read_gguf(file).tensors["blk.0.ffn_up.weight"]

@@ -68,6 +68,8 @@ class Checkpoint:
         folder = _locate(name_or_path, revision, progress)
         if folder.is_file():
             return cls._open_gguf(folder)
+        if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
+            raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
         settings = read_json(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
         family, config, graph = parse_config(settings, str(folder / "config.json"))

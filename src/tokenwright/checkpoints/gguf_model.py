@@ -18,8 +18,10 @@ from tokenwright.checkpoints.gguf_blocks import AS_STORED
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
 from tokenwright.config import DTYPE_BYTES, GenerationDefaults, ModelConfig, WeightFormat
+from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 
+_MOST_PAIRS = 1 << 15  # of dimensions in a head
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _INERT_TENSORS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")  # derived from the metadata
@@ -83,6 +85,8 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     """The model of a header. `factors` reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
     settings = _settings(header, where, factors)
     _, config, graph = parse_config(settings, where)
+    if ROPE_FACTORS in header.tensors and header.tensors[ROPE_FACTORS].shape[0] != config.head_size // 2:
+        raise CheckpointError(f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; download it again")
     stored = {name: one for name, one in header.tensors.items() if not _INERT_TENSORS.fullmatch(name)}
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
@@ -209,7 +213,10 @@ def _scaling(keys: Keys, header: Header, factors: Callable[[Stored], list[float]
     if ROPE_FACTORS in header.tensors:
         if kind != "none":
             raise keys.error(f"it has {ROPE_FACTORS} and rope.scaling.type {kind}; Tokenwright reads one of them")
-        return _llama3(keys, factors(header.tensors[ROPE_FACTORS]))
+        stored = header.tensors[ROPE_FACTORS]
+        if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > _MOST_PAIRS:
+            raise keys.error(f"{ROPE_FACTORS} is {stored.dtype} {list(stored.shape)}, not a list of F32 factors")
+        return _llama3(keys, factors(stored))
     if kind == "none" or factor == 1.0:
         return None
     yarn = {"original_max_position_embeddings": original} if kind == "yarn" else {}
