@@ -29,6 +29,7 @@ class Source:
     name: str
     transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
     part: int | None = None  # 0, 1 or 2: q, k or v of one fused tensor, concatenated along `out`
+    paired: int = 0  # the size of a head whose rows are stored as 0, size / 2, 1, size / 2 + 1, ...; 0: in order
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor in the file, where our tensor has `shape`."""
