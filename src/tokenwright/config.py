@@ -115,6 +115,16 @@ class LayerKV:
     window: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Constant factors in a model's arithmetic (Granite's multipliers)."""
+
+    embedding: float = 1.0  # of the embeddings
+    attention: float | None = None  # of q k, before the softmax; None: head_size ** -0.5
+    residual: float = 1.0  # of what attention and MLP add to the residual stream
+    logits: float = 1.0
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The hyperparameters of one decoder-only model.
@@ -143,7 +153,9 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before the rotation
+    qk_norm: Literal["head", "whole"] | None = None  # RMSNorm over each head of q and k, or over all heads of each
+    post_norm: bool = False  # norms stand after attention and MLP, on what they add, and not before
+    scales: Scales = Scales()
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 

@@ -340,8 +340,8 @@ def test_messages_stay_short_and_printable() -> None:
 
 def test_gpt2_keeps_q_k_and_v_in_one_transposed_tensor() -> None:
     sources = GPT2.sources(parse_config(make_config("gpt2")).graph)
-    assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, 2)
-    assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, 2)
+    assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, True, (128, 192, 192))
+    assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, True, (128, 192, 192))
     assert sources["layers.2.attention.v.weight"].stored((64, 64)) == (64, 192)
     assert sources["layers.2.attention.v.bias"].stored((64,)) == (192,)
     assert sources["layers.0.mlp.up.weight"].stored((256, 64)) == (64, 256)

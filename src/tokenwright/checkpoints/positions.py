@@ -24,7 +24,8 @@ from tokenwright.config import (
 
 ORIGINAL = "original_max_position_embeddings"
 
-Slides = Literal["none", "all", "upper", "nope"]  # which layers have an attention window
+# Which layers have an attention window; given: all, if the config has sliding_window.
+Slides = Literal["none", "all", "given", "upper", "nope"]
 
 
 def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[Rope, int]:
@@ -162,14 +163,16 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     """
     layers = len(rotary)
     window = _window(keys, slides)
-    first = {"none": layers, "all": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[slides]
+    first = {"none": layers, "all": 0, "given": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[
+        slides
+    ]
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
     types = keys.raw("layer_types")
     if types is not None:
         listed = _listed(keys, types, layers)
         if any(listed) and window is None:
             raise keys.error("layer_types names sliding layers, but no sliding_window is in use")
-        if slides in ("none", "all") and window is not None and listed != sliding:
+        if slides in ("none", "all", "given") and window is not None and listed != sliding:
             raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
         sliding = listed
     return tuple(window if slide else None for slide in sliding)
@@ -193,10 +196,10 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides == "all":
+    if slides in ("all", "given"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
-    if given is None and (keys.is_null("sliding_window") or slides == "nope"):
+    if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
     return keys.whole("sliding_window", 4096, most=MAX_TOKENS)
