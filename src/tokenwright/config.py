@@ -59,7 +59,21 @@ class YarnScaling:
     truncate: bool = True
 
 
-RopeScaling = NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """LongRoPE (arXiv 2402.13753): each frequency divided by its own factor; cos and sin times `attention_factor`.
+
+    The short factors serve texts whose length limit is at most `original_context`, the long ones all others; which of
+    them is fixed per request at admission.
+    """
+
+    original_context: int
+    short: tuple[float, ...]  # one for each pair of dimensions
+    long: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+RopeScaling = NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,19 @@ class Rope:
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
+
+
+def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
+    """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length.
+
+    Keys of texts with different such lengths differ, so those texts share no cached pages.
+    """
+    match positions:
+        case Rope(scaling=DynamicScaling() as scaling):
+            return max(limit, scaling.original_context)
+        case Rope(scaling=LongScaling() as scaling):
+            return scaling.original_context + (limit > scaling.original_context)
+    return None
 
 
 class RowFormat(Protocol):

@@ -123,6 +123,9 @@ _STARCODER2: dict[str, Any] = {
     "use_bias": True, "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
+_LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
+
 _LLAMA3_SCALING = {
     "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 64, "rope_type": "llama3",
@@ -153,6 +156,9 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}},
     "smollm3": _SMOLLM3,
     "phi3": _PHI3,
+    "phi3-long": _PHI3
+    | {"original_max_position_embeddings": 128, "sliding_window": 262144}
+    | {"rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "longrope"}},
     "granite": _GRANITE,
     "olmo2": _OLMO2,
     "starcoder2": _STARCODER2,

@@ -27,6 +27,7 @@ def inspect(
     asked, model = WeightFormat.parse(weights), opt.the_model(named, model)
     local_folder(model, revision)
     from tokenwright.backends.layout import weight_bytes
+    from tokenwright.backends.native.compile import compiles
     from tokenwright.cache.spec import layer_specs
     from tokenwright.checkpoints.folder import Checkpoint
     from tokenwright.checkpoints.packing import own_form
@@ -39,6 +40,7 @@ def inspect(
     tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
     facts = {
         **_shape(config, graph),
+        "native_step": compiles(graph),
         "parameters": graph.parameters,
         "dtype": config.dtype,
         "weights": str(form),
@@ -92,7 +94,9 @@ def _positions(graph: Graph) -> str:
 def _scaling(scaling: RopeScaling) -> str:
     """The kind of a RoPE scaling and its parameters, e.g. "Llama 3 scaling (factor 8, ...)"."""
     kind = type(scaling).__name__.removesuffix("Scaling")
-    numbers = ", ".join(f"{field.name} {getattr(scaling, field.name):g}" for field in fields(scaling))
+    values = {field.name: getattr(scaling, field.name) for field in fields(scaling)}
+    shown = {name: f"{len(one)} factors" if isinstance(one, tuple) else f"{one:g}" for name, one in values.items()}
+    numbers = ", ".join(f"{name} {one}" for name, one in shown.items())
     return f"{kind} scaling ({numbers})"
 
 
