@@ -166,6 +166,10 @@ class OpenedModel:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
         return self._requests.build(prompt, params, salt=salt)
 
+    def check_length(self, text: str) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
+        self._requests.check_length(text)
+
     def prepare_embedding(self, text: Prompt) -> Request:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
         return self._requests.embedding(text)

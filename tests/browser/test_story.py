@@ -26,6 +26,10 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert part == "stroke"
     assert "6 layers" in told and f"the notes of {step['start']} earlier tokens" in told
     assert step["text"].strip() in told
+    written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
+    assert "one column per token" in written and "computed in this step" in written, "the wall is named in the scene"
+    assert explored.tab.locator(".headline").inner_text() == "1 of 13 tokens went through the layers"
+    assert explored.tab.locator(".counter").inner_text() == "step 1", "a run that goes on has no last step"
     explored.press("n")
     explored.step()
     explored.settle()
@@ -33,10 +37,19 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     step = explored.api("/steps/2")
     assert part == "without"
     assert f"all {step['length']} tokens" in told and f"{step['recomputed']} of them again" in told
+    assert explored.stats()["with_cache"] == (str(6 * (step["length"] - step["recomputed"])), "derived")
+    written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
+    assert "nothing is saved" in written and "one column per token" not in written
+    legend = explored.tab.locator(".legend")
+    assert "computed again, thrown away" in legend.inner_text() and "in the cache" not in legend.inner_text()
+    assert "slack" not in explored.tab.locator(".instrument.kv").inner_text(), "where nothing is kept nothing is spare"
+    assert explored.tab.locator(".modes [aria-pressed=true]").inner_text() == "work"
+    assert explored.tab.locator(".hint-next").inner_text().startswith("Turn the cache back on")
     explored.press("n")
     explored.step()
     explored.settle()
     assert narration(explored)[0] == "notes" and "The cache is back" in narration(explored)[1]
+    assert "with_cache" not in explored.stats() and "now kept" in legend.inner_text()
     explored.press("ArrowLeft")
     explored.settle()
     assert narration(explored) == (part, told), "the sentence belongs to the step that is shown"
@@ -45,7 +58,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.press("Space")
     explored.until_state("done")
     explored.settle()
-    assert narration(explored)[0] == "result" and "8 tokens" in narration(explored)[1]
+    assert narration(explored) == ("result", "Stopped at 8 tokens, each from one pass through the model.")
 
 
 @pytest.mark.parametrize("without", [(), range(6), (3,)], ids=["with the cache", "without", "mixed"])
@@ -69,7 +82,14 @@ def test_a_run_ends_in_its_sums(explored, without):
     if done != cached:
         assert stats["summary_cached"] == (str(cached), "derived")
     assert stats["summary_layer_tokens"] == (str(done), "counted")
-    assert stats["summary_reused"] == (str(naive - done), "derived")
+    assert "summary_reused" not in stats, "the card says it in words"
+    card = explored.tab.locator(".result").inner_text()
+    assert "Stopped at 6 tokens" in card and "finished" not in card
+    assert "Without the cache this text" in card and "as much computing" in card
+    bright = explored.tab.locator(".bright, .run:not(.calm)")
+    assert bright.all_inner_texts() == [f"Run it {'with' if done == naive else 'without'} the cache"]
+    pressed = explored.tab.locator(".modes [aria-pressed=true]")
+    assert pressed.inner_text() == "work", "the strip shows what the card is about"
     assert stats["summary_tokens_per_s"][1] == stats["summary_ttft_us"][1] == "measured"
     summary = explored.api("")["summary"]
     for name in ("ttft_us", "tokens_per_s", "written"):
@@ -113,16 +133,20 @@ def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(browse
     context = browser.new_context(viewport=SIZE)
     page = context.new_page()
     page.add_init_script(
-        """window.seen = {renderer: [], story: []};
+        """window.seen = {renderer: [], story: [], early: []};
         const note = (list, value) => value && list.at(-1) !== value && list.push(value);
         new MutationObserver(() => {
           note(seen.renderer, document.documentElement.dataset.renderer);
           note(seen.story, document.querySelector('[data-narration]')?.dataset.narration);
+          const newest = document.querySelector('[data-part=generated] .token:last-child');
+          const busy = ['work', 'look'].includes(document.querySelector('.page')?.dataset.moment);
+          if (busy && newest && getComputedStyle(newest).opacity !== '0') seen.early.push(newest.textContent);
         }).observe(document, {subtree: true, childList: true, attributes: true, characterData: true});"""
     )
     explored = Explored(page, server.address).open()
     explored.until("window.__explorer.state.origin === 'live' && window.__explorer.state.step >= 3")
     seen = page.evaluate("window.seen")
+    assert seen["early"] == [], "what a slow step will write is not shown before it is"
     assert len(seen["renderer"]) == 1
     assert seen["story"] == ["reading", "notes", "stroke"]
     assert explored.errors == []

@@ -541,6 +541,14 @@ ROUTES = [
     ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/show"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/version"),
 ]
 
 
@@ -569,7 +577,12 @@ def test_other_hosts_and_origins_are_turned_away(server, method, path, headers):
     answer = client.request(method, path, headers=headers)
     assert answer.status_code == 403
     error = answer.json()["error"]
-    assert (error["type"] == "permission_error") if path.startswith("/v1/") else (error["kind"] == "forbidden")
+    if path.startswith("/api/"):  # the Ollama API tells an error in words alone
+        assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
+    elif path.startswith("/v1/"):
+        assert error["type"] == "permission_error"
+    else:
+        assert error["kind"] == "forbidden"
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])

@@ -182,7 +182,7 @@ def test_a_tool_call_is_sent_whole(talker: Talker, streamed: bool, monkeypatch: 
     wanted = adapter.Wanted
     monkeypatch.setattr(adapter, "Wanted", lambda **fields: wanted(**fields, tool_choice="required"))
     with ollama.Client(host=talker.url) as client:
-        asked = client.chat("tiny", HELLO, tools=[TOOL], options={"num_predict": 600}, stream=streamed)
+        asked = client.chat("tiny", HELLO, tools=[TOOL], options={"num_predict": 600, "seed": 1}, stream=streamed)
         parts = list(asked) if streamed else [asked]
     calls = [call for part in parts for call in part.message.tool_calls or ()]
     assert calls

@@ -1,6 +1,7 @@
 """The server under what may happen to it: keys, limits, clients that go away, a full queue, a dead engine, the end."""
 
 import asyncio
+import gc
 import json
 import signal
 import socket
@@ -17,11 +18,12 @@ import pytest
 from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright import RequestError
-from tokenwright.serve import generation, guard
+from tokenwright.serve import connection, generation, guard
 from tokenwright.serve.admission import Admission
 from tokenwright.serve.app import Served
 from tokenwright.serve.contract import Busy, Late
 from tokenwright.serve.guard import Keys, Policy, read_keys
+from tokenwright.serve.host import uncollected
 from tokenwright.serve.service import AHEAD, Limits
 
 KEY, OTHER = "sk-first-key-of-tests", "sk-other-key-of-tests"
@@ -413,3 +415,42 @@ def test_who_leaves_the_queue_leaves_no_trace() -> None:
         assert (admission.used, admission._keys) == (0, {})
 
     asyncio.run(run())
+
+
+def test_collections_leave_the_loaded_model_alone() -> None:
+    """Else each visits the objects of all libraries, and no step goes on meanwhile."""
+    before, made = gc.get_freeze_count(), [["of the model"]]
+    try:
+        assert uncollected(lambda _: made)(lambda *_: None) is made  # type: ignore[arg-type,return-value]
+        assert gc.get_freeze_count() > before + 1000
+        assert not any(one is made for one in gc.get_objects()), "it was left to collections"
+    finally:
+        gc.unfreeze()
+
+
+def answered(client: socket.socket) -> bytes:
+    """An answer of one object."""
+    found = b""
+    while not found.endswith(b"}") and (part := client.recv(2**16)):
+        found += part
+    return found
+
+
+def test_headers_that_do_not_arrive_close_the_connection(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timers that must not fire (of the first connection) are older than those that do."""
+    monkeypatch.setattr(connection, "HEADERS_S", 1.0)
+    body = json.dumps({"prompt": "ab"}).encode()
+    begun = f"POST /tokenize HTTP/1.1\r\nhost: {server.address}\r\n".encode()
+    headers = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    each = [socket.create_connection(server.address.split(":"), HANGS) for _ in range(4)]
+    complete, kept, slow, silent = each
+    complete.sendall(begun + headers)
+    kept.sendall(begun + headers + body)
+    assert answered(kept).startswith(b"HTTP/1.1 200")
+    kept.sendall(begun)
+    slow.sendall(begun)
+    assert [one.recv(1) for one in (silent, slow, kept)] == [b"", b"", b""]
+    complete.sendall(body)
+    assert answered(complete).startswith(b"HTTP/1.1 200")
+    for one in each:
+        one.close()

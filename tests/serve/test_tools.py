@@ -1,6 +1,7 @@
 """Thoughts and tool calls in texts of every form, cut at every place; and grammars that hold calls to their schemas."""
 
 import json
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,8 @@ from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.serve.contract import Answer, Delta, Tool
+from tokenwright.serve.contract import Answer, Delta, Tool, ToolCall
+from tokenwright.serve.exchange import arguments_of
 from tokenwright.serve.reading import PlainReader, SortingReader, ThinkTags
 from tokenwright.serve.tools import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
 
@@ -226,3 +228,18 @@ def test_schemas_that_cannot_be_followed_are_refused(grammars: Grammars) -> None
     assert broken is not None
     with pytest.raises((RequestError, EngineError)):
         grammars.compile(broken)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ('{"a": 1e999, "b": -1e999}', {"a": sys.float_info.max, "b": -sys.float_info.max}),
+        ('{"a": NaN}', None),
+        ('{"a": ' + "[" * 100_000 + "}", None),
+        ('{"a": 1', None),
+        ("[1]", None),
+    ],
+)
+def test_arguments_that_json_cannot_hold(arguments: str, found: object) -> None:
+    """A schema allows any number and any depth; what a reply holds must be JSON all the same."""
+    assert arguments_of(ToolCall("call-0", "weather", arguments)) == found

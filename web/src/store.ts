@@ -57,6 +57,8 @@ export const summary = computed<Summary | null>(() => {
   const current = run.value;
   return current !== null && shown.value === last.value && current.ended ? (current.state.value.summary ?? null) : null;
 });
+/** Those figures while the card that tells them is open. */
+export const result = computed<Summary | null>(() => (resultClosed.value ? null : summary.value));
 export const last = computed(() => (run.value?.count.value ?? 0) - 1);
 /** Tokens of the text as shown. */
 export const length = computed(() => run.value?.length(shown.value) ?? 0);

@@ -8,7 +8,8 @@ import { selected } from "./rows";
 import { frame, last, length, live, pageState, run, shown, summary } from "./store";
 import { quoted } from "./text";
 import type { Run } from "./run";
-import type { StepFrame } from "./schema";
+import { ending, title } from "./words";
+import type { RunState, StepFrame } from "./schema";
 
 export const CHAPTERS = [
   ["reading", "Reading the prompt"],
@@ -45,7 +46,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
-    look: `It reads the notes of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
+    look: `In each layer, ${input} looks back at the saved keys and values of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
     write: `The result is a chance for every possible token. One is drawn: ${written}.`,
     rest: `${input} went through the ${layers}, read the notes of ${plural(step.start, "earlier token")}, and ${written} was written.`,
   };
@@ -78,6 +79,12 @@ function without(step: StepFrame, at: Moment, written: string, layers: string): 
   return `Without the cache, all ${all} tokens went through the ${layers}, ${count(step.recomputed)} of them again, to write one token: ${written}.`;
 }
 
+function ends(state: RunState, written: number): string {
+  const tokens = plural(written, "token");
+  const name = title(state, written);
+  return ending(state)?.cut === false ? `${name}: ${tokens}` : name;
+}
+
 /** The sentence under the stage's title, at all times. */
 export const sentence = computed<Sentence | null>(() => {
   const current = run.value;
@@ -97,7 +104,7 @@ export const sentence = computed<Sentence | null>(() => {
   if (over && summary.value !== null)
     return {
       chapter: "result",
-      text: `The text is finished: ${plural(summary.value.written, "token")}, each from one pass through the model.`,
+      text: `${ends(current.state.value, summary.value.written)}, each from one pass through the model.`,
     };
   return tell(current, step, moment.value, selected.value);
 });

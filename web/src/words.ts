@@ -40,6 +40,12 @@ export function ending(state: RunState): { text: string; cut: boolean } | null {
   return { text: REASONS[state.reason] ?? state.reason, cut: state.reason === "length" || state.reason === "context" };
 }
 
+/** The end of a run as a title: a text that was cut is not finished. */
+export function title(state: RunState, written: number): string {
+  const whole = state.reason === "eos" || state.reason === "stop";
+  return whole ? "The text is finished" : `Stopped at ${plural(written, "token")}`;
+}
+
 /** The state of the run in a few words, for the transport. */
 export const activity = computed<{ text: string; cut: boolean }>(() => {
   const current = run.value;

@@ -79,11 +79,12 @@ def explore(
 
     from tokenwright.serve.app import make_app
     from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.host import uncollected
     from tokenwright.serve.run import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, load), names, page)
+    app = make_app(Explorer(name, uncollected(load)), names, page)
     remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.

@@ -154,6 +154,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     from tokenwright.serve.app import Served, make_app
     from tokenwright.serve.explore import Explorer
     from tokenwright.serve.guard import Policy, read_keys
+    from tokenwright.serve.host import uncollected
     from tokenwright.serve.log import log_access
     from tokenwright.serve.page import page_folder
     from tokenwright.serve.run import Server
@@ -172,7 +173,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     served = Served(settings.served_model_name, limits, settings.timings)
     if settings.access_log:
         log_access(logging.StreamHandler())
-    app = make_app(Explorer(model, load), policy, page, served)
+    app = make_app(Explorer(model, uncollected(load)), policy, page, served)
     where = f"[{settings.host}]" if ":" in settings.host else settings.host
     remark(f"serving {model} at http://{where}:{port}/v1 (Ctrl-C ends it)")
     Server(app, settings.drain_timeout, remark).run(sockets=[listener])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
@@ -15,6 +14,7 @@ from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import Json, dumps, server_timing, timings_of
 from tokenwright.serve.service import Service
+from tokenwright.serve.tools import read_json
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ async def events_of(
 def arguments_of(call: ToolCall) -> Json | None:
     """The arguments of a call; None if the text ended before they were complete."""
     try:
-        found = json.loads(call.arguments)
-    except ValueError:
+        found = read_json(call.arguments)
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

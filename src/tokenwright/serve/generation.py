@@ -49,15 +49,17 @@ class Generation:
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
         self._paused = False
-        self._aborted = False
+        self._left = False
 
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
         self._deliveries.append(delivery)
-        written = sum(isinstance(event, Token) for event in delivery.events)
-        if written:
-            self._written += written
-            self._times[1:] = [delivery.time]
+        written = self._written
+        for event in delivery.events:
+            if type(event) is Token:
+                self._written += 1
+        if self._written > written:
+            self._times[1:] = (delivery.time,)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
@@ -66,7 +68,12 @@ class Generation:
 
     def cancel(self) -> None:
         """End the request, in whatever state it is; its pages are free after the step under way."""
+        self._left = True
         self._handle.cancel()
+
+    @property
+    def _aborted(self) -> bool:
+        return any(text.reason is FinishReason.ABORTED for text in self._transcript.texts)
 
     def __aiter__(self) -> Generation:
         return self
@@ -74,18 +81,20 @@ class Generation:
     async def __anext__(self) -> list[Delta]:
         """The deltas of the next step or steps, never empty.
 
-        Raises EngineError if the request failed, NotReady if it was cancelled.
+        Raises EngineError if the request failed, NotReady if the server ended it. After `cancel` it just ends.
         """
         while True:
             while not self._deliveries:
                 if self._transcript.ended:
                     self._transcript.check()
-                    if self._aborted:
+                    if self._aborted and not self._left:
                         raise NotReady("the text was ended before its time, because the server is shutting down")
                     raise StopAsyncIteration
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             if deltas := self._take():
+                if self._left and self._aborted:
+                    raise StopAsyncIteration
                 return deltas
 
     async def answers(self) -> list[Answer]:
@@ -139,10 +148,11 @@ class Generation:
         deltas: dict[int, Delta] = {}
         while self._deliveries:
             delivery = self._deliveries.popleft()
-            for piece in self._transcript.add(delivery):
-                if not self._prepared.at_end:
+            pieces = self._transcript.add(delivery)
+            if not self._prepared.at_end:
+                for piece in pieces:
                     self._push(piece, deltas)
-            if delivery.ended or any(isinstance(event, Finished) for event in delivery.events):
+            if delivery.ended or any(type(event) is Finished for event in delivery.events):
                 self._end_texts(deltas, delivery.ended)
         if self._paused:
             self._paused = False
@@ -195,7 +205,6 @@ class Generation:
         reader = self._reader(choice)
         reader.finish(delta)
         delta.finish = _FINISH.get(reason, "stop")
-        self._aborted = self._aborted or delta.finish == "abort"
         if delta.finish == "stop" and reader.called:
             delta.finish = "tool_calls"
         delta.reason, delta.stopped = reason, stopped

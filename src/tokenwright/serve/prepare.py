@@ -99,6 +99,7 @@ class Preparer:
 
     def prompt(self, wanted: Wanted) -> tuple[Sequence[int], str]:
         """The ids of the prompt, uncut, and its text. Raises RequestError."""
+        self._check_lengths(wanted)
         if wanted.prompt is not None:
             return self.ids(wanted.prompt), wanted.prompt if isinstance(wanted.prompt, str) else ""
         assert wanted.messages is not None, "`check` has seen to it"
@@ -112,6 +113,14 @@ class Preparer:
             assert self._format is not None, "a mark belongs to a form"
             ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
         return ids, text
+
+    def _check_lengths(self, wanted: Wanted) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""
+        if wanted.truncate_prompt_tokens is None:
+            contents = [message.get("content") for message in wanted.messages or ()]
+            for text in (wanted.prompt, *contents):
+                if isinstance(text, str):
+                    self._llm.check_length(text)
 
     def _variables(self, thinking: bool | None) -> dict[str, bool]:
         """The template's variables. Raises RequestError where it cannot do what is asked."""

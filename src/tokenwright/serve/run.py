@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from tokenwright.serve.connection import Connection
 from tokenwright.serve.service import Service
 from tokenwright.serve.sockets import BACKLOG
 
@@ -24,6 +25,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

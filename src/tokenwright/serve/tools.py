@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,7 +168,7 @@ class _Call:
         rest = text[end:]
         self.raw = self.raw[: len(self.raw) - len(rest)]
         try:
-            name, arguments = _call_of(json.loads(self.raw))
+            name, arguments = _call_of(read_json(self.raw))
         except (ValueError, RecursionError):
             name, arguments = "", ""
         if name not in self._names:
@@ -198,6 +199,22 @@ class _Call:
 
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+def read_json(text: str) -> Any:
+    """A value that a model wrote. Numbers beyond those of a double become the largest double: JSON has no infinity.
+
+    Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
+    """
+    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+
+
+def _finite(number: str) -> float:
+    return max(-sys.float_info.max, min(float(number), sys.float_info.max))
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
 
 
 def _call_of(call: Any) -> tuple[str, str]:

@@ -20,7 +20,16 @@ from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
 from tokenwright.text.pieces import Pieces
 
+_LONG = 4096  # characters; other threads run while a longer text is tokenised
 _KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}  # pre-tokenizers that drop nothing
+
+
+def _encoded(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """`text` without special tokens. The library releases the GIL for batches alone, which cost a short text more."""
+    if len(text) <= _LONG:
+        return library.encode(text, add_special_tokens=False)
+    [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
+    return encoding
 
 
 class Tokenizer:
@@ -73,7 +82,7 @@ class Tokenizer:
         if not parse_special:
             library, text = self._plain, self._renamed(self._tags.split(text))
         with library_errors("the tokenizer failed on this text", RequestError):
-            encoding = library.encode(text, add_special_tokens=False)
+            encoding = _encoded(library, text)
             if not add_special:
                 return encoding.ids
             return self._with_bos(encoding.ids, library.post_process(encoding).ids)
@@ -105,7 +114,7 @@ class Tokenizer:
         """
         text = self._renamed(parts)
         with library_errors("the tokenizer failed on this text", RequestError):
-            ids = self._plain.encode(text, add_special_tokens=False).ids
+            ids = _encoded(self._plain, text).ids
         steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
         wanted = [part for part in parts if part in steering]
         assert [token for token in ids if token in steering] == wanted, "a text brought in, or lost, a control token"

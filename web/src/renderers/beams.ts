@@ -50,6 +50,13 @@ function choose(row: SceneRow, count: number): Beams {
   return { drawn, argmax, strongest, rest: Math.max(0, total - shown), restCount: count - drawn.length };
 }
 
+const LEAST_DROP = 0.02; // thinner ones would only cover the labels
+
+/** Whether a beam is drawn on from its token to the cell of the layer that is read. */
+export const drops = (weight: number): boolean => weight >= LEAST_DROP;
+/** Width of that part in CSS pixels: it stands before labels. */
+export const dropWidth = (weight: number): number => 0.8 + 3 * Math.sqrt(weight);
+
 /** Width of a beam in CSS pixels. */
 export const beamWidth = (weight: number): number => 0.8 + 6 * Math.sqrt(weight);
 /** Opacity of a beam. */

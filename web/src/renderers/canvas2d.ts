@@ -7,7 +7,7 @@ import type { Camera, Renderer, Scene } from "./renderer";
 import { hatchOf, paintCells, paintPanel } from "./flat/cells";
 import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
 import { paintBeams, paintHead, placeHovered, placeNotes } from "./flat/reading";
-import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePositions } from "./flat/tokens";
+import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePositions, placeWall } from "./flat/tokens";
 import { Layout, type Placed } from "./layout";
 import { Glide, clamp, phasesOf } from "./motion";
 import { spanOf } from "./span";
@@ -86,7 +86,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       scene,
       palette,
       hatch,
-      phases: phasesOf(scene.progress, scene.layerShare, layers),
+      phases: phasesOf(scene),
       beams: beamsOf(scene.row, scene.head),
       view,
       frame,
@@ -126,6 +126,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       placeLabels(picture, true);
       placeNotes(picture);
       placeLayers(picture);
+      placeWall(picture);
       placeLabels(picture, false);
       placePositions(picture);
       paintBeams(picture);

@@ -1,7 +1,7 @@
 // The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
 // that they name the same things. All measures are CSS pixels on the screen.
 
-import type { SceneToken } from "./renderer";
+import { Cell, type Scene, type SceneToken } from "./renderer";
 
 export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
@@ -66,6 +66,20 @@ export function layerTicks(layers: number, height: number, selected: number): nu
 /** Distance between named positions. */
 export function positionStep(pitch: number): number {
   return [1, 2, 5, 10, 20, 50, 100, 200, 500].find((every) => every * pitch >= 34) ?? 1000;
+}
+
+/** What the wall is, in words, the longest first. */
+export const wallNames = (scene: Scene): readonly string[] =>
+  scene.cache
+    ? ["the cache: saved keys and values, one column per token", "the cache: saved keys and values", "the cache"]
+    : ["nothing is saved: all columns are computed again, then thrown away", "computed again, then thrown away"];
+
+/** The column that a step with the cache computed, and its name, the longest first; null where it computed several. */
+export function freshColumn(scene: Scene): { position: number; names: readonly string[] } | null {
+  const position = scene.head - 1;
+  const state = (at: number) => scene.cells[at * scene.layers];
+  if (!scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
+  return { position, names: ["the only column computed in this step", "computed in this step"] };
 }
 
 export const labelOf = (token: SceneToken | undefined): string => token?.label || "␣";

@@ -1,19 +1,25 @@
 // The time of a step's animation, and the gliding of a view from one place to another. The step: cells fill from the
 // first layer to the last as the engine's own layer times say, then the beams grow, then the type bar strikes.
 
+import { Cell, type Scene } from "./renderer";
+
 export const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
 export const easeOut = (t: number): number => 1 - (1 - t) ** 3;
 
 export interface Phases {
+  fallen: number; // of what was thrown away before: 0 stands, 1 is gone
   filled: number; // layers that are done, with a fraction
   beams: number; // 0 none, 1 fully grown
   strike: number; // 0 the bar is up, 1 the token stands
 }
 
-export function phasesOf(progress: number, layerShare: Float32Array, layers: number): Phases {
+export function phasesOf(scene: Scene): Phases {
+  const { progress, layerShare, layers } = scene;
   const part = (from: number, length: number) => clamp((progress - from) / length, 0, 1);
+  const before = !scene.cache && scene.cells[0] === Cell.recomputed ? 0.2 : 0; // time for the old columns to fall
   return {
-    filled: filledLayers(part(0, 0.5), layerShare, layers),
+    fallen: before > 0 ? part(0, before) : 1,
+    filled: filledLayers(part(before, 0.5 - before), layerShare, Math.max(1, layers)),
     beams: easeOut(part(0.4, 0.4)),
     strike: part(0.8, 0.2),
   };

@@ -126,7 +126,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     stand(pose);
     if (states.update(scene)) uniforms.uStates.value = states.texture;
 
-    const phases = phasesOf(scene.progress, scene.layerShare, scene.layers);
+    const phases = phasesOf(scene);
     const beams: Beams = beamsOf(scene.row, scene.head);
     const [first, last] = inView(tokens, pose);
     [firstInView, lastInView] = [first, last];
@@ -136,7 +136,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
     uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;
     uniforms.uHovered.value = scene.hovered ?? NOWHERE;
-    uniforms.uArgmax.value = phases.beams >= 1 ? (beams.argmax ?? NOWHERE) : NOWHERE;
+    uniforms.uArgmax.value = phases.beams >= 1 && scene.cache ? (beams.argmax ?? NOWHERE) : NOWHERE;
+    uniforms.uFallen.value = phases.fallen;
     uniforms.uLayer.value = scene.layer;
     uniforms.uHeat.value = 1 - clamp(scene.progress, 0, 1);
     uniforms.uCache.value = scene.cache ? 1 : 0;
@@ -145,7 +146,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     columns.geometry.instanceCount = scene.layers > 0 ? last - first + 1 : 0;
     tiles.geometry.instanceCount = last - first + 1;
     head.visible = tokens > 0;
-    arcs.set(beams);
+    arcs.set(beams, pose.wall > 0.05);
     arcs.mesh.visible = phases.beams > 0 && beams.drawn.length > 0;
     arcs.uniforms.uGrown.value = phases.beams;
     arcs.uniforms.uArc.value = pose.arc;

@@ -1,11 +1,12 @@
 // The page: one grid of named places. On a narrow screen three tabs share the room; what is not on the open tab stays
 // in the document, so that nothing is built again when tabs change.
 
+import { moment } from "../clock";
 import { tab } from "../store";
 import { announcement } from "../words";
 import { Attention } from "./Attention";
 import { Help } from "./Help";
-import { Compute, Details, KvCache, SeqLen } from "./Instruments";
+import { BadgeKey, Compute, Details, KvCache, SeqLen } from "./Instruments";
 import { NextToken } from "./NextToken";
 import { Prompt } from "./Prompt";
 import { Stage } from "./Stage";
@@ -21,13 +22,14 @@ const TABS = [
 
 export function App() {
   return (
-    <div class="page" data-tab={tab.value}>
+    <div class="page" data-tab={tab.value} data-moment={moment.value}>
       <Top />
       <Prompt />
       <Stage />
       <Text />
       <Transport />
       <aside class="rail" aria-label="Instruments">
+        <BadgeKey />
         <div class="rail-numbers">
           <Compute />
           <KvCache />

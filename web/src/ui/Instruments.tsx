@@ -33,16 +33,14 @@ export function Compute() {
   const step = frame.value;
   const sum = totals.value;
   return (
-    <Instrument name="COMPUTE" id="compute" hint="layer-tokens: layers × tokens">
-      <div class="main-figure">
-        <Stat name="layer_tokens" class="big" />
-        <span class="main-unit">this step</span>
-        <span class="main-side">
-          <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> <span class="main-unit">so far</span>
-        </span>
-      </div>
+    <Instrument name="COMPUTE" id="compute" hint="the work of this step">
+      <p class={`headline ${step && step.recomputed > 0 ? "again" : ""}`}>{step ? work(step) : "No step yet."}</p>
       <Passage />
-      <p class={`sentence ${step && step.recomputed > 0 ? "again" : ""}`}>{step ? work(step) : "No step yet."}</p>
+      <p class="sentence">
+        <Stat name="layer_tokens" class="strong" /> layer-tokens,{" "}
+        <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> so far
+        <span class="sentence-note">a layer-token: one token through one layer</span>
+      </p>
       <table class="sums">
         <thead>
           <tr>
@@ -146,12 +144,13 @@ export function KvCache() {
   const pageBytes = model ? model.page_size * model.kv_bytes_per_token : 0;
   const pages = step && pageBytes > 0 ? Number(step.kv_allocated) / pageBytes : null;
   const slack = step ? step.kv_allocated - step.kv_resident : null;
+  const off = step !== null && !step.cache; // then the pages are scratch: filled, read and given back in the same step
   const filled = step && step.kv_allocated > 0n ? Number(step.kv_resident) / Number(step.kv_allocated) : 0;
   return (
     <Instrument name="KV_CACHE" id="kv" hint="keys and values, all layers">
       <div class="main-figure">
         <Stat name="kv_resident" class="big kept-ink" />
-        <span class="main-unit">{step && !step.cache ? "nothing is kept" : "for the next step"}</span>
+        <span class="main-unit">{off ? "nothing is kept for the next step" : "for the next step"}</span>
       </div>
       <div class="gauge" aria-hidden="true">
         <span class="kept" style={{ width: `${filled * 100}%` }} />
@@ -160,20 +159,22 @@ export function KvCache() {
         <Pair name="per token">
           <Figure value={perToken} source="derived" unit="B" meaning={model ? perTokenFormula(model) : ""} />
         </Pair>
-        <Pair name="written">
+        <Pair name={off ? "discarded" : "written"}>
           <Stat name="kv_written" />
         </Pair>
-        <Pair name="allocated">
+        <Pair name={off ? "scratch" : "allocated"}>
           <Stat name="kv_allocated" />
         </Pair>
-        <Pair name="slack">
-          <Figure
-            value={slack}
-            source="derived"
-            unit="B"
-            meaning="allocated minus kept: page room that holds nothing"
-          />
-        </Pair>
+        {!off && (
+          <Pair name="slack">
+            <Figure
+              value={slack}
+              source="derived"
+              unit="B"
+              meaning="allocated minus kept: page room that holds nothing"
+            />
+          </Pair>
+        )}
         <Pair name="pages">
           <Figure
             value={pages}
@@ -221,6 +222,16 @@ export function SeqLen() {
 
 function Tokens({ of, value }: { of: "prompt" | "generated"; value: number | null }) {
   return <Figure name={`${of}_tokens`} value={value} source="counted" unit="" meaning={`tokens, ${of}`} />;
+}
+
+/** What the badges beside the numbers mean. */
+export function BadgeKey() {
+  return (
+    <p class="badge-key">
+      <span class="badge measured">M</span> measured · <span class="badge counted">C</span> counted ·{" "}
+      <span class="badge derived">D</span> derived by formula
+    </p>
+  );
 }
 
 /** Every number of the step that has no place of its own. */

@@ -5,7 +5,7 @@ import { useSignal } from "@preact/signals";
 import { dismiss } from "../actions";
 import { start } from "../session";
 import * as form from "../form";
-import { model, pageState, problem } from "../store";
+import { model, pageState, problem, result } from "../store";
 import { align, glyphs, marked } from "../text";
 import { plural, sentence } from "../format";
 import { Icon } from "./icons";
@@ -63,7 +63,7 @@ export function Prompt() {
         >
           <Icon name={open.value ? "minus" : "plus"} />
         </button>
-        <button type="submit" class="run" disabled={!ready} title="Run this prompt (Ctrl Enter in the box)">
+        <button type="submit" class={result.value === null ? "run" : "run calm"} disabled={!ready} title="Run this prompt (Ctrl Enter in the box)">
           <Icon name="play" />
           Run
         </button>

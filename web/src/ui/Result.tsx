@@ -4,41 +4,43 @@
 import * as actions from "../actions";
 import * as session from "../session";
 import { SUMMARY, type Summary } from "../schema";
-import { live, resultClosed, run, summary } from "../store";
-import { ending } from "../words";
+import { live, result, resultClosed, run } from "../store";
+import { ending, title } from "../words";
 import { Icon } from "./icons";
 import { Figure } from "./Stat";
 
 export function Result() {
-  const sum = summary.value;
+  const sum = result.value;
   const current = run.value;
-  if (sum === null || current === null || resultClosed.value) return null;
+  if (sum === null || current === null) return null;
   const end = ending(current.state.value);
+  const uncached = sum.layer_tokens >= sum.naive;
   return (
     <section class="result" aria-labelledby="result-name">
       <header>
-        <h2 id="result-name">The text is finished</h2>
+        <h2 id="result-name">{title(current.state.value, sum.written)}</h2>
         <span class={end?.cut ? "result-end cut" : "result-end"}>{end?.text}</span>
         <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
           <Icon name="close" />
         </button>
       </header>
       <p class="result-times">
+        <span class="result-lead">Without the cache this text {uncached ? "took" : "would have taken"}</span>
         <Exact of={sum} name="times" class="huge" />
-        <span class="result-lead">the work, if nothing were kept and every step began from the first token again</span>
+        <span class="result-lead">as much computing</span>
+        <span class="result-how">{uncached ? "as with it, which is calculated, not run" : "calculated, not run"}</span>
       </p>
       <Bars sum={sum} />
       <dl class="result-facts">
         <Fact of={sum} name="written" />
         <Fact of={sum} name="tokens_per_s" />
         <Fact of={sum} name="ttft_us" />
-        <Fact of={sum} name="reused" unit="layer-tokens" />
         {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
       </dl>
       {live.value && (
         <div class="card-actions">
-          <button type="button" onClick={() => again(sum.layer_tokens >= sum.naive)}>
-            {sum.layer_tokens >= sum.naive ? "Run it with the cache" : "Run it without the cache"}
+          <button type="button" class="bright" onClick={() => again(uncached)}>
+            {uncached ? "Run it with the cache" : "Run it without the cache"}
           </button>
           <button type="button" onClick={() => void session.start()}>
             <Icon name="again" /> Run it again
@@ -66,7 +68,7 @@ function Bars({ sum }: { sum: Summary }) {
   else rows.unshift(["layer_tokens", "mixed", "this run"]);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
   return (
-    <dl class="result-bars">
+    <dl class="result-bars" title="Computing in layer-tokens: one is one token that goes through one layer">
       {rows.map(([name, role, words]) => (
         <div key={role}>
           <dt>{words}</dt>

@@ -33,7 +33,16 @@ const HEADROOM = 1.12;
 const USUAL = 0.95; // share of the steps that must be under the top of the scale
 const WINDOW = 9; // steps of the running median
 
-export const scrubberMode = signal<"time" | "work">("time");
+type Mode = "time" | "work";
+
+const chosen = signal<Mode | null>(null);
+/** What somebody chose; else time, and work where that is the lesson: without the cache, and at the end of a run. */
+export const scrubberMode = computed<Mode>(() => chosen.value ?? (lesson.value ? "work" : "time"));
+const lesson = computed(() => {
+  const current = run.value;
+  if (current === null || last.value < 0) return false;
+  return (current.origin !== "recorded" && current.ended) || current.frames.some((step) => !step.cache);
+});
 
 /** What the height of a step's bar stands for. */
 const heightOf = (step: StepFrame): number =>
@@ -63,7 +72,7 @@ export function Scrubber() {
       <div class="parts-row">
         <div class="modes" role="group" aria-label="What the bars show">
           {(["time", "work"] as const).map((name) => (
-            <button type="button" key={name} aria-pressed={mode === name} onClick={() => (scrubberMode.value = name)}>
+            <button type="button" key={name} aria-pressed={mode === name} onClick={() => (chosen.value = name)}>
               {name}
             </button>
           ))}
@@ -198,6 +207,7 @@ function draw(canvas: HTMLCanvasElement): void {
       stack(Math.max(each * (step.length - step.recomputed), most / floor), colour("--fresh"));
       stack(each * step.recomputed, hatch ?? colour("--recomputed"));
     }
+    if (index > 0 && step.cache !== steps[index - 1]?.cache) switchMark(context, x, step.cache, colour);
     if (clipped) breakMark(context, x, span - gap, colour("--bg"));
     if (step.recomputed > 0) {
       context.fillStyle = hatch ?? colour("--recomputed");
@@ -213,6 +223,17 @@ function draw(canvas: HTMLCanvasElement): void {
   context.strokeStyle = colour("--ink");
   context.lineWidth = 1.25;
   medianLine(context, steps, bar, floor);
+}
+
+/** Where the cache was switched: a line, and which way. */
+function switchMark(context: CanvasRenderingContext2D, x: number, on: boolean, colour: (name: string) => string): void {
+  context.globalAlpha = 1;
+  context.fillStyle = colour(on ? "--kept-ink" : "--recomputed-ink");
+  context.fillRect(Math.round(x), 0, 1.5, context.canvas.clientHeight);
+  context.font = `600 11px ${colour("--sans")}`;
+  context.textAlign = on ? "left" : "right";
+  context.textBaseline = "top";
+  context.fillText(on ? "cache on" : "cache off", x + (on ? 6 : -6), 1);
 }
 
 /** Two slanting gaps: the bar is higher than the scale. */

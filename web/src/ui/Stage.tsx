@@ -12,7 +12,7 @@ import { Banners, Centre } from "./Overlay";
 import { Total } from "./Instruments";
 import { Minimap } from "./Minimap";
 import { Result } from "./Result";
-import { Stat } from "./Stat";
+import { Figure, Stat } from "./Stat";
 import { Story } from "./Story";
 
 const NAMES: Record<Camera, string> = { iso: "Iso", top: "Top", side: "Side", head: "Head", follow: "Follow" };
@@ -57,8 +57,42 @@ function View() {
   return (
     <div class="view">
       <div class={run.value === null ? "canvas blank" : "canvas"} ref={host} />
+      <Versus />
       <Centre />
     </div>
+  );
+}
+
+/** Beside the wall: what a step without the cache took, and what it would have taken with it. */
+function Versus() {
+  const step = frame.value;
+  const layers = card.value?.layers ?? 0;
+  if (step === null || step.cache || step.recomputed === 0 || summary.value !== null) return null;
+  const first = step.length - step.recomputed;
+  const bar = (share: number, role: string) => (
+    <span class={`result-bar ${role}`} aria-hidden="true">
+      <span style={{ width: `${share * 100}%` }} />
+    </span>
+  );
+  return (
+    <dl class="versus" aria-label="The work of this step">
+      <dt>this step, without the cache</dt>
+      {bar(1, "recomputed")}
+      <dd>
+        <Stat name="layer_tokens" /> <span class="unit">layer-tokens</span>
+      </dd>
+      <dt>with the cache</dt>
+      {bar(first / step.length, "kept")}
+      <dd>
+        <Figure
+          name="with_cache"
+          value={layers * first}
+          source="derived"
+          unit="layer-tokens"
+          meaning="layers x (tokens of the step - those computed before)"
+        />
+      </dd>
+    </dl>
   );
 }
 
@@ -71,18 +105,18 @@ function Hint() {
     return (
       <button type="button" class="hint-next back" onClick={() => actions.setCache(true)}>
         <span class="for-keys">
-          Press <kbd>N</kbd> to give the notes back
+          Turn the cache back on <kbd>N</kbd>
         </span>
-        <span class="for-touch">Give the notes back</span>
+        <span class="for-touch">Turn the cache back on</span>
       </button>
     );
   if (switched.value || !cache.value || shown.value < PATIENCE) return null;
   return (
     <button type="button" class="hint-next" onClick={() => actions.setCache(false)}>
       <span class="for-keys">
-        Now press <kbd>N</kbd> to take the notes away
+        Now press <kbd>N</kbd> to switch the cache off
       </span>
-      <span class="for-touch">Now take the notes away</span>
+      <span class="for-touch">Now switch the cache off</span>
     </button>
   );
 }
@@ -153,19 +187,33 @@ function slowness(): string {
   return pictureTime.value === null ? "" : `; without graphics hardware ${Math.round(pictureTime.value)} ms a picture here`;
 }
 
-const ROLES = [
+type Role = readonly [swatch: string, name: string];
+
+const TOKENS: readonly Role[] = [
   ["prompt", "prompt"],
   ["generated", "generated"],
-  ["kept", "kept K/V"],
-  ["fresh", "written now"],
-  ["recomputed", "computed again"],
-  ["beam", "read by attention"],
-] as const;
+];
+const CACHED: readonly Role[] = [
+  ["kept", "in the cache"],
+  ["fresh", "computed in this step"],
+];
+const UNCACHED: readonly Role[] = [
+  ["recomputed", "computed again, thrown away"],
+  ["fresh scratch", "computed first, thrown away"],
+];
+const REFILLED: readonly Role[] = [
+  ["recomputed", "computed again, now kept"],
+  ["fresh", "computed in this step"],
+];
+const BEAM: Role = ["beam", "attention"];
 
+/** Of what is in the picture: a wall that is kept, one that is thrown away, or one that is filled again. */
 function Legend() {
+  const step = frame.value;
+  const columns = step === null || (step.cache && step.recomputed === 0) ? CACHED : step.cache ? REFILLED : UNCACHED;
   return (
     <ul class="legend" aria-label="Legend">
-      {ROLES.map(([role, name]) => (
+      {[...TOKENS, ...columns, BEAM].map(([role, name]) => (
         <li key={role}>
           <span class={`swatch ${role}`} aria-hidden="true" />
           {name}
@@ -225,7 +273,7 @@ function Stepper({ name, value, of, keys, disabled, change }: StepperProps) {
       </button>
       <output class="stepper-value">
         {of > 0 ? value : "–"}
-        <span class="of">/{of > 0 ? of - 1 : "–"}</span>
+        <span class="of"> of 0–{of > 0 ? of - 1 : "–"}</span>
       </output>
       <button
         type="button"

@@ -6,6 +6,7 @@ import * as actions from "../actions";
 import * as player from "../player";
 import { count } from "../format";
 import { frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
+import type { Run } from "../run";
 import { activity } from "../words";
 import { Icon } from "./icons";
 import { Scrubber } from "./Scrubber";
@@ -69,7 +70,7 @@ export function Transport() {
         </div>
         <p class="counter">
           step <b>{frame.value ? count(frame.value.step) : "–"}</b>
-          <span class="of"> of {none ? "–" : count(last.value + (current?.card.first_step ?? 0))}</span>
+          <span class="of">{none || current === null ? "" : among(current)}</span>
         </p>
         <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
           {activity.value.text}
@@ -80,6 +81,13 @@ export function Transport() {
       <Scrubber />
     </section>
   );
+}
+
+/** Beside the number of a step: how many there are, which while a run goes on is no end. */
+function among(current: Run): string {
+  const newest = count(last.value + current.card.first_step);
+  if (current.ended) return ` of ${newest}`;
+  return shown.value < last.value ? ` of ${newest} so far` : "";
 }
 
 const SLOWEST = 0.25;
@@ -130,9 +138,9 @@ function Lease() {
   if (left.value === null) return null;
   const words = left.value > 90 ? `${Math.round(left.value / 60)} min` : `${Math.round(left.value)} s`;
   return (
-    <span class="lease" title="The engine frees the keys and values of a run that nobody continues">
+    <span class="lease" title="The engine holds a run that waits, and frees its pages when nobody continues it">
       {" "}
-      · K/V kept for {words}
+      · held for {words}
     </span>
   );
 }

@@ -69,9 +69,11 @@ function paintAlike(p: Picture, position: number, cell: number, from: number, to
   const fine = w > 3; // wide enough for outlines and hatching
   const line = frame.cell > 3 && w > 4 ? 1 : 1 / ratio;
   const grows = cell === Cell.fresh || cell === Cell.recomputed;
-  const end = cell === Cell.empty ? from : grows ? clamp(phases.filled, from, to) : to;
-  const y0 = frame.cellsTop + from * frame.cell;
-  const y1 = frame.cellsTop + end * frame.cell;
+  const falls = cell === Cell.recomputed && phases.fallen < 1; // thrown away, to be computed again
+  const end = cell === Cell.empty ? from : falls ? to : grows ? clamp(phases.filled, from, to) : to;
+  const drop = falls ? (frame.cellsEnd - frame.cellsTop) * phases.fallen ** 2 : 0;
+  const y0 = frame.cellsTop + from * frame.cell + drop;
+  const y1 = Math.max(y0, Math.min(frame.cellsEnd, frame.cellsTop + end * frame.cell + drop));
   const role = cell === Cell.recomputed ? palette.recomputed : cell === Cell.fresh ? palette.fresh : palette.kept;
   if (y1 > y0) {
     // Scratch was computed, read and thrown away: hollow and hatched, so that it cannot be taken for memory.

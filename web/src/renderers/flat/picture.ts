@@ -51,7 +51,7 @@ export interface Picture {
 }
 
 const TOP = 10;
-const TICKS = 20;
+const ticksOf = (height: number): number => (height < 200 ? 20 : 36); // names of positions, and of the wall
 
 export const gutterOf = (width: number): number => (width < 480 ? 30 : 40);
 
@@ -62,10 +62,10 @@ export function columnWidth(pitch: number): number {
 export function frameOf(view: View, layers: number, width: number, height: number, ratio: number): Frame {
   const tile = clamp(view.pitch * 0.62, 8, 24);
   const labelRoom = view.pitch >= UPRIGHT_FROM ? 26 : height < 460 ? 52 : 62;
-  const free = Math.max(0, height - TOP - TICKS - tile - labelRoom);
+  const free = Math.max(0, height - TOP - ticksOf(height) - tile - labelRoom);
   const room = (free * view.share) / layers;
   const cell = view.share < 0.02 ? 0 : clamp(Math.floor(room * ratio) / ratio, 1, 40);
-  const cellsEnd = height - TICKS;
+  const cellsEnd = height - ticksOf(height);
   const cellsTop = cellsEnd - cell * layers;
   const tileTop = Math.round((cellsTop - labelRoom - tile) * ratio) / ratio;
   const labelTop = tileTop + tile;

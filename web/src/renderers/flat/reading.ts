@@ -1,6 +1,6 @@
 // What the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
-import { beamOpacity, beamWidth, percent } from "../beams";
+import { beamOpacity, beamWidth, dropWidth, drops, percent } from "../beams";
 import { labelOf, shorten } from "../labels";
 import { clamp, easeOut } from "../motion";
 import { css, mix } from "../theme";
@@ -27,14 +27,23 @@ export function paintBeams(p: Picture): void {
     const colour = palette.dark
       ? mix(palette.beam, [1, 1, 1], 0.3 * strong)
       : mix(palette.beam, palette.ink, 0.25 * strong);
-    if (palette.dark && weight > 0.1) {
+    if (palette.dark && weight > 0.1 && p.scene.cache) {
       c.strokeStyle = css(palette.beam, 0.16);
       c.lineWidth = beamWidth(weight) * 2.6;
       c.stroke();
     }
-    c.strokeStyle = css(colour, beamOpacity(weight));
+    c.strokeStyle = css(colour, beamOpacity(weight) * (p.scene.cache ? 1 : 0.3));
     c.lineWidth = beamWidth(weight);
     c.stroke();
+    if (drops(weight) && frame.cell > 0 && x > frame.x0) {
+      const from = frame.labelTop; // and on, down to the token's cell in the layer that is read
+      const to = frame.cellsTop + (p.scene.layer + 0.5) * frame.cell;
+      c.lineWidth = dropWidth(weight);
+      c.beginPath();
+      c.moveTo(x, from);
+      c.lineTo(x, from + (to - from) * phases.beams);
+      c.stroke();
+    }
   }
 }
 
@@ -89,8 +98,9 @@ export function placeNotes(p: Picture): void {
       ? percent(beams.strongest)
       : `◂ ${percent(beams.strongest)} on ${beams.argmax} ${label}`;
     const x = inside ? Math.max(measure(text) + 8, at - 9) : 8;
-    const colour = palette.dark ? palette.beam : palette.ink;
-    layout.add({ text, x, y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, plate: 0.94 });
+    const colour = !scene.cache ? palette.dim : palette.dark ? palette.beam : palette.ink;
+    const look = scene.cache ? { plate: 0.94 } : { alpha: 0.7 };
+    layout.add({ text, x, y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, ...look });
   }
   const note = { x: hub.x + 18, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
   if (note.x > width - 50) return;

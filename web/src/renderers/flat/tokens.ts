@@ -5,12 +5,14 @@ import {
   SANS,
   UPRIGHT_FROM,
   fontSize,
+  freshColumn,
   labelOf,
   layerTicks,
   positionStep,
   roomFor,
   shorten,
   tiltOf,
+  wallNames,
 } from "../labels";
 import { easeOut } from "../motion";
 import { type Rgb, css, mix } from "../theme";
@@ -41,7 +43,7 @@ export function paintTiles(p: Picture): void {
       c.lineWidth = 1;
       c.strokeRect(x + 0.5, y + 0.5, w - 1, frame.tile - 1);
     }
-    if (position === beams.argmax && phases.beams >= 1) {
+    if (position === beams.argmax && phases.beams >= 1 && scene.cache) {
       c.strokeStyle = css(palette.beam);
       c.lineWidth = 2;
       c.strokeRect(x - 1.5, y - 1.5, w + 3, frame.tile + 3);
@@ -73,7 +75,7 @@ export function placeLabels(p: Picture, important: boolean): void {
     if (x < 12) continue;
     c.font = fontOf(size, isHead);
     layout.add({
-      text: shorten(labelOf(token), room, measure),
+      text: shorten(isHead && phases.strike <= 0 ? "?" : labelOf(token), room, measure),
       x: upright ? x : x + size * 0.25,
       y: frame.labelTop + (upright ? 14 : 8),
       size,
@@ -81,7 +83,7 @@ export function placeLabels(p: Picture, important: boolean): void {
       angle: tilt,
       alignX: upright ? 0.5 : 1,
       colour: isHead ? palette.accent : token?.kind === "generated" ? palette.ink : palette.dim,
-      alpha: isHead ? phases.strike : 1,
+      alpha: isHead && phases.strike > 0 ? phases.strike : 1,
     });
   }
 }
@@ -101,6 +103,18 @@ export function placeLayers({ palette, scene, frame, layout }: Picture): void {
       colour: selected ? palette.ink : palette.dim,
     });
   }
+}
+
+/** What the wall is, under it, and which of its columns is new. */
+export function placeWall(p: Picture): void {
+  const { palette, scene, frame, first, layout } = p;
+  if (frame.cell === 0) return;
+  const y = frame.cellsEnd + 26;
+  const write = (names: readonly string[], x: number, colour: Rgb) =>
+    names.some((text) => layout.add({ text, x: Math.max(frame.x0, x - 6), y, size: 12, alignX: 0, colour }));
+  const fresh = freshColumn(scene);
+  if (fresh) write(fresh.names, p.centre(fresh.position), palette.fresh);
+  write(wallNames(scene), p.centre(first), scene.cache ? palette.kept : palette.recomputed);
 }
 
 /** Positions, under the wall. */

@@ -1,5 +1,6 @@
 // The beams: one instanced ribbon along a cubic curve from the write head to a token, bent up and back, and as wide on
-// the screen as its weight says whatever the camera. Two floats an instance: position and weight.
+// the screen as its weight says whatever the camera; and from there straight down to the token's cell in the layer that
+// is read. Four floats an instance.
 
 import {
   BufferAttribute,
@@ -15,9 +16,9 @@ import {
   Sphere,
   Vector3,
 } from "three";
-import { type Beams, MOST_BEAMS, beamOpacity, beamWidth } from "../beams";
+import { type Beam, type Beams, MOST_BEAMS, beamOpacity, beamWidth, dropWidth, drops } from "../beams";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
-import { HUB, LEAN, type Pose, TILE } from "./pose";
+import { FRONT, HUB, LEAN, type Pose, TILE } from "./pose";
 
 const LANDING = -0.38; // z of the place on a tile where beams end
 const PARTS = 28;
@@ -57,7 +58,7 @@ export function makeArcs(frame: FrameUniforms) {
     if (part < PARTS) index.push(at, at + 1, at + 2, at + 2, at + 1, at + 3);
   }
   const geometry = new InstancedBufferGeometry();
-  const beams = new InstancedBufferAttribute(new Float32Array(MOST_BEAMS * 4), 4);
+  const beams = new InstancedBufferAttribute(new Float32Array(MOST_BEAMS * 8), 4);
   geometry.setAttribute("position", new BufferAttribute(new Float32Array(sides), 2));
   geometry.setAttribute("beam", beams);
   geometry.setIndex(index);
@@ -75,7 +76,8 @@ export function makeArcs(frame: FrameUniforms) {
     blendDst: OneMinusSrcAlphaFactor,
     vertexShader: /* glsl */ `${VERTEX}
       in vec2 position;
-      in vec4 beam; // position, weight, width in CSS pixels, opacity
+      in vec4 beam; // position, weight, width in CSS pixels (negative: the part down to the cell), opacity
+      uniform int uLayer;
       uniform float uGrown, uArc, uReach;
       uniform vec2 uSize;
       out float vAcross; // CSS pixels from the middle
@@ -87,9 +89,16 @@ export function makeArcs(frame: FrameUniforms) {
         float far = abs(a.x - d.x);
         float apex = 0.5 + uArc * (1.0 - exp(-far / uReach));
         vec3 rise = vec3(0.0, ${LEAN.y}, ${LEAN.z}) * apex * 1.33;
+        bool drop = beam.z < 0.0;
         vec3 lean = vec3(0.1 * min(far, 3.0 * uReach) * sign(a.x - d.x), 0.0, 0.0);
         vec3 b = a + rise - lean;
         vec3 c = d + rise + lean;
+        if (drop) {
+          a = vec3(beam.x, 0.0, ${FRONT + 0.02});
+          d = vec3(beam.x, -uBoard.x - (float(uLayer) + 0.5) / uBoard.z * uBoard.y, ${FRONT + 0.02});
+          b = mix(a, d, 0.33);
+          c = mix(a, d, 0.67);
+        }
         float t = position.x * uGrown, u = 1.0 - t;
         vec3 place = a * u * u * u + b * 3.0 * u * u * t + c * 3.0 * u * t * t + d * t * t * t;
         vec3 way = (b - a) * u * u + (c - b) * 2.0 * u * t + (d - c) * t * t;
@@ -97,10 +106,10 @@ export function makeArcs(frame: FrameUniforms) {
         vec4 next = toClip(place + normalize(way + 1e-5) * 0.02);
         vec2 line = (next.xy / next.w - here.xy / here.w) * uSize;
         line = length(line) > 1e-9 ? normalize(line) : vec2(0.0, 1.0);
-        float halfWidth = beam.z * 0.5 * (beam.y > 0.1 ? ${SPREAD.toFixed(1)} : 1.0) + 1.0;
+        float halfWidth = abs(beam.z) * 0.5 * (beam.y > 0.1 ? ${SPREAD.toFixed(1)} : 1.0) + 1.0;
         vAcross = position.y * halfWidth;
         vAlong = position.x;
-        vBeam = beam.yzw;
+        vBeam = vec3(beam.y, abs(beam.z), beam.w);
         here.xy += vec2(-line.y, line.x) * position.y * halfWidth * 2.0 / uSize * here.w;
         here.z -= 0.0004 * here.w; // over the edge it lands on
         gl_Position = here;
@@ -119,23 +128,31 @@ export function makeArcs(frame: FrameUniforms) {
         float a = max(core * vBeam.z, glow * uDark);
         vec3 c = uDark > 0.5 ? mix(uBeam, vec3(1.0), 0.3 * strong * core) : mix(uBeam, uInk, 0.25 * strong);
         // On a dark ground a beam is light and adds a little; on a light one it is ink.
+        a *= mix(0.3, 1.0, uCache); // without the cache the columns are the lesson
         colour = vec4(c * a, a * mix(1.0, 0.85, uDark));
       }`,
   });
   const mesh = new Mesh(geometry, material);
   let last: Beams | null = null;
+  let wall = false;
   return {
     mesh,
     uniforms,
-    set(chosen: Beams): void {
-      if (chosen === last) return;
-      last = chosen;
+    /** `cells`: whether there is a wall, to whose cells they go on. */
+    set(chosen: Beams, cells: boolean): void {
+      if (chosen === last && cells === wall) return;
+      [last, wall] = [chosen, cells];
+      const down: Beam[] = cells ? chosen.drawn.filter(({ weight }) => drops(weight)) : [];
+      const arcs = chosen.drawn.length;
       chosen.drawn.forEach(({ position, weight }, i) =>
         beams.setXYZW(i, position, weight, beamWidth(weight), beamOpacity(weight)),
       );
-      geometry.instanceCount = chosen.drawn.length;
+      down.forEach(({ position, weight }, i) =>
+        beams.setXYZW(arcs + i, position, weight, -dropWidth(weight), beamOpacity(weight)),
+      );
+      geometry.instanceCount = arcs + down.length;
       beams.clearUpdateRanges();
-      beams.addUpdateRange(0, chosen.drawn.length * 4);
+      beams.addUpdateRange(0, geometry.instanceCount * 4);
       beams.needsUpdate = true;
     },
   };

@@ -26,6 +26,7 @@ export function makeColumns(uniforms: FrameUniforms) {
         float deep = solid ? ${TILE.long} : 0.05;
         vAt = vec3(position.x, (1.0 - position.y) * uBoard.z, position.z);
         float y = -uBoard.x - (1.0 - position.y) * uBoard.y;
+        if (state == 3 && uFallen < 1.0) y -= 0.8 * uBoard.y * uFallen * uFallen;
         gl_Position = toClip(vec3(float(p) + position.x * ${TILE.wide}, y, ${FRONT} - (0.5 - position.z) * deep));
       }`,
     fragmentShader: /* glsl */ `${FRAGMENT}
@@ -40,7 +41,8 @@ export function makeColumns(uniforms: FrameUniforms) {
         float high = max(fwidth(vAt.y), 1e-5) * uRatio; // of a CSS pixel, in layers
         float wide = max(fwidth(vFace == 2 ? vAt.z : vAt.x), 1e-5) * uRatio;
         bool grows = state >= 2;
-        bool done = !grows || along < uBoard.w;
+        bool falls = state == 3 && uFallen < 1.0; // thrown away, to be computed again
+        bool done = !grows || falls || along < uBoard.w;
         float small = smoothstep(0.2, 0.45, high); // cells of few pixels lose their gaps
         float edgeS = min(at, 1.0 - at) / high; // CSS pixels
         float edgeX = vFace == 1 ? (0.5 - abs(vAt.x)) / wide : 9.0;
@@ -60,14 +62,14 @@ export function makeColumns(uniforms: FrameUniforms) {
           float hatch = smoothstep(0.0, 0.14, stripe) * (1.0 - smoothstep(0.42, 0.56, stripe));
           c = mix(mix(ground, role, 0.17), role, hatch * 0.92);
           c = mix(c, role, 1.0 - smoothstep(1.0, 1.8, edgeX));
-          c = mix(c, role, uHeat * 0.75);
+          c = falls ? mix(c, ground, uFallen) : mix(c, role, uHeat * 0.75);
           c = mix(ground, c, mix(gap, 1.0, 0.3));
         } else {
           c = state == 1 ? mix(uBg, uKept, 0.92) : uFresh;
           c = mix(mix(c, ground, 0.78), c, gap);
         }
         if (done && state != 0) {
-          if (grows && uHeat > 0.0) {
+          if (grows && !falls && uHeat > 0.0) {
             float since = (uBoard.w - along);
             float front = 1.0 - smoothstep(0.0, 0.7 + high, since + 9.0 * step(uBoard.z - 0.01, uBoard.w));
             c = mix(c, uInk, 0.9 * front); // the front of the work, as it passes

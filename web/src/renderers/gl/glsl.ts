@@ -36,6 +36,7 @@ export function frameUniforms(states: DataTexture) {
     uOutline: colour(),
     uDark: { value: 1 },
     uCache: { value: 1 },
+    uFallen: { value: 1 }, // of the columns that were thrown away: 1 is gone
   };
 }
 
@@ -72,6 +73,7 @@ uniform int uFirst;
 uniform int uHead;
 uniform float uStrike;
 uniform float uCache;
+uniform float uFallen;
 uniform highp sampler2D uStates;
 
 vec4 toClip(vec3 place) { return projectionMatrix * (viewMatrix * vec4(place, 1.0)); }
@@ -95,6 +97,7 @@ uniform float uRatio;
 uniform float uEnd;
 uniform float uDark;
 uniform float uCache;
+uniform float uFallen;
 uniform vec3 uBg, uPanel, uInk, uLine, uAccent, uPrompt, uGenerated, uKept, uFresh, uRecomputed, uBeam;
 uniform vec3 uGround, uOutline;
 uniform highp sampler2D uStates;

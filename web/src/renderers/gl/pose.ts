@@ -87,7 +87,7 @@ const insets = (width: number, height: number) => ({
   left: width < 480 ? 10 : 26,
   right: width < 480 ? 22 : 34,
   top: 16,
-  bottom: height < 300 ? 16 : 24,
+  bottom: height < 200 ? 16 : 42, // the names of the positions, and of the wall
 });
 
 /** The nearest place from which all of the span is in view: each point bounds where the camera may be. */

@@ -5,7 +5,18 @@
 import { Vector3 } from "three";
 import { type Beams, percent } from "../beams";
 import type { Scene } from "../renderer";
-import { LABELS_FROM, fontSize, labelOf, layerTicks, positionStep, roomFor, shorten, tiltOf } from "../labels";
+import {
+  LABELS_FROM,
+  fontSize,
+  freshColumn,
+  labelOf,
+  layerTicks,
+  positionStep,
+  roomFor,
+  shorten,
+  tiltOf,
+  wallNames,
+} from "../labels";
 import { Layout } from "../layout";
 import { type Phases, clamp } from "../motion";
 import { type Palette, mix } from "../theme";
@@ -58,6 +69,7 @@ export function wordsOf(
   tokens(true);
   reading(page);
   layers(page);
+  wall(page);
   tokens(false);
   positions(page);
   return layout;
@@ -117,7 +129,7 @@ function labels(page: Page): (important: boolean) => void {
       const token = scene.tokens[position];
       const isHead = position === scene.head;
       layout.add({
-        text: shorten(labelOf(token), room(position), (part) => text.width(part, size, isHead)),
+        text: shorten(isHead && phases.strike <= 0 ? "?" : labelOf(token), room(position), (part) => text.width(part, size, isHead)),
         x: upright ? Math.round(spot.x) : Math.round(spot.x * 2) / 2 + (list ? -size : size * 0.3),
         y: Math.round(spot.y + (upright ? size * 0.7 : list ? 0 : size * 0.35)),
         size,
@@ -125,7 +137,7 @@ function labels(page: Page): (important: boolean) => void {
         angle: tilt,
         alignX: upright ? 0.5 : 1,
         colour: isHead ? palette.accent : token?.kind === "generated" ? palette.ink : palette.dim,
-        alpha: isHead ? phases.strike : 1,
+        alpha: isHead && phases.strike > 0 ? phases.strike : 1,
       });
     }
   };
@@ -158,6 +170,22 @@ function positions(page: Page): void {
   }
 }
 
+/** What the wall is, along its foot, and which of its columns is new. */
+function wall({ scene, sight, palette, layout }: Page): void {
+  if (sight.pose.wall < 0.05) return;
+  const foot = (position: number) => sight.spot(onWall(place, position, 1, sight.pose));
+  let first = sight.first;
+  while (first < sight.last && !inside(sight, foot(first), 14)) first++;
+  const [from, to] = [foot(first), foot(Math.max(first + 1, sight.last))];
+  const angle = Math.atan2(to.y - from.y, to.x - from.x);
+  if (!from.before || Math.abs(angle) > 0.4) return; // along a row that runs into the depth nothing can be read
+  const write = (names: readonly string[], spot: Spot, colour: Palette["ink"]) =>
+    names.some((text) => layout.add({ text, x: spot.x - 6, y: spot.y + 26, size: 12, angle, alignX: 0, colour }));
+  const fresh = freshColumn(scene);
+  if (fresh) write(fresh.names, foot(fresh.position), palette.fresh);
+  write(wallNames(scene), from, scene.cache ? palette.kept : palette.recomputed);
+}
+
 /** What the beams say in words. */
 function reading(page: Page): void {
   const { scene, sight, beams, phases, palette, text, layout } = page;
@@ -175,8 +203,8 @@ function reading(page: Page): void {
       size: 11,
       bold: true,
       alignX: visible ? 1 : 0,
-      colour: palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
-      plate: 0.85,
+      colour: !scene.cache ? palette.dim : palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
+      ...(scene.cache ? { plate: 0.85 } : { alpha: 0.7 }),
     });
   }
   const hub = sight.spot(place.set(scene.head + 0.55, HUB.y, HUB.z));
