@@ -3,10 +3,14 @@
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from fastapi.testclient import TestClient
 
 from tokenwright.errors import RequestError
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explore import Explorer
 from tokenwright.serve.page import build_notes, page_folder
 
 
@@ -72,3 +76,27 @@ def test_a_page_that_was_taken_away(installed: Path) -> None:
     (installed / "web").mkdir()
     with pytest.raises(RequestError, match="it was not built, or was taken away"):
         page_folder([str(installed)])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/", 200, "the page"),
+        ("GET", "/nothing.js", 404, "Not Found"),
+        ("PUT", "/", 405, "Method Not Allowed"),
+        ("GET", "/v1/completions", 405, "/v1/completions answers POST, not GET"),
+        ("DELETE", "/api/chat", 405, "/api/chat answers POST, not DELETE"),
+        ("POST", "/v1/images/generations", 404, "there is no /v1/images/generations here"),
+    ],
+)
+def test_the_page_hides_no_route(tmp_path: Path, method: str, path: str, status: int, said: str) -> None:
+    """The page is at all other paths. It must not answer for a route that has another method, or for an unknown one."""
+    (tmp_path / "index.html").write_text("the page")
+
+    def load(report: object) -> NoReturn:
+        raise RequestError("no model is needed")
+
+    app = make_app(Explorer("none", load), ["testserver"], tmp_path)
+    answer = TestClient(app).request(method, path)
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
+    assert (answer.headers.get("allow") == "POST") is (status == 405 and path != "/")

@@ -98,7 +98,8 @@ class Commands(TyperGroup):
         if isinstance(error, USAGE):
             asked = "tokenwright" if command is None else f"tokenwright {command.name}"
             said = error.format_message().strip().rstrip(".").replace("\n", " ")  # type: ignore[attr-defined]
-            return f"{said[:1].lower()}{said[1:]}; {asked} --help shows what there is"
+            said = said.replace(". Did you mean", "; did you mean")  # click's own hint
+            return f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'} {asked} --help shows what there is"
         if isinstance(error, OSError) and error.filename is not None:  # a name that the system refuses, a full disk
             return f"{str(error.filename)[:200]} cannot be used: {error.strerror}"
         if isinstance(error, MemoryError):

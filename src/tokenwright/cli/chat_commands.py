@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,9 @@ class Commands:
         name, _, text = line[1:].partition(" ")
         act = self._acts.get(ALIASES.get(name, name))
         if act is None:
-            raise RequestError(f"there is no command /{name[:40]}; /help shows them")
+            near = get_close_matches(name, [*self._acts, *ALIASES], 1)
+            hint = f", but /{near[0]}" if near else ""
+            raise RequestError(f"there is no command /{name[:40]}{hint}; /help shows all")
         act(text.strip())
 
     def _regenerate(self, _: str) -> None:

@@ -85,7 +85,8 @@ def explore(
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
     app = make_app(Explorer(name, uncollected(load)), names, page)
-    remark(f"the explorer is at http://{address} (Ctrl-C ends it)")
+    taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
+    remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()

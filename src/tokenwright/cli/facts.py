@@ -53,6 +53,11 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
     }
 
 
+def rate(value: float) -> str:
+    """A number of three digits, or a whole one with thousands apart."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def facts_line(llm: LLM, completion: Completion) -> str:
     """The same as one line of text."""
     usage = completion.usage
@@ -60,7 +65,7 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     if usage.ttft_s is not None:
         parts.append(f"TTFT {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
-        parts.append(f"{usage.tokens_per_second:,.3g} tok/s")
+        parts.append(f"{rate(usage.tokens_per_second)} tok/s")
     if usage.reused_tokens:
         parts.append(f"{usage.reused_tokens:,} tokens reused")
     parts += [
@@ -91,7 +96,7 @@ def phases_line(completion: Completion, phases: Mapping[str, float]) -> str:
     ]
     if usage.ttft_s is not None:
         computed, prefill = usage.prompt_tokens - usage.reused_tokens, usage.ttft_s - usage.queue_s
-        speed = f" ({computed / prefill:,.3g} tok/s)" if prefill > 0 else ""
+        speed = f" ({rate(computed / prefill)} tok/s)" if prefill > 0 else ""
         parts += [f"wait {seconds(usage.queue_s)}", f"prefill of {computed:,} tokens {seconds(prefill)}{speed}"]
         parts.append(f"decode of {usage.completion_tokens - 1:,} tokens {seconds(usage.total_s - usage.ttft_s)}")
     return " · ".join(parts)

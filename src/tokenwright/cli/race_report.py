@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.cli.chart import Line, Picture
-from tokenwright.cli.facts import binary, seconds
+from tokenwright.cli.facts import binary, rate, seconds
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
@@ -155,7 +155,7 @@ def _times(result: Result) -> list[Row]:
     for lane in result.lanes:
         steps, usage = lane.step_s, lane.completion.usage
         times = [seconds(time_s) for time_s in (steps[0], median(steps), steps[-1], usage.total_s)]
-        rows.append((lane.name, *times, f"{len(steps) / usage.total_s:,.3g}"))
+        rows.append((lane.name, *times, rate(len(steps) / usage.total_s)))
     return rows
 
 

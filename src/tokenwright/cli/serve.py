@@ -179,7 +179,8 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)
     where = f"[{settings.host}]" if ":" in settings.host else settings.host
-    remark(f"serving {model} at http://{where}:{port}/v1 (Ctrl-C ends it)")
+    at = f"http://{where}:{port}"
+    remark(f"serving {model} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
     Server(app, settings.drain_timeout, remark).run(sockets=[listener])
 
 

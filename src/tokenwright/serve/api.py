@@ -227,6 +227,7 @@ def problem_from(error: Exception) -> Problem:
             place = ".".join(str(part) for part in first["loc"][1:])
             return Problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"], place or None)
         case HTTPException():
-            return Problem(error.status_code, _HTTP.get(error.status_code, "invalid"), str(error.detail))
+            kind, allow = _HTTP.get(error.status_code, "invalid"), (error.headers or {}).get("Allow")
+            return Problem(error.status_code, kind, str(error.detail), allow=allow)
         case _:
             return problem_of(error)

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 import tokenwright
 from tokenwright.serve import anthropic, explore, ollama, openai, openai_embeddings, operations, responses, texts
@@ -33,6 +36,25 @@ class Served:
     names: Sequence[str] = ()
     limits: Limits | None = None
     timings: bool = False
+
+
+class Page(StaticFiles):
+    """The explorer's page, at all paths that no route has. Other methods of a route's path are refused as such."""
+
+    def __init__(self, folder: Path, app: FastAPI) -> None:
+        super().__init__(directory=folder, html=True)
+        self._app = app
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        others = [route for route in self._app.routes if route.matches(scope)[0] is Match.PARTIAL]
+        if others:
+            methods = sorted({method for route in others for method in getattr(route, "methods", ())})
+            allowed = ", ".join(methods)
+            message = f"{scope['path']} answers {allowed}, not {scope['method']}"
+            raise HTTPException(405, message, headers={"Allow": allowed})
+        if path != "." and scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404, f"there is no {scope['path']} here; /openapi.json lists what there is")
+        return await super().get_response(path, scope)
 
 
 def make_app(
@@ -70,7 +92,7 @@ def make_app(
     explore.add(app, explorer)
     add_schemas(app)
     if page is not None:
-        app.mount("/", StaticFiles(directory=page, html=True))
+        app.mount("/", Page(page, app))
 
     def refused(path: str, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)

@@ -225,7 +225,7 @@ class Missing(ServerError):
 class Problem:
     """An error as a client may see it. param: the field of the request that is at fault, if it is known.
 
-    code: a finer kind, where an API has one.
+    code: a finer kind, where an API has one. allow: the methods that the path has, where another was used.
     """
 
     status: int
@@ -234,11 +234,13 @@ class Problem:
     param: str | None = None
     retry_after_s: int | None = None
     code: str | None = None
+    allow: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         """The HTTP headers that belong to it."""
         found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        found |= {} if self.allow is None else {"allow": self.allow}
         return found | ({"www-authenticate": 'Bearer, Basic realm="tokenwright"'} if self.status == 401 else {})
 
 
