@@ -152,7 +152,13 @@ class Packed:
         units = codes.view(len(codes), -1, self.slab.inputs)  # [n, slabs, inputs]
         if self.format == "int4":
             units = units[..., :32] | units[..., 32:] << 4
-        self._units()[blocks, :, :, lanes] = units.view(len(codes), -1, self.slab.lines, self.slab.per_unit)
+        words = units.contiguous().view(torch.int32).view(len(codes), -1, self.slab.lines)  # four codes of an output
+        target = self.codes.view(torch.int32).view(-1, words.shape[1], self.slab.lines, LANES)
+        if first % LANES or len(codes) % LANES:
+            target[blocks, :, :, lanes] = words
+        else:  # whole blocks, which copy faster
+            at = first // LANES
+            target[at : at + len(codes) // LANES] = words.unflatten(0, (-1, LANES)).permute(0, 2, 3, 1)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
