@@ -117,7 +117,7 @@ def weakened(file: Path, name: str) -> Path:
     size = 34 if one.dtype == "Q8_0" else 18
     for block in range(one.start, one.start + one.nbytes, size):
         for at in range(block + 2, block + size):
-            raw[at] = raw[at] & 15 if one.dtype == "Q8_0" else (raw[at] & 0x33) + 0x66
+            raw[at] = raw[at] & 15 if one.dtype == "Q8_0" else (raw[at] & 0x11) + 0x22
     file.write_bytes(raw)
     return file
 

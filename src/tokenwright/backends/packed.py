@@ -131,7 +131,7 @@ class Packed:
         """Write rows that are quantised already as the outputs from `first` on.
 
         codes: uint8 [n, inner], as they are stored here (128 or 8 added). scales: float16 [n, inner / group], without a
-        rest. Returns the number of scales that are not finite, and of int8 codes of -128, which no kernel expects.
+        rest. Returns the number of scales that are not finite, and one more if an int8 code is -128, which no kernel expects.
         """
         assert codes.shape[1] == self.inner and self.inner % self.group == 0, "the groups are whole"
         pad = self.depth - self.inner
@@ -141,7 +141,7 @@ class Packed:
             torch.nn.functional.pad(codes, (0, pad), value=zero),
             torch.nn.functional.pad(scales, (0, pad // self.group)),
         )
-        below = int((codes == 0).sum()) if self.format == "int8" else 0
+        below = self.format == "int8" and int(codes.min()) == 0
         return below + int((~scales.isfinite()).sum())
 
     def _place(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
