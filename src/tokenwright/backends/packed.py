@@ -131,7 +131,8 @@ class Packed:
         """Write rows that are quantised already as the outputs from `first` on.
 
         codes: uint8 [n, inner], as they are stored here (128 or 8 added). scales: float16 [n, inner / group], without a
-        rest. Returns the number of scales that are not finite, and one more if an int8 code is -128, which no kernel expects.
+        rest. Returns the number of scales that are not finite, and one more if an int8 code is -128, which no kernel
+        expects.
         """
         assert codes.shape[1] == self.inner and self.inner % self.group == 0, "the groups are whole"
         pad = self.depth - self.inner
@@ -158,7 +159,7 @@ class Packed:
             target[blocks, :, :, lanes] = words
         else:  # whole blocks, which copy faster
             at = first // LANES
-            target[at : at + len(codes) // LANES] = words.unflatten(0, (-1, LANES)).permute(0, 2, 3, 1)
+            target[at : at + len(codes) // LANES] = words.view(-1, LANES, *words.shape[1:]).permute(0, 2, 3, 1)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
