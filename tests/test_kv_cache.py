@@ -95,9 +95,10 @@ def test_a_second_text_starts_behind_what_it_shares(folder: Path) -> None:
         assert len(llm.score(text_of(100))) == 99, "every row of the prompt is computed for it"
 
 
-def test_dynamic_angles_are_not_shared_across_lengths(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dynamic", "phi3-long"])
+def test_angles_that_depend_on_the_length_are_not_shared_across_lengths(kind: str, tmp_path: Path) -> None:
     """They depend on how long a text may become: a longer one must not take a shorter one's pages."""
-    path = make_checkpoint(tmp_path / "dynamic", "dynamic").path
+    path = make_checkpoint(tmp_path / kind, kind).path
     with LLM(path, pages=64) as llm:
         prompt = text_of(100)
         short, shorter = llm.generate([prompt], most(5))[0], llm.generate([prompt], most(10))[0]
@@ -213,9 +214,10 @@ def test_the_quantised_cache_in_sixteen_bits(folder: Path) -> None:
         assert re.fullmatch("int8", llm.kv_format)
 
 
-def test_a_text_with_angles_of_its_own_is_not_saved(tmp_path: Path) -> None:
-    """Past the original context of 128 a dynamic base depends on how long the text could become."""
-    path = make_checkpoint(tmp_path / "dynamic", "dynamic").path
+@pytest.mark.parametrize("kind", ["dynamic", "phi3-long"])
+def test_a_text_with_angles_of_its_own_is_not_saved(kind: str, tmp_path: Path) -> None:
+    """Past the original context of 128 the angles depend on how long the text could become."""
+    path = make_checkpoint(tmp_path / kind, kind).path
     with LLM(path, pages=64) as llm:
         long = llm.generate([text_of(100)], most(37))[0]
         assert llm.save_cache(tmp_path / "long.kv", [*text_of(100), *long.token_ids]) == 0

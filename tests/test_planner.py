@@ -67,7 +67,7 @@ CACHES: list[dict[str, Any]] = [
 
 def allowed(kind: str) -> list[dict[str, Any]]:
     """The caches that a kind of model may have: windows need a RoPE whose scaling is fixed, sinks need one at all."""
-    without = {"dynamic": ("window",), "gpt2": ("sinks",)}.get(kind, ())
+    without = {"dynamic": ("window",), "phi3-long": ("window",), "gpt2": ("sinks",)}.get(kind, ())
     return [options for options in CACHES if not options.keys() & set(without)]
 
 

@@ -59,7 +59,21 @@ class YarnScaling:
     truncate: bool = True
 
 
-RopeScaling = NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """LongRoPE (arXiv 2402.13753): each frequency divided by its own factor; cos and sin times `attention_factor`.
+
+    The short factors serve texts whose length limit is at most `original_context`, the long ones all others; which of
+    them is fixed per request at admission.
+    """
+
+    original_context: int
+    short: tuple[float, ...]  # one for each pair of dimensions
+    long: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+RopeScaling = NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,19 @@ class Rope:
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
+
+
+def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
+    """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length.
+
+    Keys of texts with different such lengths differ, so those texts share no cached pages.
+    """
+    match positions:
+        case Rope(scaling=DynamicScaling() as scaling):
+            return max(limit, scaling.original_context)
+        case Rope(scaling=LongScaling() as scaling):
+            return scaling.original_context + (limit > scaling.original_context)
+    return None
 
 
 class RowFormat(Protocol):
@@ -115,6 +142,16 @@ class LayerKV:
     window: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Constant factors in a model's arithmetic (Granite's multipliers)."""
+
+    embedding: float = 1.0  # of the embeddings
+    attention: float | None = None  # of q k, before the softmax; None: head_size ** -0.5
+    residual: float = 1.0  # of what attention and MLP add to the residual stream
+    logits: float = 1.0
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The hyperparameters of one decoder-only model.
@@ -143,7 +180,9 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before the rotation
+    qk_norm: Literal["head", "whole"] | None = None  # RMSNorm over each head of q and k, or over all heads of each
+    post_norm: bool = False  # norms stand after attention and MLP, on what they add, and not before
+    scales: Scales = Scales()
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 

@@ -17,7 +17,7 @@ from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import DType, DynamicScaling, EngineConfig, Rope
+from tokenwright.config import DType, EngineConfig, Rope, angle_length
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
@@ -143,8 +143,8 @@ class OpenedModel:
         Below one page it writes no file and returns 0. Raises CacheFileError if the file cannot be written; an existing
         file is then unchanged.
         """
-        ids, scaling = self._requests.ids(tokens), getattr(self.config.positions, "scaling", None)
-        if isinstance(scaling, DynamicScaling) and len(ids) > scaling.original_context:
+        ids, positions = self._requests.ids(tokens), self.config.positions
+        if angle_length(positions, len(ids)) != angle_length(positions, 1):
             return 0  # the RoPE angles depend on the request's length limit, which the file does not store
         return save_pages(Path(path), self._open_loop(), self._store, ids, self._requests.salt(len(ids)), self._about)
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenwright.checks import shown
-from tokenwright.config import DynamicScaling, Rope
+from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request
 from tokenwright.errors import RequestError
@@ -157,10 +157,8 @@ class RequestBuilder:
 
     def salt(self, limit: int, salt: str = "") -> bytes:
         """The salt of the prefix hashes: the caller's, and the text's length limit where RoPE depends on it."""
-        positions = self._loaded.config.positions
-        if isinstance(positions, Rope) and isinstance(positions.scaling, DynamicScaling):
-            return f"{max(limit, positions.scaling.original_context)} {salt}".encode()
-        return salt.encode()
+        length = angle_length(self._loaded.config.positions, limit)
+        return (salt if length is None else f"{length} {salt}").encode()
 
     def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
         asked = time.monotonic()

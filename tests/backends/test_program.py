@@ -34,7 +34,19 @@ from tokenwright.engine.page_table import PageTable
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site
 
-KINDS = ("gpt2", "llama3", "dynamic", "mistral", "qwen2", "qwen2-window", "qwen3", "smollm3")
+KINDS = (
+    "gpt2",
+    "llama3",
+    "dynamic",
+    "mistral",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "starcoder2",
+)
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64")
 KEPT = (  # how K and V are kept, the window, the sinks
     ("native", None, 0),

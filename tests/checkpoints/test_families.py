@@ -12,10 +12,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.models.fixtures import KINDS, make_config
 from tests.models.originals import ORIGINALS
 from tokenwright.checkpoints.families import GPT2, LLAMA, Source, parse_config
+from tokenwright.checkpoints.llama import PHI3
 from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     ModelConfig,
     NoScaling,
     Rope,
@@ -144,6 +146,50 @@ def test_an_original_context_beside_the_scaling_overrules_the_one_inside() -> No
     ours = scaling(parse_config(values).config)
     assert isinstance(ours, YarnScaling)
     assert ours.original_context == theirs.rope_parameters["original_max_position_embeddings"] == 32
+
+
+def test_longrope_means_what_it_means_to_transformers() -> None:
+    values = make_config("phi3-long")
+    theirs = theirs_of(values)
+    for limit, name in ((128, "short"), (129, "long")):
+        inverse, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", seq_len=limit)
+        ours = scaling(parse_config(values).config)
+        assert isinstance(ours, LongScaling)
+        assert ours.original_context == 128
+        assert math.isclose(ours.attention_factor, attention_factor)
+        plain = [10000.0 ** -(2 * i / 16) for i in range(8)]
+        expected = [one / factor for one, factor in zip(plain, getattr(ours, name), strict=True)]
+        assert inverse.tolist() == pytest.approx(expected)
+    assert scaling(parse("phi3-long", rope_scaling=values["rope_scaling"] | {"type": "su"})) == ours
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"long_factor": [1.0] * 7}, "short_factor and long_factor must have 8 numbers"),
+        ({"short_factor": [1.0] * 7 + [0]}, "short_factor must be a list of numbers above 0"),
+        ({"long_factor": None}, "long_factor must be a list"),
+        ({"short_mscale": 1.1}, "unknown key short_mscale"),
+    ],
+)
+def test_a_longrope_that_does_not_fit_is_refused(changes: dict[str, Any], told: str) -> None:
+    assert told in refusal("phi3-long", rope_scaling=make_config("phi3-long")["rope_scaling"] | changes)
+
+
+def test_what_the_new_families_lack_is_refused_by_name() -> None:
+    assert "rotation of a part of each head" in refusal("phi3", partial_rotary_factor=0.75)
+    assert "embedding_multiplier" in refusal("llama2", embedding_multiplier=12.0)
+    assert "residual_multiplier must be a finite number above 0" in refusal("granite", residual_multiplier=-1)
+    assert "another MLP in this architecture" in refusal("starcoder2", mlp_type="gated")
+    assert parse("starcoder2", use_bias=False).mlp_bias is False
+
+
+def test_phi3_has_fused_projections_and_its_v_the_last_rows() -> None:
+    sources = PHI3.sources(parse_config(make_config("phi3")).graph)
+    assert sources["layers.1.attention.v.weight"].rows == (96, 128, 128)  # after 4 heads of q and 2 of k
+    assert sources["layers.1.attention.v.weight"].name == "layers.1.self_attn.qkv_proj.weight"
+    assert sources["layers.1.mlp.up.weight"].rows == (96, 192, 192)
+    assert sources["layers.1.attention.v.weight"].stored((32, 64)) == (128, 64)
 
 
 def test_the_old_spelling_wins_as_in_transformers() -> None:
@@ -340,8 +386,8 @@ def test_messages_stay_short_and_printable() -> None:
 
 def test_gpt2_keeps_q_k_and_v_in_one_transposed_tensor() -> None:
     sources = GPT2.sources(parse_config(make_config("gpt2")).graph)
-    assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, 2)
-    assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, 2)
+    assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, True, (128, 192, 192))
+    assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, True, (128, 192, 192))
     assert sources["layers.2.attention.v.weight"].stored((64, 64)) == (64, 192)
     assert sources["layers.2.attention.v.bias"].stored((64,)) == (192,)
     assert sources["layers.0.mlp.up.weight"].stored((256, 64)) == (64, 256)

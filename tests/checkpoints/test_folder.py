@@ -70,6 +70,12 @@ def oracle(model: PreTrainedModel) -> Tensors:
         ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
         ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
+    if config.model_type == "olmo2":
+        after = [
+            ("post_attention_layernorm.", "attention_post_norm."),
+            ("post_feedforward_layernorm.", "mlp_post_norm."),
+        ]
+        renamed = [*after, *renamed]
     found: Tensors = {}
     for name, value in theirs.items():
         name = f"layers.{name[2:]}" if name.startswith("h.") else name
@@ -80,6 +86,13 @@ def oracle(model: PreTrainedModel) -> Tensors:
         if "c_attn" in name:
             for part, letter in zip(value.split(64), "qkv", strict=True):
                 found[name.replace("attn.c_attn", f"attention.{letter}")] = part
+        elif "attention.qkv." in name:  # 4 heads of q, 2 of k and 2 of v, of 16 numbers each
+            for part, letter in zip(value.split([64, 32, 32]), "qkv", strict=True):
+                found[name.replace("qkv", letter)] = part
+        elif "gate_up" in name:
+            found |= {
+                name.replace("gate_up", half): part for half, part in zip(("gate", "up"), value.chunk(2), strict=True)
+            }
         else:
             found[name] = value
     return found

@@ -44,6 +44,18 @@ def test_json(run: Run, model: Path) -> None:
         ("gpt2", None, ["positions      learned\n", "LayerNorm", "head tied to the embedding"]),
         ("llama3", None, ["rotary, base 500,000, Llama3 scaling (factor 8, low_freq_factor 1,"]),
         ("mistral", None, ["a window of 48 tokens in 3 of 3 layers"]),
+        (
+            "granite",
+            None,
+            ["scales         embedding 3, attention 0.3, residual 2.2, logits 1.25\n", "step           one call"],
+        ),
+        ("olmo2", None, ["norm           RMSNorm after attention and MLP; of the whole q and k\n"]),
+        (
+            "phi3-long",
+            None,
+            ["Long scaling (original_context 128, short 8 factors, long 8 factors, attention_"],
+        ),
+        ("starcoder2", None, ["norm           LayerNorm before attention and MLP\n"]),
         ("smollm3", None, ["none in 1 of 4 layers", "4 of 16, over 2 KV heads (2 to one)"]),
         ("llama2", {"bos_token_id": None}, ["BOS, EOS"]),
     ],

@@ -60,6 +60,9 @@ KINDS = {
     "window": Kind("mistral", {"sliding_window": WINDOW}),
     "window + sinks": Kind("qwen2", window=WINDOW, sinks=SINKS),
     "hybrid": Kind("qwen2-window", {"sliding_window": WINDOW}),
+    "scales": Kind("granite"),
+    "norms after": Kind("olmo2"),
+    "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once

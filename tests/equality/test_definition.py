@@ -6,10 +6,11 @@ engine are fp32 and codes are discrete, so a code may turn over where fp64 and f
 are compared by their median difference, with native ones by the largest.
 """
 
-import math
+from collections.abc import Mapping
 
 import pytest
 import torch
+from torch.nn.functional import gelu, silu
 
 from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
 from tokenwright.cache.codec import CODECS
@@ -19,8 +20,14 @@ NATIVE_TOLERANCE = 2e-5
 CODED_TOLERANCE = 1e-3
 
 
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
+def normed(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config: ModelConfig) -> torch.Tensor:
+    """RMSNorm or LayerNorm; x itself if the model has no norm of that name."""
+    if f"{name}.weight" not in w:
+        return x
+    bias = w.get(f"{name}.bias")
+    x = x if bias is None else x - x.mean(-1, keepdim=True)
+    scaled = x / torch.sqrt((x * x).mean(-1, keepdim=True) + config.norm_eps) * w[f"{name}.weight"].double()
+    return scaled if bias is None else scaled + bias.double()
 
 
 def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
@@ -51,11 +58,15 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
         out = x @ w[f"{name}.weight"].double().T
         return out + w[f"{name}.bias"].double() if f"{name}.bias" in w else out
 
-    x = w["embed.weight"].double()[tokens]  # [t, width]
+    scales = config.scales
+    x = scales.embedding * w["embed.weight"].double()[tokens]  # [t, width]
     for layer in range(config.layers):
         at = f"layers.{layer}"
-        y = normed(x, w[f"{at}.attention_norm.weight"], config.norm_eps)
-        q, k, v = (product(y, f"{at}.attention.{side}").view(len(tokens), -1, config.head_size) for side in "qkv")
+        y = normed(x, w, f"{at}.attention_norm", config)
+        sides = (
+            normed(product(y, f"{at}.attention.{side}"), w, f"{at}.attention.{side}_norm", config) for side in "qkv"
+        )
+        q, k, v = (side.view(len(tokens), -1, config.head_size) for side in sides)
         window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)
         keys = [kept(turned(k[p], p, theta), form.k, p, layer, config, form) for p in range(len(tokens))]
         values = [kept(v[p], form.v, p, layer, config, form) for p in range(len(tokens))]
@@ -68,14 +79,18 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
                 group = head // (config.heads // config.kv_heads)
                 queries = [(far if p < kind.sinks else near)[head] for p in read]
                 scores = [query @ keys[p][group] for query, p in zip(queries, read, strict=True)]
-                share = (torch.stack(scores) / math.sqrt(config.head_size)).softmax(0)
+                share = (torch.stack(scores) * (scales.attention or config.head_size**-0.5)).softmax(0)
                 mixed[i, head] = share @ torch.stack([values[p][group] for p in read])
-        x = x + product(mixed.flatten(1), f"{at}.attention.o")
-        y = normed(x, w[f"{at}.mlp_norm.weight"], config.norm_eps)
-        gate = torch.nn.functional.silu(product(y, f"{at}.mlp.gate"))
-        x = x + product(gate * product(y, f"{at}.mlp.up"), f"{at}.mlp.down")
-    x = normed(x, w["norm.weight"], config.norm_eps)
-    return x @ w["embed.weight" if config.tied_head else "head.weight"].double().T
+        added = product(mixed.flatten(1), f"{at}.attention.o")
+        x = x + scales.residual * normed(added, w, f"{at}.attention_post_norm", config)
+        y = product(normed(x, w, f"{at}.mlp_norm", config), f"{at}.mlp.up")
+        if config.gated:
+            y = y * silu(product(normed(x, w, f"{at}.mlp_norm", config), f"{at}.mlp.gate"))
+        else:
+            y = gelu(y, approximate="tanh")
+        x = x + scales.residual * normed(product(y, f"{at}.mlp.down"), w, f"{at}.mlp_post_norm", config)
+    x = normed(x, w, "norm", config)
+    return scales.logits * x @ w["embed.weight" if config.tied_head else "head.weight"].double().T
 
 
 @pytest.mark.parametrize("kv", [*FORMATS, MIXED])

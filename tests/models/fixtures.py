@@ -78,6 +78,54 @@ _SMOLLM3: dict[str, Any] = {
     "use_sliding_window": False, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_PHI3: dict[str, Any] = {
+    "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoConfig":
+    "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+    "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "model_type": "phi3", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2,
+    "original_max_position_embeddings": 512, "pad_token_id": 0, "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 48,
+    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.40.2",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
+    "attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "logits_scaling": 0.8, "max_position_embeddings": 512, "mlp_bias": False, "model_type": "granite",
+    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+    "residual_multiplier": 2.2, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 5000000.0,
+    "tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.47.0.dev0",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_OLMO2: dict[str, Any] = {
+    "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "olmo2",
+    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.47.0.dev0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_STARCODER2: dict[str, Any] = {
+    "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1,
+    "attention_softmax_in_fp32": True, "bos_token_id": 1, "embedding_dropout": 0.1, "eos_token_id": 2,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.018042,
+    "intermediate_size": 256, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 512,
+    "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
+    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "residual_dropout": 0.1,
+    "rope_theta": 999999.4420358813, "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
+    "sliding_window": 48, "torch_dtype": "float32", "transformers_version": "4.37.0.dev0",
+    "use_bias": True, "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
+_LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
+
 _LLAMA3_SCALING = {
     "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 64, "rope_type": "llama3",
@@ -107,6 +155,13 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"is_llama_config": True, "rope_interleaved": False, "rope_theta": 100000, "tie_word_embeddings": True}
     | {"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}},
     "smollm3": _SMOLLM3,
+    "phi3": _PHI3,
+    "phi3-long": _PHI3
+    | {"original_max_position_embeddings": 128, "sliding_window": 262144}
+    | {"rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "longrope"}},
+    "granite": _GRANITE,
+    "olmo2": _OLMO2,
+    "starcoder2": _STARCODER2,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
 }
 
@@ -141,11 +196,11 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
-            weight.copy_(_shaped(name, noise, conv=config["model_type"] == "gpt2"))
+            weight.copy_(_shaped(name, noise, config))
     return model.eval()
 
 
-def _shaped(name: str, noise: torch.Tensor, conv: bool) -> torch.Tensor:
+def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """Unit noise turned into a weight: the gain depends on the tensor's part in the block."""
     if name.endswith("bias"):
         return 0.2 * noise
@@ -157,9 +212,12 @@ def _shaped(name: str, noise: torch.Tensor, conv: bool) -> torch.Tensor:
         return 0.16 * noise
     if "wpe" in name:
         return 0.1 * noise
-    weight = noise / noise.shape[0 if conv else 1] ** 0.5
+    weight = noise / noise.shape[0 if config["model_type"] == "gpt2" else 1] ** 0.5
     if "c_attn" in name:  # [in, 3 x width]: q and k are the first two thirds
         weight[:, : 2 * weight.shape[1] // 3] *= 2.4
+    elif "qkv_proj" in name:  # [q, k and v, in]; the last rows are those of v
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        weight[: len(weight) // (heads + 2 * kv_heads) * (heads + kv_heads)] *= 1.8
     elif "q_proj" in name or "k_proj" in name:
         weight = 1.8 * weight
     elif "o_proj" in name or "down_proj" in name or "c_proj" in name:

@@ -12,7 +12,7 @@ from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
-from tokenwright.checkpoints.blocks import pre_norm
+from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import KVFormat, Learned, ModelConfig, Rope
 from tokenwright.models.cost import Cost, CostModel
@@ -40,7 +40,7 @@ def shape(family, layers, width, heads, kv_heads, mlp, vocab, *, tied, bias=Fals
         qkv_bias=bias,
         tied_head=tied,
     )
-    graph = pre_norm(config)
+    graph = decoder(config)
     return CostModel(graph, layer_specs(graph, dtype))
 
 

@@ -135,7 +135,9 @@ def test_cost_plan_and_inspect_read_it_from_the_graph(added: set[str], tmp_path:
     told = ("parameters", "weight_bytes", "prefill_flops", "decode_flops", "decode_bytes", "kv_bytes_per_token")
     assert [ours.facts()[name] for name in told] == [theirs.facts()[name] for name in told]
     shown = CliRunner().invoke(app, ["inspect", str(folder), "--json"])
-    assert json.loads(shown.stdout)["architecture"] == "ToyForCausalLM"
+    facts = json.loads(shown.stdout)
+    assert (facts["architecture"], facts["native_step"]) == ("ToyForCausalLM", False)
+    assert "step           op by op\n" in CliRunner().invoke(app, ["inspect", str(folder)]).stdout
 
 
 def test_without_its_torch_op_it_can_be_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     NoScaling,
     Rope,
     RopeScaling,
@@ -118,6 +119,14 @@ def test_angles_far_out_are_exact() -> None:
     rotation = RotaryTable(Rope(), 4, CPU).rows(torch.tensor([place]), place)
     assert float(rotation.cos[0, 0]) == pytest.approx(math.cos(place), abs=1e-6)
     assert float(rotation.sin[0, 1]) == pytest.approx(math.sin(place / 100), abs=1e-6)
+
+
+def test_longrope_has_factors_for_limits_up_to_the_original_context_and_others_beyond() -> None:
+    table = RotaryTable(Rope(scaling=LongScaling(100, (2.0, 1.0), (8.0, 4.0), 1.5)), 4, CPU)
+    places = torch.tensor([50])
+    for limit, factors in ((100, (2, 1)), (101, (8, 4)), (5000, (8, 4))):
+        angles = torch.tensor([50 / factors[0], 50 / 100 / factors[1]])
+        torch.testing.assert_close(table.rows(places, limit).cos[0], 1.5 * torch.cat((angles, angles)).cos())
 
 
 def test_only_dynamic_scaling_heeds_the_limit() -> None:

@@ -33,7 +33,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, Rope, WeightFormat
+from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, WeightFormat, angle_length
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import (
     Engine,
@@ -153,11 +153,12 @@ class Subject:
         than its queries; we fix them at admission. They are still transformers' own, from its own function.
         """
         rope = self.config.positions
-        if isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling):
+        if angle_length(rope, limit) is not None:
             part = self.oracle.model.rotary_emb
             part.rope_type = "default"  # leave inv_freq as it is
-            part.inv_freq, scale = ROPE_INIT_FUNCTIONS["dynamic"](self.oracle.config, seq_len=limit)
-            assert scale == part.attention_scaling == 1.0
+            kind = "dynamic" if isinstance(rope.scaling, DynamicScaling) else "longrope"
+            part.inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](self.oracle.config, seq_len=limit)
+            assert scale == part.attention_scaling == getattr(rope.scaling, "attention_factor", 1.0)
         yield self.oracle
 
     def logits(self, tokens: Sequence[int], limit: int) -> torch.Tensor:

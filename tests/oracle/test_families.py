@@ -136,9 +136,10 @@ def test_the_oracle_writes_the_same_by_itself(kind: str) -> None:
 
 @pytest.mark.parametrize("kernels", all_kernels().values(), ids=all_kernels())
 @pytest.mark.parametrize("length", [30, 128, 129, 300])
-def test_dynamic_scaling_is_fixed_by_the_longest_the_text_can_become(length: int, kernels: Kernels) -> None:
-    """Within the original context of 128, across it, and beyond; batched, so that every text has its own base."""
-    subject = make_subject("dynamic")
+@pytest.mark.parametrize("kind", ["dynamic", "phi3-long"])
+def test_angles_are_fixed_by_the_longest_the_text_can_become(kind: str, length: int, kernels: Kernels) -> None:
+    """Within the original context of 128, across it, and beyond; batched, so that every text has its own angles."""
+    subject = make_subject(kind)
     requests = [greedy(prompt_of(length, seed=2), most) for most in (1, 20, 120)]
     sampler = Recorder()
     for text in write(subject.engine(sampler, pages=128, kernels=kernels), requests):

@@ -22,6 +22,7 @@ from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import Learned, ModelConfig
 from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.graph import Attention, Graph
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -163,6 +164,43 @@ def meaningful() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("kind", "fault"), meaningful())
 def test_a_planted_fault_moves_the_logits(kind: str, fault: str) -> None:
     assert moves(make_subject(kind), FAULTS[fault]) >= MOVED
+
+
+def each_block(**changes: object) -> Callable[[Graph], Graph]:
+    return lambda graph: replace(graph, blocks=tuple(replace(op, **changes) for op in graph.blocks))
+
+
+def norms_before(graph: Graph) -> Graph:
+    return replace(graph, blocks=tuple(replace(op, norm=op.post_norm, post_norm=None) for op in graph.blocks))
+
+
+def no_head_norms(graph: Graph) -> Graph:
+    blocks = (replace(op, q_norm=None, k_norm=None) if isinstance(op, Attention) else op for op in graph.blocks)
+    return replace(graph, blocks=tuple(blocks))
+
+
+GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
+    ("granite", "embeddings as stored"): lambda graph: replace(graph, embed=replace(graph.embed, scale=1.0)),
+    ("granite", "residual as computed"): each_block(residual_scale=1.0),
+    ("granite", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
+    ("olmo2", "norms before, not after"): norms_before,
+    ("olmo2", "no norms of q and k"): no_head_norms,
+}
+
+
+@pytest.mark.parametrize("named", GRAPH_FAULTS, ids=", ".join)
+def test_a_fact_missing_from_the_graph_moves_the_logits(named: tuple[str, str]) -> None:
+    subject = make_subject(named[0])
+    assert moves(replace(subject, graph=GRAPH_FAULTS[named](subject.graph)), Plant()) >= MOVED
+
+
+def test_gate_and_up_of_a_fused_projection_cannot_be_mistaken() -> None:
+    subject = make_subject("phi3")
+    turned = {"gate": "up", "up": "gate"}
+    swapped = {
+        ".".join(turned.get(part, part) for part in name.split(".")): weight for name, weight in subject.weights.items()
+    }
+    assert moves(replace(subject, weights=swapped), Plant()) >= MOVED
 
 
 @pytest.mark.parametrize("kind", KINDS)

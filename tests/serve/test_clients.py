@@ -59,9 +59,11 @@ def timed() -> Iterator[Talker]:
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_reply_says_where_the_time_went_if_the_server_is_told_to(stories: Talker, timed: Talker, path: str) -> None:
-    def replies(talker: Talker, streamed: bool) -> tuple[httpx.Response, dict[str, Any]]:
+    def replies(
+        talker: Talker, streamed: bool, headers: dict[str, str] | None = None
+    ) -> tuple[httpx.Response, dict[str, Any]]:
         body = REQUESTS[path] | {"model": "stories", "stream": streamed}
-        answer = httpx.post(talker.url + path, json=body).raise_for_status()
+        answer = httpx.post(talker.url + path, json=body, headers=headers).raise_for_status()
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
         whole = [json.loads(line) for line in lines]
         return answer, next((one for line in whole for one in (line, line.get("response", {})) if "timings" in one), {})
@@ -70,6 +72,8 @@ def test_a_reply_says_where_the_time_went_if_the_server_is_told_to(stories: Talk
     assert "prefill;dur=" in answer.headers["server-timing"]
     assert reply["timings"]["completion_tokens"] == 8
     assert replies(timed, True)[1]["timings"]["completion_tokens"] == 8
+    for streamed in (False, True):
+        assert replies(stories, streamed, {"X-Timings": "1"})[1]["timings"]["completion_tokens"] == 8
     for streamed in (False, True):
         answer, reply = replies(stories, streamed)
         assert reply == {}

@@ -9,7 +9,7 @@ from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
-from tokenwright.config import DynamicScaling, Rope
+from tokenwright.config import DynamicScaling, LongScaling, Rope
 from tokenwright.engine import Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
@@ -71,7 +71,7 @@ class Model:
         self.device = device
         self.vocab_size = graph.vocab_size
         self.context = graph.context
-        if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling):
+        if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling | LongScaling):
             # The angles depend on the sequence's maximum length, which a plain function does not know.
             self.context = graph.positions.scaling.original_context
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.checks import check_whole
-from tokenwright.config import DType, DynamicScaling, Heads, KVFormat, Latent, LayerKV, Learned, Rope
+from tokenwright.config import DType, Heads, KVFormat, Latent, LayerKV, Learned, Rope, angle_length
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
 
@@ -164,11 +164,10 @@ def _check_window(
             "sinks need rotary positions, which can be read from another distance; this model has learned ones: "
             "leave sinks out (a window alone works)"
         )
-    dynamic = isinstance(positions, Rope) and isinstance(positions.scaling, DynamicScaling)
-    if dynamic and (sinks or window is not None):
+    if angle_length(positions, 1) is not None and (sinks or window is not None):
         raise RequestError(
-            "this model has a RoPE scaling that depends on the length (dynamic), which a text without end does not "
-            "have; leave window and sinks out"
+            "this model has a RoPE scaling that depends on the length (dynamic, longrope), which a text without end "
+            "does not have; leave window and sinks out"
         )
 
 

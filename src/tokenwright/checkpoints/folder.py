@@ -19,7 +19,8 @@ import torch
 
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import Family, Source, parse_config
+from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.family import Family, Source
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
 from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
@@ -350,8 +351,8 @@ def _opened(file: Path) -> BufferedReader:
 def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     """Our tensor as a view of the stored one; `raw` itself if they are identical."""
     piece = raw.t() if source.transpose else raw  # [out, in]
-    if source.part is not None:
-        piece = piece.chunk(3)[source.part]
+    if source.rows is not None:
+        piece = piece[source.rows[0] : source.rows[1]]
     if source.paired:
         pairs = piece.reshape(-1, source.paired // 2, 2, *piece.shape[1:])  # [heads, size / 2, 2, in]
         piece = pairs.transpose(1, 2).flatten(0, 2)

@@ -16,7 +16,7 @@ import torch
 from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.checkpoints.families import Source
+from tokenwright.checkpoints.family import Source
 from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, read_codes, read_rows, refuse_values
 from tokenwright.checkpoints.hub import WEIGHTS
 from tokenwright.checkpoints.packed_file import read_weights
@@ -171,7 +171,7 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
         users.setdefault(source.name, []).append((source, places[ours]))
     for name in sorted(users, key=lambda name: (checkpoint.stored[name].file, checkpoint.stored[name].start)):
         stored, targets = checkpoint.stored[name], tuple(users[name])
-        whole = any(source.transpose or source.part is not None for source, _ in targets)
+        whole = any(source.transpose or source.rows is not None for source, _ in targets)
         rows = stored.shape[0]
         step = rows if whole else _rows_of_slab(stored.nbytes // rows)
         step += -step % lcm(LANES, *(source.paired for source, _ in targets if source.paired))

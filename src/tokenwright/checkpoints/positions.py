@@ -1,9 +1,9 @@
 """Parse the positions of a llama-like checkpoint: rotary scaling, NoPE layers and attention windows.
 
 Two spellings exist: `rope_theta` beside `rope_scaling`, and both in `rope_parameters`. Every key means what it means in
-transformers (modeling_rope_utils). Contexts: Llama-3's rule keeps max_position_embeddings; YaRN gives its original
-context times the factor; linear and dynamic multiply max_position_embeddings, which by transformers' documentation is
-the trained length (vLLM agrees; a few checkpoints store the product there).
+transformers (modeling_rope_utils). Contexts: Llama-3's rule and LongRoPE keep max_position_embeddings; YaRN gives its
+original context times the factor; linear and dynamic multiply max_position_embeddings, which by transformers'
+documentation is the trained length (vLLM agrees; a few checkpoints store the product there).
 """
 
 import math
@@ -16,6 +16,7 @@ from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     NoScaling,
     Rope,
     RopeScaling,
@@ -24,7 +25,8 @@ from tokenwright.config import (
 
 ORIGINAL = "original_max_position_embeddings"
 
-Slides = Literal["none", "all", "upper", "nope"]  # which layers have an attention window
+# Which layers have an attention window; given: all, if the config has sliding_window.
+Slides = Literal["none", "all", "given", "upper", "nope"]
 
 
 def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[Rope, int]:
@@ -39,6 +41,8 @@ def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[R
     reach: float = context
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
+    if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {head_size // 2}:
+        raise part.error(f"short_factor and long_factor must have {head_size // 2} numbers, half of a head's size")
     part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
     if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
@@ -56,15 +60,16 @@ def _spelled(keys: Keys) -> tuple[Keys, str]:
     kind = part.text("rope_type", older)
     if part.raw("type") is not None and older != kind:
         raise part.error(f"type is {older!r} but rope_type is {kind!r}; keep the right one")
+    kind = "longrope" if kind == "su" else kind  # its first name
     if kind != "default" and kind not in _READERS:
         raise part.error(f"Tokenwright lacks rope type {kind!r}; it has default, {', '.join(_READERS)}")
     return _with_original(keys, values, part.where, kind), kind
 
 
 def _with_original(keys: Keys, values: Mapping[str, Any], where: str, kind: str) -> Keys:
-    """For llama3 and yarn, an original context in the config overrides the one in the scaling object."""
+    """For llama3, yarn and longrope, an original context in the config overrides the one in the scaling object."""
     beside = keys.raw(ORIGINAL)
-    if beside is not None and kind in ("llama3", "yarn"):
+    if beside is not None and kind in ("llama3", "yarn", "longrope"):
         values = {**values, ORIGINAL: beside}
     part = Keys(values, where)
     for key in ("type", "rope_type"):
@@ -120,6 +125,24 @@ def _yarn(part: Keys, context: int) -> tuple[RopeScaling, float]:
     return YarnScaling(factor, original, fast, slow, attention, truncate), original * factor
 
 
+def _longrope(part: Keys, context: int) -> tuple[RopeScaling, float]:
+    original = part.whole(ORIGINAL, context, least=2, most=MAX_TOKENS)
+    factor = _factor(part, max(1.0, context / original))
+    attention = part.number("attention_factor", math.sqrt(1 + math.log(factor) / math.log(original)))
+    return LongScaling(original, _numbers(part, "short_factor"), _numbers(part, "long_factor"), attention), context
+
+
+def _numbers(part: Keys, key: str) -> tuple[float, ...]:
+    listed = part.raw(key)
+    if not isinstance(listed, list) or not all(_positive(one) for one in listed):
+        raise part.error(f"{key} must be a list of numbers above 0")
+    return tuple(float(one) for one in listed)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _attention_factor(part: Keys, factor: float) -> float:
     """YaRN's factor on cos and sin: 0.1 ln(s) + 1 (arXiv 2309.00071, section 3.4).
 
@@ -140,6 +163,7 @@ _READERS: Mapping[str, Callable[[Keys, int], tuple[RopeScaling, float]]] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }
 
 
@@ -162,14 +186,16 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     """
     layers = len(rotary)
     window = _window(keys, slides)
-    first = {"none": layers, "all": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[slides]
+    first = {"none": layers, "all": 0, "given": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[
+        slides
+    ]
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
     types = keys.raw("layer_types")
     if types is not None:
         listed = _listed(keys, types, layers)
         if any(listed) and window is None:
             raise keys.error("layer_types names sliding layers, but no sliding_window is in use")
-        if slides in ("none", "all") and window is not None and listed != sliding:
+        if slides in ("none", "all", "given") and window is not None and listed != sliding:
             raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
         sliding = listed
     return tuple(window if slide else None for slide in sliding)
@@ -193,10 +219,10 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides == "all":
+    if slides in ("all", "given"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
-    if given is None and (keys.is_null("sliding_window") or slides == "nope"):
+    if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
     return keys.whole("sliding_window", 4096, most=MAX_TOKENS)

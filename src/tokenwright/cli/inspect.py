@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from tokenwright.checkpoints.local import local_folder
@@ -27,6 +27,7 @@ def inspect(
     asked, model = WeightFormat.parse(weights), opt.the_model(named, model)
     local_folder(model, revision)
     from tokenwright.backends.layout import weight_bytes
+    from tokenwright.backends.native.compile import compiles
     from tokenwright.cache.spec import layer_specs
     from tokenwright.checkpoints.folder import Checkpoint
     from tokenwright.checkpoints.packing import own_form
@@ -38,6 +39,7 @@ def inspect(
     tokenizer = checkpoint.tokenizer()
     facts = {
         **_shape(config, graph),
+        "native_step": compiles(graph),
         "parameters": graph.parameters,
         "dtype": config.dtype,
         "weights": str(checkpoint.main_format(asked, config.dtype)),
@@ -73,6 +75,9 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "gated_mlp": config.gated,
         "activation": config.activation,
         "norm": config.norm,
+        "post_norm": config.post_norm,
+        "qk_norm": config.qk_norm,
+        "scales": asdict(config.scales),
         "vocab_size": graph.vocab_size,
         "context": graph.context,
         "positions": _positions(graph),
@@ -94,7 +99,9 @@ def _positions(graph: Graph) -> str:
 def _scaling(scaling: RopeScaling) -> str:
     """The kind of a RoPE scaling and its parameters, e.g. "Llama 3 scaling (factor 8, ...)"."""
     kind = type(scaling).__name__.removesuffix("Scaling")
-    numbers = ", ".join(f"{field.name} {getattr(scaling, field.name):g}" for field in fields(scaling))
+    values = {field.name: getattr(scaling, field.name) for field in fields(scaling)}
+    shown = {name: f"{len(one)} factors" if isinstance(one, tuple) else f"{one:g}" for name, one in values.items()}
+    numbers = ", ".join(f"{name} {one}" for name, one in shown.items())
     return f"{kind} scaling ({numbers})"
 
 
@@ -119,13 +126,15 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "heads": f"{heads} of {facts['head_size']}, over {kv_heads} KV heads ({heads // kv_heads} to one)",
         "width": f"{facts['width']:,}",
         "MLP": mlp,
-        "norm": {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]],
+        "norm": _norms(facts),
+        **({"scales": scales} if (scales := _factors(facts["scales"])) else {}),
         "positions": facts["positions"],
         "attention": _windows(facts["windows"]),
         "context": f"{context:,} tokens",
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",
         "parameters": f"{facts['parameters']:,}",
+        "step": "one call of the native kernels, where compiled" if facts["native_step"] else "op by op",
         "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
         **({"in the file": "; ".join(facts["types"])} if facts["types"] else {}),
         "weight cache": f"{binary(facts['weight_cache']['bytes'])} of all models, in {facts['weight_cache']['folder']}",
@@ -137,6 +146,19 @@ def _page(model: str, facts: dict[str, Any]) -> str:
     if facts["chat_template"] is not None:
         lines += ["", facts["chat_template"]]
     return "\n".join(lines)
+
+
+def _norms(facts: dict[str, Any]) -> str:
+    """The kind of the norms and where they stand."""
+    kind = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
+    place = "after attention and MLP" if facts["post_norm"] else "before attention and MLP"
+    over = {"head": "; of each head of q and k", "whole": "; of the whole q and k"}.get(facts["qk_norm"], "")
+    return f"{kind} {place}{over}"
+
+
+def _factors(scales: dict[str, float | None]) -> str:
+    """The constant factors that differ from the usual ones."""
+    return ", ".join(f"{name} {one:g}" for name, one in scales.items() if one not in (None, 1.0))
 
 
 def _sampling(suggested: dict[str, Any], unsupported: Sequence[str]) -> str:

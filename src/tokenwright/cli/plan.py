@@ -32,8 +32,7 @@ Name = Annotated[
     str | None,
     Argument(
         metavar="[MODEL]",
-        help="A known name (llama-3.1-8b), a config.json, a folder, a GGUF file, a Hugging Face name, or stories, the "
-        "model inside.",
+        help="A known name (llama-3.1-8b), a config.json, a folder, a GGUF file, a Hugging Face name, or stories.",
         show_default=False,
     ),
 ]

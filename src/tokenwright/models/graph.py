@@ -7,7 +7,8 @@ A family builds the list (`checkpoints/families.py`, `blocks.py`). The torch bac
 The weights' memory layout (`backends/layout.py`), the cost of a step (`cost.py`) and the KV layout of each layer derive
 from it.
 
-Every block op reads the residual stream through its norm and adds its result to it. Linear weights are [out, in].
+Every block op reads the residual stream through its norm, if it has one, and adds its result to it: times a constant
+factor, and through a norm after the op, where the model has them. Linear weights are [out, in].
 """
 
 from abc import ABC, abstractmethod
@@ -115,10 +116,14 @@ class Op(ABC):
 
 @dataclass(frozen=True)
 class Embed(Op):
-    """x = the table's row of each token, plus that of its position in a learned table of `positions` rows, if any."""
+    """x = scale times the table's row of each token, plus that of its position in a learned table, if any.
+
+    positions: the rows of that table.
+    """
 
     table: Matrix  # [vocabulary, width]
     positions: int | None = None
+    scale: float = 1.0
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -141,10 +146,11 @@ class Embed(Op):
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """x + out(softmax(scale q k) v), with q, k and v from norm(x); K and V go through the cache of layer `layer`.
+    """x + residual_scale post_norm(out(softmax(scale q k) v)), with q, k and v from norm(x); None: no such norm.
 
-    qkv: the heads of q, then those of k, then those of v. q_norm, k_norm: over each head, before the rotation.
-    rotary: None for a layer without rotation. window: tokens that a row attends to, itself included; None: all.
+    K and V go through the cache of layer `layer`. qkv: the heads of q, then those of k, then those of v. q_norm,
+    k_norm: over each head if of head_size numbers, else over all heads together; before the rotation. rotary: None for
+    a layer without rotation. window: tokens that a row attends to, itself included; None: all.
     """
 
     layer: int
@@ -152,20 +158,20 @@ class Attention(Op):
     kv_heads: int
     head_size: int
     scale: float
-    norm: Norm
+    norm: Norm | None
     qkv: Matrix
     out: Matrix
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     rotary: Rope | None = None
     window: int | None = None
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        found = self.norm.shapes | self.qkv.shapes | self.out.shapes
-        for norm in (self.q_norm, self.k_norm):
-            found |= {} if norm is None else norm.shapes
-        return found
+        norms = _shapes(self.q_norm, self.k_norm, self.post_norm)
+        return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -186,18 +192,23 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class MLP(Op):
-    """x + down(act(up(norm(x)))); if gated, `up` gives the gates, then the values: x + down(act(gates) * values)."""
+    """x + residual_scale post_norm(down(act(up(norm(x))))); None: no such norm.
+
+    If gated, `up` gives the gates, then the values: down(act(gates) * values).
+    """
 
     layer: int
-    norm: Norm
+    norm: Norm | None
     up: Matrix
     down: Matrix
     activation: Activation
     gated: bool
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        return self.norm.shapes | self.up.shapes | self.down.shapes
+        return _shapes(self.norm) | self.up.shapes | self.down.shapes | _shapes(self.post_norm)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -206,10 +217,11 @@ class MLP(Op):
 
 @dataclass(frozen=True)
 class Head(Op):
-    """Logits [vocabulary] of norm(x). The matrix of a tied head is the embedding table."""
+    """Logits [vocabulary] = matrix(scale norm(x)). The matrix of a tied head is the embedding table."""
 
     norm: Norm
     matrix: Matrix
+    scale: float = 1.0
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -302,6 +314,10 @@ class Graph:
     def read(self, rows: int) -> dict[str, Shape]:
         """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""
         return _union(op.read(rows) for op in self.ops)
+
+
+def _shapes(*norms: Norm | None) -> dict[str, Shape]:
+    return _union(norm.shapes for norm in norms if norm is not None)
 
 
 def _union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:

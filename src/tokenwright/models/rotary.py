@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenwright.config import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, Rope, YarnScaling
+from tokenwright.config import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, NoScaling, Rope, YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,29 +20,30 @@ class RotaryTable:
     """cos and sin of rotary positions, from angles in fp64.
 
     `rows(positions, limit)`: `limit` is the sequence's maximum length in tokens. Under dynamic scaling it fixes the
-    base, because the angle of a cached key must not change while the sequence grows.
+    base, and under LongRoPE the factors, because the angle of a cached key must not change while the sequence grows.
     """
 
     def __init__(self, rope: Rope, head_size: int, device: torch.device) -> None:
         self.rope = rope
         self.head_size = head_size
         self.device = device
-        self._fixed = None if isinstance(rope.scaling, DynamicScaling) else self._frequencies(rope.theta)
+        by_length = isinstance(rope.scaling, DynamicScaling | LongScaling)
+        self._fixed = None if by_length else self._frequencies(rope.theta)
 
     def rows(self, positions: torch.Tensor, limit: int) -> Rotation:
         """The rotation [n, D] of positions [n] (int64, on the CPU)."""
-        frequencies = self._dynamic(limit) if self._fixed is None else self._fixed
+        frequencies = self._by_length(limit) if self._fixed is None else self._fixed
         angles = positions.double()[:, None] * frequencies  # [n, D / 2]
         angles = torch.cat((angles, angles), dim=-1)  # [n, D]
         scaling = self.rope.scaling
-        factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongScaling) else 1.0
         cos, sin = angles.cos() * factor, angles.sin() * factor
         return Rotation(cos.float().to(self.device), sin.float().to(self.device))
 
     def _frequencies(self, theta: float) -> torch.Tensor:
         plain = theta ** -(torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)  # [D / 2]
         match self.rope.scaling:
-            case NoScaling() | DynamicScaling():
+            case NoScaling() | DynamicScaling() | LongScaling():
                 return plain
             case LinearScaling(factor):
                 return plain / factor
@@ -51,9 +52,12 @@ class RotaryTable:
             case YarnScaling() as scaling:
                 return _yarn(plain, theta, self.head_size, scaling)
 
-    def _dynamic(self, limit: int) -> torch.Tensor:
+    def _by_length(self, limit: int) -> torch.Tensor:
         scaling = self.rope.scaling
-        assert isinstance(scaling, DynamicScaling), "only dynamic scaling depends on the length"
+        if isinstance(scaling, LongScaling):
+            factors = scaling.short if limit <= scaling.original_context else scaling.long
+            return self._frequencies(self.rope.theta) / torch.tensor(factors, dtype=torch.float64)
+        assert isinstance(scaling, DynamicScaling), "no other scaling depends on the length"
         length = max(limit, scaling.original_context)
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
         return self._frequencies(self.rope.theta * stretch ** (self.head_size / (self.head_size - 2)))

@@ -51,7 +51,11 @@ def compiles(graph: Graph) -> bool:
 
 
 def _embed(op: Embed, model: NativeModel) -> lib.EmbedOp:
-    return lib.EmbedOp(model.matrix(op.table), model.address("positions.weight"))
+    return lib.EmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
+
+
+def _after(op: Attention | MLP, model: NativeModel) -> lib.After:
+    return lib.After(model.norm(op.post_norm), op.residual_scale)
 
 
 def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
@@ -63,17 +67,20 @@ def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
         model.matrix(op.qkv),
         model.norm(op.q_norm),
         model.norm(op.k_norm),
+        op.q_norm is not None and op.q_norm.size != op.head_size,
         model.matrix(op.out),
+        _after(op, model),
     )
 
 
 def _mlp(op: MLP, model: NativeModel) -> lib.MLPOp:
     activation = lib.ACTIVATIONS[op.activation]
-    return lib.MLPOp(activation, op.gated, model.norm(op.norm), model.matrix(op.up), model.matrix(op.down))
+    up, down = model.matrix(op.up), model.matrix(op.down)
+    return lib.MLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model))
 
 
 def _head(op: Head, model: NativeModel) -> lib.HeadOp:
-    return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix))
+    return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale)
 
 
 COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {

@@ -70,8 +70,12 @@ class Heads(Structure):
     _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double))
 
 
+class After(Structure):
+    _fields_ = (("norm", Norm), ("scale", c_double))
+
+
 class EmbedOp(Structure):
-    _fields_ = (("table", Matrix), ("positions", c_void_p))
+    _fields_ = (("table", Matrix), ("positions", c_void_p), ("scale", c_double))
 
 
 class AttentionOp(Structure):
@@ -83,16 +87,25 @@ class AttentionOp(Structure):
         ("qkv", Matrix),
         ("q_norm", Norm),
         ("k_norm", Norm),
+        ("whole_norms", c_int64),
         ("out", Matrix),
+        ("after", After),
     )
 
 
 class MLPOp(Structure):
-    _fields_ = (("activation", c_int64), ("gated", c_int64), ("norm", Norm), ("up", Matrix), ("down", Matrix))
+    _fields_ = (
+        ("activation", c_int64),
+        ("gated", c_int64),
+        ("norm", Norm),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("after", After),
+    )
 
 
 class HeadOp(Structure):
-    _fields_ = (("norm", Norm), ("matrix", Matrix))
+    _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double))
 
 
 OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp)  # an op's kind is its index here

@@ -18,7 +18,7 @@ from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_lay
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
-from tokenwright.config import DynamicScaling, Rope
+from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
 from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
@@ -132,10 +132,9 @@ class RotaryCache:
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:
-        scaling = rope.scaling
         self._table = RotaryTable(rope, head_size, torch.device("cpu"))
         self._half = head_size // 2
-        self._shortest = scaling.original_context if isinstance(scaling, DynamicScaling) else None
+        self._rope = rope
         self._length = 0  # the maximum length that the rows belong to
         self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
         self._other_rows = 0  # of them together
@@ -150,10 +149,9 @@ class RotaryCache:
 
         Appends to `alive` the tensors outside the cache that this step's addresses point into.
         """
-        if self._shortest is not None:
-            length = max(limit, self._shortest)  # up to the original context all angles are equal
-            if length != self._length:
-                self._switch(length, alive)
+        length = angle_length(self._rope, limit)
+        if length is not None and length != self._length:
+            self._switch(length, alive)
         if stop > self._count:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)

@@ -43,9 +43,10 @@ class TorchEmbed:
     def __init__(self, op: Embed, weights: Weights) -> None:
         self.table = linear(weights, op.table)
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
+        self.scale = _scaled(op.scale)
 
     def __call__(self, state: RunState) -> torch.Tensor:
-        x = self.table.rows(state.batch.tokens)  # [T, width]
+        x = self.scale(self.table.rows(state.batch.tokens))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
         state.tap(Site.EMBEDDING, 0, x)
@@ -64,8 +65,9 @@ class TorchAttention:
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
-        self.q_norm = _same if op.q_norm is None else norm(op.q_norm, kernels, weights)
-        self.k_norm = _same if op.k_norm is None else norm(op.k_norm, kernels, weights)
+        self.q_norm = _over_heads(op.q_norm, op.head_size, kernels, weights)
+        self.k_norm = _over_heads(op.k_norm, op.head_size, kernels, weights)
+        self.after = _after(op, kernels, weights)
         self.rotates = op.rotary is not None
         self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = kernels.rotate if self.rotates else _same
 
@@ -82,7 +84,7 @@ class TorchAttention:
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
-        x = x + self.kernels.linear(mixed.flatten(1), self.out)  # [T, width]
+        x = x + self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
         tap(Site.ATTENTION, self.layer, x)
         return x
 
@@ -106,10 +108,11 @@ class TorchMLP:
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
         self.activate = kernels.gated if op.gated else kernels.activate
+        self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         hidden = self.activate(self.kernels.linear(self.norm(x), self.up), self.activation)
-        x = x + self.kernels.linear(hidden, self.down)  # [T, width]
+        x = x + self.after(self.kernels.linear(hidden, self.down))  # [T, width]
         state.tap(Site.MLP, self.layer, x)
         return x
 
@@ -121,9 +124,10 @@ class TorchHead:
         self.kernels = kernels
         self.norm = norm(op.norm, kernels, weights)
         self.matrix = linear(weights, op.matrix)
+        self.scale = _scaled(op.scale)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kernels.linear(self.norm(x), self.matrix).float()
+        return self.kernels.linear(self.scale(self.norm(x)), self.matrix).float()
 
 
 OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {Attention: TorchAttention, MLP: TorchMLP}
@@ -164,13 +168,33 @@ def dense(weights: Weights, name: str) -> torch.Tensor:
     return tensor
 
 
-def norm(of: Norm, kernels: Kernels, weights: Weights) -> Function:
-    """A function that normalises over the last dimension."""
+def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
+    """A function that normalises over the last dimension; for None the identity."""
+    if of is None:
+        return _same
     weight, eps = dense(weights, f"{of.name}.weight"), of.eps
     if of.kind == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)
     bias = dense(weights, f"{of.name}.bias")
     return lambda x: kernels.layer_norm(x, weight, bias, eps)
+
+
+def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:
+    """The norm of q or k [T, heads, D]: over each head, or over all heads together."""
+    function = norm(of, kernels, weights)
+    if of is None or of.size == head_size:
+        return function
+    return lambda x: function(x.flatten(1)).view_as(x)
+
+
+def _after(op: Attention | MLP, kernels: Kernels, weights: Weights) -> Function:
+    """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
+    function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
+    return lambda x: scale(function(x))
+
+
+def _scaled(factor: float) -> Function:
+    return _same if factor == 1 else lambda x: x * factor
 
 
 def _same(x: torch.Tensor, *_: object) -> torch.Tensor:

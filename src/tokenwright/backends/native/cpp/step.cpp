@@ -87,7 +87,7 @@ std::atomic<int64_t> workspaces{0};
 // The scratch memory of one call at a time.
 struct Workspace {
   std::atomic<bool> in_use{false};
-  Buffer x, normed, qkv, sink, mixed, up, act, scratch, partial;
+  Buffer x, normed, qkv, sink, mixed, up, added, act, scratch, partial;
   RowStorage rows, next_rows;
 
   Workspace() { workspaces++; }
@@ -121,7 +121,7 @@ int64_t summary_pieces(int64_t vocab) { return (vocab + SUMMARY - 1) / SUMMARY; 
 
 // The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
-  int64_t qkv = 0, sink = 0, mixed = 0, up = 0;  // per row
+  int64_t qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
   int64_t act = 0, scratch = 0;                  // per thread
   int64_t partial = 0;                           // in total
 };
@@ -132,7 +132,7 @@ struct Pass {
   const Model& model;
   const Batch& batch;
   Workspace& r;
-  float *x, *normed, *qkv, *sink, *mixed, *up, *act, *scratch;
+  float *x, *normed, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
   int64_t scratch_each;
   Partial* partial;
 };
@@ -181,6 +181,13 @@ int64_t chunk_of(const Batch& batch, int64_t row) {
   return low;
 }
 
+// The norm of one row's heads in place: over each of them, or over all together.
+void norm_heads(const Kernels& k, const Norm& norm, bool whole, int64_t heads, int64_t size, float* x) {
+  if (!norm.weight) return;
+  if (whole) return k.norm(norm, heads * size, x, x);
+  for (int64_t i = 0; i < heads; i++) k.norm(norm, size, x + i * size, x + i * size);
+}
+
 // The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
 void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const Heads& h = op.heads;
@@ -189,9 +196,8 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
-  for (int64_t i = 0; op.q_norm.weight && i < h.heads; i++) p.k.norm(op.q_norm, size, q + i * size, q + i * size);
-  for (int64_t i = 0; op.k_norm.weight && i < h.kv_heads; i++)
-    p.k.norm(op.k_norm, size, key + i * size, key + i * size);
+  norm_heads(p.k, op.q_norm, op.whole_norms, h.heads, size, q);
+  norm_heads(p.k, op.k_norm, op.whole_norms, h.kv_heads, size, key);
   if (op.rotates) {
     const float* rotation = chunk.rotation + (row - chunk.row) * size;
     if (kv.sinks) {
@@ -244,14 +250,36 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   });
 }
 
+// Multiplies a row; apart from what is added to it later, so that each result is rounded.
+void scale_row(int64_t size, double scale, float* x) {
+  const float factor = (float)scale;
+  for (int64_t i = 0; i < size; i++) x[i] *= factor;
+}
+
+bool added_directly(const After& after) { return !after.norm.weight && after.scale == 1; }
+
+// x += after(linear(rows)).
+void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, const After& after) {
+  const int64_t width = p.model.width;
+  if (added_directly(after)) return linears_of(p, team, m, rows, p.x, p.x, width);
+  linears_of(p, team, m, rows, p.added, nullptr, width);
+  each_row(team, p.batch.rows, [&](int64_t row) {
+    float *added = p.added + row * width, *x = p.x + row * width;
+    if (after.norm.weight) p.k.norm(after.norm, width, added, added);
+    if (after.scale != 1) scale_row(width, after.scale, added);
+    for (int64_t i = 0; i < width; i++) x[i] += added[i];
+  });
+}
+
 // Quantises norm(x) of all rows for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
   const int64_t rows = p.batch.rows, width = p.model.width;
   const QuantisedRows quantised = p.r.rows.of(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
+    const float* x = p.x + row * width;
     float* normed = p.normed + thread * width;
-    p.k.norm(norm, width, p.x + row * width, normed);
-    p.k.quantise_row(m, normed, row, quantised);
+    if (norm.weight) p.k.norm(norm, width, x, normed);
+    p.k.quantise_row(m, norm.weight ? normed : x, row, quantised);
   });
   return quantised;
 }
@@ -263,6 +291,7 @@ void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
   each_row(team, p.batch.rows, [&](int64_t row) {
     float* x = p.x + row * width;
     p.k.embed(op.table, p.batch.tokens[row], x);
+    if (op.scale != 1) scale_row(width, op.scale, x);
     if (op.positions) {
       const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
       const float* learned = op.positions + (chunk.start + row - chunk.row) * width;
@@ -277,13 +306,14 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   r.rows.reserve(op.out, batch.rows);
   needs.qkv = std::max(needs.qkv, op.qkv.out);
   needs.mixed = std::max(needs.mixed, q_width);
+  if (!added_directly(op.after)) needs.added = std::max(needs.added, op.out.out);
   if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
   needs.scratch = std::max(needs.scratch, k.attention_scratch(op.heads));
 }
 
 void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
-  const int64_t rows = p.batch.rows, width = p.model.width, q_width = op.heads.heads * op.heads.size;
+  const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size;
   const bool sinks = op.rotates && kv.sinks;
 
   QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.qkv);
@@ -296,7 +326,7 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
 
   quantised = p.r.rows.of(p.k, op.out, rows);
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, p.mixed + row * q_width, row, quantised); });
-  linears_of(p, team, op.out, quantised, p.x, p.x, width);
+  add_linear(p, team, op.out, quantised, op.after);
 }
 
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const MLPOp& op) {
@@ -304,6 +334,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   r.next_rows.reserve(op.down, batch.rows);
   needs.up = std::max(needs.up, op.up.out);
   needs.act = std::max(needs.act, op.down.in);
+  if (!added_directly(op.after)) needs.added = std::max(needs.added, op.down.out);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
@@ -326,7 +357,7 @@ void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
       p.k.quantise_row(op.down, act, row, last);
     });
   }
-  linears_of(p, team, op.down, last, p.x, p.x, p.model.width);
+  add_linear(p, team, op.down, last, op.after);
 }
 
 // The argmax and logsumexp of a row, from the partial summaries of its ranges.
@@ -383,6 +414,7 @@ void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
   team.each(wanted, [&](int64_t i) {
     float* normed = p.normed + thread * width;
     p.k.norm(op.norm, width, p.x + p.batch.row[i] * width, normed);
+    if (op.scale != 1) scale_row(width, op.scale, normed);
     p.k.quantise_row(op.matrix, normed, i, quantised);
   });
   const Summary summary{p.k, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total};
@@ -439,6 +471,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.sink.of<float>(rows * needs.sink),
             r.mixed.of<float>(rows * needs.mixed),
             r.up.of<float>(rows * needs.up),
+            r.added.of<float>(rows * needs.added),
             r.act.of<float>(threads * needs.act),
             r.scratch.of<float>(threads * needs.scratch),
             needs.scratch,

@@ -12,36 +12,48 @@ constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights in a thread's wor
 // functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
 enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3 };
 
-// x = the table's row of each token, plus that of its position in a learned table, if any.
+// x = scale times the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
   Matrix table;
   const float* positions;  // [context][width], or null
+  double scale;
 };
 
-// x += out(attention(q, k, v)), with q, k and v from norm(x); K and V go through the layer's KV cache.
+// What an op's result goes through before it is added to x: scale * norm(result). In every op, a norm with a null
+// weight means no norm.
+struct After {
+  Norm norm;
+  double scale;
+};
+
+// x += after(out(attention(q, k, v))), with q, k and v from norm(x); K and V go through the layer's KV cache.
 struct AttentionOp {
   int64_t layer;
   Heads heads;
   int64_t rotates;
   Norm norm;
   Matrix qkv;   // the heads of q, then those of k, then those of v
-  Norm q_norm;  // over each head, before the rotation; a null weight means no norm
+  Norm q_norm;  // over each head, before the rotation
   Norm k_norm;
+  int64_t whole_norms;  // whether these two are over all heads together instead
   Matrix out;
+  After after;
 };
 
-// x += down(activation(up(norm(x)))).
+// x += after(down(activation(up(norm(x))))).
 struct MLPOp {
   int64_t activation, gated;
   Norm norm;
   Matrix up;  // if gated: the gates, then the values
   Matrix down;
+  After after;
 };
 
-// The logits of the batch's logits rows: matrix(norm(x)); and norm(x) of its hidden rows.
+// The logits of the batch's logits rows: matrix(scale * norm(x)); and norm(x) of its hidden rows.
 struct HeadOp {
   Norm norm;
   Matrix matrix;
+  double scale;
 };
 
 struct Op {

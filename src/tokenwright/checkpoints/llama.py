@@ -1,0 +1,209 @@
+"""Llama and the architectures whose arithmetic differs from it in a few facts: one table row each.
+
+Absent keys take transformers' defaults (configuration_*.py).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tokenwright.checkpoints.blocks import decoder
+from tokenwright.checkpoints.family import (
+    MOST_LAYERS,
+    MOST_VOCAB,
+    Family,
+    Source,
+    activation,
+    check_repeats,
+    dtype,
+    named,
+    size_of_head,
+)
+from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, read_windows
+from tokenwright.checkpoints.strict import Keys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import ModelConfig, Scales
+from tokenwright.models.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLike:
+    """The differences between the architectures of the llama family."""
+
+    biases: Literal["none", "qkv", "config", "use_bias"] = "none"  # config: attention_bias covers q, k, v and o
+    mlp_bias: bool = False  # whether the config may enable biases in the MLP
+    qk_norm: Literal["head", "whole"] | None = None
+    post_norm: bool = False  # norms after attention and MLP instead of before
+    scaled: bool = False  # whether the config has Granite's multipliers
+    slides: Slides = "none"
+    nope: bool = False  # whether some layers have no rotary positions (NoPE)
+    tied: bool = False  # default of tie_word_embeddings
+    theta: float = 10000.0
+    head_size: int | None = None  # default of head_dim; None: width / heads
+    eps: float = 1e-6  # default of rms_norm_eps
+    plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
+
+
+_LLAMA_LIKE: Mapping[str, LlamaLike] = {
+    "LlamaForCausalLM": LlamaLike(biases="config", mlp_bias=True),
+    "MistralForCausalLM": LlamaLike(slides="all"),
+    "Qwen2ForCausalLM": LlamaLike(biases="qkv", slides="upper"),
+    "Qwen3ForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128),
+    "SmolLM3ForCausalLM": LlamaLike(
+        biases="config", mlp_bias=True, slides="nope", nope=True, tied=True, theta=2000000.0
+    ),
+    "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled=True),
+    "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5),
+    "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", post_norm=True, eps=1e-5),
+    "Starcoder2ForCausalLM": LlamaLike(biases="use_bias", slides="given", tied=True, plain=True),
+}
+
+
+def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
+    like = _LLAMA_LIKE[architecture]
+    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
+    width = keys.whole("hidden_size", most=1 << 20)
+    heads, kv_heads = _heads(keys)
+    head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
+    context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
+    rope, reach = read_rope(keys, like.theta, head_size, context)
+    check_repeats(keys, context, reach)
+    rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
+    qkv_bias, out_bias, mlp_bias = _biases(keys, like)
+    config = ModelConfig(
+        family="llama",
+        architecture=architecture,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        mlp_width=keys.whole("intermediate_size", most=1 << 24),
+        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
+        context=reach,
+        positions=rope,
+        windows=read_windows(keys, like.slides, rotary),
+        rotary=rotary,
+        norm="layer" if like.plain else "rms",
+        norm_eps=_plain_eps(keys) if like.plain else keys.number("rms_norm_eps", like.eps),
+        activation=activation(keys, "hidden_act", "gelu_pytorch_tanh" if like.plain else "silu"),
+        gated=not like.plain,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=like.qk_norm,
+        post_norm=like.post_norm,
+        scales=_scales(keys) if like.scaled else Scales(),
+        tied_head=keys.flag("tie_word_embeddings", like.tied),
+        dtype=dtype(keys),
+    )
+    return config, decoder(config)
+
+
+def _heads(keys: Keys) -> tuple[int, int]:
+    heads = keys.whole("num_attention_heads", most=1 << 16)
+    kv_heads = keys.whole("num_key_value_heads", heads, most=1 << 16)
+    if heads % kv_heads:
+        raise keys.error(f"{heads} query heads cannot share {kv_heads} key-value heads evenly; correct config.json")
+    return heads, kv_heads
+
+
+def _scales(keys: Keys) -> Scales:
+    """Granite's multipliers; its logits are divided by logits_scaling."""
+    return Scales(
+        embedding=keys.number("embedding_multiplier", 1.0),
+        attention=keys.number("attention_multiplier", 1.0),
+        residual=keys.number("residual_multiplier", 1.0),
+        logits=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def _plain_eps(keys: Keys) -> float:
+    """The epsilon of StarCoder 2's LayerNorm. Some files repeat it under two other names, without effect."""
+    keys.only("norm_type", "layer_norm", why="another norm in this architecture")
+    keys.only("mlp_type", "default", why="another MLP in this architecture")
+    for unused in ("layer_norm_epsilon", "rms_norm_eps"):
+        keys.raw(unused)
+    return keys.number("norm_epsilon", 1e-5)
+
+
+def _optional(keys: Keys, key: str, offered: bool, why: str) -> bool:
+    """A flag that only some architectures of the family have."""
+    if offered:
+        return keys.flag(key, False)
+    keys.only(key, False, why=f"{why} in this architecture")
+    return False
+
+
+def _biases(keys: Keys, like: LlamaLike) -> tuple[bool, bool, bool]:
+    """Whether q, k and v have biases, whether o has one, and whether the MLP has."""
+    if like.biases == "use_bias":
+        every = keys.flag("use_bias", True)
+        return every, every, every
+    mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
+    if like.biases == "qkv":
+        keys.only("attention_bias", True, why="Qwen2's attention without its biases")
+        return True, False, mlp
+    both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
+    return both, both, mlp
+
+
+LLAMA = Family(
+    architectures={
+        "LlamaForCausalLM": "llama",
+        "MistralForCausalLM": "mistral",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "SmolLM3ForCausalLM": "smollm3",
+        "GraniteForCausalLM": "granite",
+    },
+    parse=_parse,
+    prefix="model.",
+    names=named(
+        {
+            "embed": "embed_tokens",
+            "norm": "norm",
+            "head": "lm_head",
+            "layers.{i}.attention_norm": "layers.{i}.input_layernorm",
+            "layers.{i}.attention.q": "layers.{i}.self_attn.q_proj",
+            "layers.{i}.attention.k": "layers.{i}.self_attn.k_proj",
+            "layers.{i}.attention.v": "layers.{i}.self_attn.v_proj",
+            "layers.{i}.attention.o": "layers.{i}.self_attn.o_proj",
+            "layers.{i}.attention.q_norm": "layers.{i}.self_attn.q_norm",
+            "layers.{i}.attention.k_norm": "layers.{i}.self_attn.k_norm",
+            "layers.{i}.mlp_norm": "layers.{i}.post_attention_layernorm",
+            "layers.{i}.mlp.gate": "layers.{i}.mlp.gate_proj",
+            "layers.{i}.mlp.up": "layers.{i}.mlp.up_proj",
+            "layers.{i}.mlp.down": "layers.{i}.mlp.down_proj",
+        }
+    ),
+    inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+)
+
+PHI3 = replace(
+    LLAMA,
+    architectures={"Phi3ForCausalLM": "phi3"},
+    names=LLAMA.names
+    | {f"layers.{{i}}.attention.{one}": Source("layers.{i}.self_attn.qkv_proj", fused=True) for one in ("q", "k", "v")}
+    | {f"layers.{{i}}.mlp.{one}": Source("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")},
+)
+
+OLMO2 = replace(
+    LLAMA,
+    architectures={"Olmo2ForCausalLM": "olmo2"},
+    names=LLAMA.names
+    | named(
+        {
+            "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
+            "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
+        }
+    ),
+)
+
+STARCODER2 = replace(
+    LLAMA,
+    architectures={"Starcoder2ForCausalLM": "starcoder2"},
+    names=LLAMA.names
+    | named({"layers.{i}.mlp.up": "layers.{i}.mlp.c_fc", "layers.{i}.mlp.down": "layers.{i}.mlp.c_proj"}),
+)
