@@ -95,7 +95,7 @@ def test_blocks_are_decoded_as_the_gguf_package_does(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(("kind", "form"), [(Kind.Q8_0, "int8:32"), (Kind.Q4_0, "int4")])
 def test_blocks_of_our_forms_are_copied(kind: Kind, form: str, folder: Path, tmp_path: Path) -> None:
-    found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, kind))
+    found = Checkpoint.open(weakened(write_gguf(tmp_path / "model.gguf", folder, kind), "blk.0.ffn_down.weight"))
     assert set(found.as_stored.values()) == {WeightFormat.parse(form)}
     weights = load_packed(found, NATIVE, found.config.dtype)
     packed = [one for one in weights.values() if isinstance(one, Packed)]
@@ -107,8 +107,19 @@ def test_blocks_of_our_forms_are_copied(kind: Kind, form: str, folder: Path, tmp
         again = load_packed(found, WeightFormat.parse("int8:32"), found.config.dtype)
         for name, one in weights.items():
             other = again[name]
-            if isinstance(one, Packed) and isinstance(other, Packed):
+            if isinstance(one, Packed) and isinstance(other, Packed) and name != "layers.0.mlp.down":
                 assert torch.equal(one.codes, other.codes) and torch.equal(one.scales, other.scales)
+
+
+def weakened(file: Path, name: str) -> Path:
+    """The file with codes in one tensor that are far below their scales, as quantising again would not leave them."""
+    one, raw = read_gguf(file).tensors[name], bytearray(file.read_bytes())
+    size = 34 if one.dtype == "Q8_0" else 18
+    for block in range(one.start, one.start + one.nbytes, size):
+        for at in range(block + 2, block + size):
+            raw[at] = raw[at] & 15 if one.dtype == "Q8_0" else (raw[at] & 0x11) + 0x22
+    file.write_bytes(raw)
+    return file
 
 
 def test_a_joined_matrix_of_two_types_is_decoded(folder: Path, tmp_path: Path) -> None:
@@ -205,6 +216,7 @@ def test_what_we_lack_is_refused_by_name(key: str, value: Any, words: str, folde
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 4, 0, 64) + bytes(100), "offset 64"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 4, 77, 0) + bytes(100), "type 77"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )  # fmt: skip
 def test_forged_headers_are_refused(raw: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(raw)

@@ -131,7 +131,8 @@ class Packed:
         """Write rows that are quantised already as the outputs from `first` on.
 
         codes: uint8 [n, inner], as they are stored here (128 or 8 added). scales: float16 [n, inner / group], without a
-        rest. Returns the number of scales that are not finite, and of int8 codes of -128, which no kernel expects.
+        rest. Returns the number of scales that are not finite, and one more if an int8 code is -128, which no kernel
+        expects.
         """
         assert codes.shape[1] == self.inner and self.inner % self.group == 0, "the groups are whole"
         pad = self.depth - self.inner
@@ -141,7 +142,7 @@ class Packed:
             torch.nn.functional.pad(codes, (0, pad), value=zero),
             torch.nn.functional.pad(scales, (0, pad // self.group)),
         )
-        below = int((codes == 0).sum()) if self.format == "int8" else 0
+        below = self.format == "int8" and int(codes.min()) == 0
         return below + int((~scales.isfinite()).sum())
 
     def _place(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -152,7 +153,13 @@ class Packed:
         units = codes.view(len(codes), -1, self.slab.inputs)  # [n, slabs, inputs]
         if self.format == "int4":
             units = units[..., :32] | units[..., 32:] << 4
-        self._units()[blocks, :, :, lanes] = units.view(len(codes), -1, self.slab.lines, self.slab.per_unit)
+        words = units.contiguous().view(torch.int32).view(len(codes), -1, self.slab.lines)  # four codes of an output
+        target = self.codes.view(torch.int32).view(-1, words.shape[1], self.slab.lines, LANES)
+        if first % LANES or len(codes) % LANES:
+            target[blocks, :, :, lanes] = words
+        else:  # whole blocks, which copy faster
+            at = first // LANES
+            target[at : at + len(codes) // LANES] = words.view(-1, LANES, *words.shape[1:]).permute(0, 2, 3, 1)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
