@@ -26,8 +26,8 @@ def attention_row(
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scale: the factor of
-    the scores.
+    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scale: the
+    factor of the scores.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
