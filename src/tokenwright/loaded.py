@@ -1,5 +1,6 @@
 """A loaded model: its decoder, tokenizer and chat template. Several engines, each with its own cache, can share it."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -25,9 +26,11 @@ from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.models.graph import Graph
-from tokenwright.text import ChatTemplate, Tokenizer
+from tokenwright.text import ChatTemplate
 from tokenwright.trace.counted import CountedKernels
 from tokenwright.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
 
 
 class _Owner:
@@ -74,9 +77,14 @@ class LoadedModel:
         if check is not None:
             check(self.graph, self.dtype)
         form = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
-        self.weights = (self.checkpoint.packed or form).resolved(self.dtype)
+        if self.device.type != "cpu":
+            form = form.resolved(self.dtype)  # blocks are computed on the CPU alone
+        self.copies = self.checkpoint.kept(form)  # matrices whose blocks are copied from a GGUF file
+        self.weights = self.checkpoint.main_format(form, self.dtype)
+        for row in self.checkpoint.held(form, self.dtype):
+            log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.name, row)
         self.kernels = "reference" if native is None else native.isa
-        self.tokenizer = Tokenizer.load(self.checkpoint.path, vocab_size=self.config.vocab_size)
+        self.tokenizer = self.checkpoint.tokenizer()
         self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         if self.template is not None:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens
@@ -129,13 +137,14 @@ def make_decoder(
         )
     graph, kernels = checkpoint.graph, counted or native or ReferenceKernels()
     kept = (checkpoint.packed or form).resolved(dtype)
-    if native is None and not kept.quantised:
+    copies = checkpoint.kept(form)
+    if native is None and not kept.quantised and not copies:
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
         return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)})
     if device.type != "cpu":
         other = "" if checkpoint.packed else ", or native weights"
         raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}")
-    refuse_weights(weight_bytes(graph, kept), device, str(kept))
+    refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
     weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
     if native is None or not compiles(graph):
         return Decoder(graph, kernels, weights)

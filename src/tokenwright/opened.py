@@ -159,7 +159,8 @@ class OpenedModel:
     @cached_property
     def _about(self) -> Mapping[str, str]:
         """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
-        form = {"dtype": self.dtype, "weights' form": str(self.weights), "kernels": self.kernels}
+        copied = f", {len(self.loaded.copies)} as they lie" if self.loaded.copies else ""
+        form = {"dtype": self.dtype, "weights' form": f"{self.weights}{copied}", "kernels": self.kernels}
         return about(self.loaded.checkpoint, form, self.specs, self.options.page_size)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, salt: str = "") -> Request:

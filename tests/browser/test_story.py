@@ -18,18 +18,20 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.run(PROMPT, 8, renderer="2d", stop=0)
     explored.settle()
     assert narration(explored)[0] == "notes"
-    assert "each of its 12 tokens" in narration(explored)[1]
+    assert "for each of its 12 tokens" in narration(explored)[1]
     explored.step()
     explored.settle()
     part, told = narration(explored)
     step = explored.api("/steps/1")
     assert part == "stroke"
-    assert "6 layers" in told and f"the notes of {step['start']} earlier tokens" in told
+    assert "6 layers" in told and f"the cache of {step['start']} earlier tokens" in told
     assert step["text"].strip() in told
     written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
     assert "one column per token" in written and "computed in this step" in written, "the wall is named in the scene"
     assert explored.tab.locator(".headline").inner_text() == "1 of 13 tokens went through the layers"
     assert explored.tab.locator(".counter").inner_text() == "step 1", "a run that goes on has no last step"
+    parts = explored.tab.locator(".chapters")
+    assert parts.locator("li").count() == 5 and parts.locator(".now").inner_text() == "One token at a time"
     explored.press("n")
     explored.step()
     explored.settle()
@@ -49,6 +51,8 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.step()
     explored.settle()
     assert narration(explored)[0] == "notes" and "The cache is back" in narration(explored)[1]
+    said = explored.tab.locator("body").inner_text()
+    assert " notes" not in said and "K/V" not in said, "the cache has one name"
     assert "with_cache" not in explored.stats() and "now kept" in legend.inner_text()
     explored.press("ArrowLeft")
     explored.settle()

@@ -104,6 +104,15 @@ def test_a_missing_file_is_refused_where_it_was_named(tmp_path: Path) -> None:
         settings.read(Environment.read({"TOKENWRIGHT_SETTINGS": str(tmp_path / "nowhere")}))
 
 
+def test_the_file_has_the_servers_settings_too(configured, run: Run, model: Path, refused: Callable[..., str]) -> None:
+    configured(f'model = "{model}"\n[serve]\nport = 70000\nmax-queue = 3')
+    assert facts(run)["model"] == str(model)
+    assert settings.of_serve() == {"port": 70000, "max-queue": 3}
+    assert "port must be a whole number from 0 to 65,535" in refused("serve")
+    file = configured("serve = 1")
+    assert f"serve in {file} must be a table, [serve], not 1" in refused("serve")
+
+
 def test_every_other_variable_is_let_be() -> None:
     others = [one.name.upper() for one in fields(Settings)] + ["DEBUG", "CACHE", "KERNELS", "ISA"]
     assert settings.read(Environment(defaults=dict.fromkeys(others, "1"))) == {}

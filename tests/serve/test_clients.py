@@ -59,9 +59,11 @@ def timed() -> Iterator[Talker]:
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_reply_says_where_the_time_went_if_the_server_is_told_to(stories: Talker, timed: Talker, path: str) -> None:
-    def replies(talker: Talker, streamed: bool) -> tuple[httpx.Response, dict[str, Any]]:
+    def replies(
+        talker: Talker, streamed: bool, headers: dict[str, str] | None = None
+    ) -> tuple[httpx.Response, dict[str, Any]]:
         body = REQUESTS[path] | {"model": "stories", "stream": streamed}
-        answer = httpx.post(talker.url + path, json=body).raise_for_status()
+        answer = httpx.post(talker.url + path, json=body, headers=headers).raise_for_status()
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
         whole = [json.loads(line) for line in lines]
         return answer, next((one for line in whole for one in (line, line.get("response", {})) if "timings" in one), {})
@@ -70,6 +72,8 @@ def test_a_reply_says_where_the_time_went_if_the_server_is_told_to(stories: Talk
     assert "prefill;dur=" in answer.headers["server-timing"]
     assert reply["timings"]["completion_tokens"] == 8
     assert replies(timed, True)[1]["timings"]["completion_tokens"] == 8
+    for streamed in (False, True):
+        assert replies(stories, streamed, {"X-Timings": "1"})[1]["timings"]["completion_tokens"] == 8
     for streamed in (False, True):
         answer, reply = replies(stories, streamed)
         assert reply == {}
@@ -96,7 +100,8 @@ ELSEWHERE = {
     " test_arithmetic_that_we_lack_is_refused_by_name",
     37: "text/test_tokenizer.py: test_damaged_folders_are_refused_with_the_reason"
     " test_a_pattern_that_backtracks_for_ever_is_an_error_not_a_crash",
-    38: "checkpoints/test_safetensors.py: test_other_kinds_of_files_are_named",  # GGUF is refused, whatever is in it
+    38: "checkpoints/test_gguf.py: test_forged_headers_are_refused test_what_we_lack_is_refused_by_name"
+    " test_damaged_files_are_refused_with_a_reason_in_bounded_memory",
     39: "cache/test_snapshot.py: test_a_pickle_runs_nothing",
     40: "cache/test_snapshot.py: test_every_flipped_bit_is_found test_every_truncation_is_found"
     " test_another_model_is_refused_by_name test_the_newest_of_two_writers_stays_whole",

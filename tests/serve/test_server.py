@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import signal
 import socket
 import threading
@@ -454,3 +455,14 @@ def test_headers_that_do_not_arrive_close_the_connection(server: Live, monkeypat
     assert answered(complete).startswith(b"HTTP/1.1 200")
     for one in each:
         one.close()
+
+
+def test_the_dashboard_shows_every_metric_and_no_other(server: Live) -> None:
+    assert post(server, CHAT | {"max_tokens": 2}).status_code == 200
+    assert post(server, CHAT | {"max_tokens": -1}).status_code == 400
+    text = httpx2.get(f"{server.url}/metrics", timeout=HANGS).text
+    exported = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    wanted = {name for name in exported if not name.endswith(("_created", "_sum", "_count"))}
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert set(re.findall(r"tokenwright_\w+", " ".join(asked))) == wanted

@@ -1,5 +1,6 @@
 """The settings of a server: one table for flags, file, variables and documents; and the command that takes them."""
 
+import json
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from tokenwright.cli import app
 from tokenwright.config import Environment
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
 HANGS = 120.0  # seconds
 
 
@@ -43,12 +44,18 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
     assert (found.port, found.max_queue, found.max_body, found.timings) == (5, 4, 4096, True)
     assert found.served_model_name == ("a", "b")
     assert read_settings(None, {}, {}) == Settings()
+    user = {"max-queue": 7, "max-body": 5000, "drain-timeout": 3}
+    found = read_settings(file, variables, {}, user)
+    assert (found.max_queue, found.max_body, found.drain_timeout) == (4, 4096, 3.0)
+    with pytest.raises(RequestError, match=r"\[serve\] of the settings file has prot, which"):
+        read_settings(None, {}, {}, {"prot": 1})
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ("prot = 1", "has prot, which"),
+        ('model = "x"', "has model, which are no settings of serve"),
         ('port = "1"', "port must be a int, not '1'"),
         ("port = 70000", "port must be a whole number from 0 to 65,535"),
         ("timings = 1", "timings must be a bool"),
@@ -83,3 +90,18 @@ def test_the_command_serves_until_a_signal(ending: signal.Signals) -> None:
         rest = server.stderr.read()
         assert server.wait(HANGS) in (0, 130), rest
         assert "Traceback" not in rest
+
+
+def test_the_unit_and_the_container_call_the_command_as_it_is() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    unit, image = ((docs / name).read_text(encoding="utf-8") for name in ("tokenwright.service", "Containerfile"))
+    [started] = re.findall(r"^ExecStart=(.*)", unit, re.MULTILINE)
+    [entry] = re.findall(r"^ENTRYPOINT (.*)", image, re.MULTILINE)
+    known = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    for words in (started.split(), json.loads(entry)):
+        assert [Path(words[0]).name, words[1]] == ["tokenwright", "serve"]
+        assert [word for word in words if word.startswith("--") and f"{word} " not in known] == []
+    container = dict(zip(json.loads(entry)[2::2], json.loads(entry)[3::2], strict=True))
+    settings = read_settings(None, {}, {name[2:].replace("-", "_"): value for name, value in container.items()})
+    assert (settings.local, settings.port) == (False, int(re.findall(r"^EXPOSE (\d+)", image, re.MULTILINE)[0]))
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)[0]) > Settings().drain_timeout

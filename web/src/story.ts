@@ -13,9 +13,9 @@ import type { RunState, StepFrame } from "./schema";
 
 export const CHAPTERS = [
   ["reading", "Reading the prompt"],
-  ["notes", "Taking notes"],
+  ["notes", "Filling the cache"],
   ["stroke", "One token at a time"],
-  ["without", "No notes"],
+  ["without", "No cache"],
   ["result", "The result"],
 ] as const;
 
@@ -40,21 +40,21 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   if (step.recomputed > 0)
     return {
       chapter: "notes",
-      text: `The cache is back: all ${count(all)} tokens go through the layers once more, and this time their keys and values are kept.`,
+      text: `The cache is back: all ${count(all)} tokens go through the layers once more, and this time they fill it.`,
     };
   if (step.length > 1 || step.step === current.card.first_step) return reading(step, at, written ?? "", layers);
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
-    look: `In each layer, ${input} looks back at the saved keys and values of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
+    look: `In each layer, ${input} looks back at the cache: the saved keys and values of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
     write: `The result is a chance for every possible token. One is drawn: ${written}.`,
-    rest: `${input} went through the ${layers}, read the notes of ${plural(step.start, "earlier token")}, and ${written} was written.`,
+    rest: `${input} went through the ${layers}, read the cache of ${plural(step.start, "earlier token")}, and ${written} was written.`,
   };
   return { chapter: "stroke", text: texts[at] };
 }
 
 function reading(step: StepFrame, at: Moment, written: string, layers: string): Sentence {
-  const known = step.start > 0 ? ` The first ${count(step.start)} were read before, and their notes are reused.` : "";
+  const known = step.start > 0 ? ` The first ${count(step.start)} were read before, and are in the cache.` : "";
   if (at === "work")
     return {
       chapter: "reading",
@@ -63,11 +63,11 @@ function reading(step: StepFrame, at: Moment, written: string, layers: string): 
   if (at === "look" || at === "write")
     return {
       chapter: "notes",
-      text: "Each layer leaves a note for each token, its key and its value. They stay in the cache: the wall under the text.",
+      text: "Each layer saves a key and a value for each token. All of them together are the cache: the wall under the text.",
     };
   return {
     chapter: "notes",
-    text: `The prompt is read. Each layer keeps a key and a value for each of its ${plural(step.start + step.length, "token")}, and ${written} is written.`,
+    text: `The prompt is read. The cache now has a key and a value in each layer for each of its ${plural(step.start + step.length, "token")}, and ${written} is written.`,
   };
 }
 

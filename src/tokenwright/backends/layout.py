@@ -5,6 +5,7 @@ This module reads no checkpoint.
 
 from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 
 import torch
 
@@ -22,48 +23,59 @@ def format_of(name: str, form: WeightFormat) -> WeightFormat:
     return FINER if form.name == "int4" and name in ("embed", "head") else form
 
 
-def empty_weights(graph: Graph, form: WeightFormat) -> Weights:
+Formats = Mapping[str, WeightFormat]  # of the matrices, and parts of matrices, that do not follow the model's format
+_NONE: Formats = MappingProxyType({})
+
+
+def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> Weights:
     """Allocate a model's weights in a resolved format (not native): Packed matrices and dense fp32 tensors."""
     weights: Weights = {}
     for name, matrix in graph.matrices.items():
         bias = torch.zeros(matrix.out) if matrix.bias else None
-        weights[name] = Packed.empty(matrix.out, matrix.inner, format_of(name, form), bias)
+        weights[name] = Packed.empty(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept), bias)
     for name in graph.dense:
         weights[name] = torch.empty(graph.shapes[name])
     return weights
 
 
-def weight_bytes(graph: Graph, form: WeightFormat) -> int:
+def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightFormat:
+    """The format of a matrix: all parts of one have the same in `kept`, or none has any."""
+    return kept.get(part) or format_of(name, form)
+
+
+def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes that `empty_weights` allocates."""
     total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
     for name, matrix in graph.matrices.items():
-        codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
+        codes, scales = packed_sizes(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept))
         total += codes + 2 * scales + (4 * matrix.out if matrix.bias else 0)
     return total
 
 
-def tensor_bytes(name: str, shape: Shape, form: WeightFormat) -> int:
+def tensor_bytes(name: str, shape: Shape, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes of one unfused tensor of a graph: a matrix [out, in], a stack of them [n, out, in] or a dense tensor.
 
     If matrices are quantised, all else is fp32, including a learned table of positions.
     """
+    matrix = name.removesuffix(".weight")
+    form = kept.get(matrix, form)
     if not form.quantised:
         return prod(shape) * DTYPE_BYTES[form.name]
     if len(shape) < 2 or name == "positions.weight":
         return 4 * prod(shape)
     *each, out, inner = shape
-    codes, scales = packed_sizes(out, inner, format_of(name.removesuffix(".weight"), form))
+    codes, scales = packed_sizes(out, inner, form if matrix in kept else format_of(matrix, form))
     return prod(each) * (codes + 2 * scales)
 
 
-def stored_bytes(graph: Graph, form: WeightFormat) -> int:
+def stored_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes of all tensors of a graph, in a resolved format (not native)."""
-    return sum(tensor_bytes(name, shape, form) for name, shape in graph.shapes.items())
+    return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.shapes.items())
 
 
-def read_bytes(graph: Graph, form: WeightFormat, rows: int) -> int:
+def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NONE) -> int:
     """Bytes of the weights that a step of `rows` tokens reads: all but embedding tables."""
-    return sum(tensor_bytes(name, shape, form) for name, shape in graph.read(rows).items())
+    return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.read(rows).items())
 
 
 def nbytes(weights: Mapping[str, torch.Tensor | Packed]) -> int:

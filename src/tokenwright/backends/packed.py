@@ -123,13 +123,36 @@ class Packed:
             return int((~kept.isfinite()).sum())
         groups = padded.float().view(len(rows), self.depth // self.group, self.group)
         codes, scales = (_int8 if self.format == "int8" else _int4)(groups)
-        self._scales()[blocks, :, lanes] = scales
-        units = codes.to(torch.uint8).view(len(rows), -1, slab.inputs)  # [n, slabs, inputs]
-        if self.format == "int4":
-            units = units[..., :32] | units[..., 32:] << 4
-        self._units()[blocks, :, :, lanes] = units.view(len(rows), -1, slab.lines, slab.per_unit)
+        self._place(first, codes.to(torch.uint8).flatten(1), scales)
         sound = (groups.isfinite().all(-1) & scales.isfinite()).repeat_interleave(self.group, -1)
         return int((~sound[:, : self.inner]).sum())
+
+    def put_codes(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> int:
+        """Write rows that are quantised already as the outputs from `first` on.
+
+        codes: uint8 [n, inner], as they are stored here (128 or 8 added). scales: float16 [n, inner / group], without a
+        rest. Returns the number of scales that are not finite, and of int8 codes of -128, which no kernel expects.
+        """
+        assert codes.shape[1] == self.inner and self.inner % self.group == 0, "the groups are whole"
+        pad = self.depth - self.inner
+        zero = 128 if self.format == "int8" else 8
+        self._place(
+            first,
+            torch.nn.functional.pad(codes, (0, pad), value=zero),
+            torch.nn.functional.pad(scales, (0, pad // self.group)),
+        )
+        below = int((codes == 0).sum()) if self.format == "int8" else 0
+        return below + int((~scales.isfinite()).sum())
+
+    def _place(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Write codes [n, depth] (uint8, one to a byte) and scales [n, groups]."""
+        ids = torch.arange(first, first + len(codes))
+        blocks, lanes = ids // LANES, ids % LANES
+        self._scales()[blocks, :, lanes] = scales
+        units = codes.view(len(codes), -1, self.slab.inputs)  # [n, slabs, inputs]
+        if self.format == "int4":
+            units = units[..., :32] | units[..., 32:] << 4
+        self._units()[blocks, :, :, lanes] = units.view(len(codes), -1, self.slab.lines, self.slab.per_unit)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""

@@ -35,6 +35,7 @@ class Source:
     transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
     fused: bool = False  # the file has the whole matrix (q, k and v; gate and up) in one tensor
     rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
+    paired: int = 0  # the size of a head whose rows are stored as 0, size / 2, 1, size / 2 + 1, ...; 0: in order
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor in the file, where our tensor has `shape`."""

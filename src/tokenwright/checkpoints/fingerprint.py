@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import Path
 
 from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.folder import Checkpoint, stamp
@@ -21,7 +20,7 @@ def about(
     return {
         "model": _digest(repr(checkpoint.graph)),
         "weights": _weights(checkpoint),
-        "tokenizer": _tokenizer(checkpoint.path),
+        "tokenizer": _tokenizer(checkpoint),
         **form,
         "kv format": _short(specs),
         "page size": str(page_size),
@@ -57,7 +56,11 @@ def _weights(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer(folder: Path) -> str:
+def _tokenizer(checkpoint: Checkpoint) -> str:
+    folder = checkpoint.path
+    if folder.is_file():  # GGUF: the header has the tokenizer
+        with folder.open("rb") as file:
+            return sha256(file.read(min(one.start for one in checkpoint.stored.values()))).hexdigest()
     names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
     there = [name for name in names if (folder / name).is_file()]
     return _digest(" ".join(f"{name} {sha256((folder / name).read_bytes()).hexdigest()}" for name in there))

@@ -9,8 +9,9 @@ holds packed weights already; `packed` is their format. Tokenwright never runs o
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
+from math import prod
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,9 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.family import Family, Source
 from tokenwright.checkpoints.generation import parse_generation
+from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
+from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
+from tokenwright.checkpoints.gguf_model import Held, as_stored, held, read_model
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.safetensors import Stored, read_header
@@ -28,6 +32,9 @@ from tokenwright.checkpoints.strict import read_json, shown
 from tokenwright.config import DTYPE_BYTES, DType, GenerationDefaults, ModelConfig, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
+from tokenwright.text import Tokenizer
+from tokenwright.text.files import TokenizerFiles
+from tokenwright.text.metadata import read_metadata
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +47,9 @@ _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embe
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checked model folder. `config.dtype` is the dtype of most of the stored bytes."""
+    """A checked model folder, or a GGUF file. `config.dtype` is the dtype of most of the stored bytes."""
 
-    path: Path
+    path: Path  # of the folder, or the file
     config: ModelConfig
     graph: Graph  # the model's ops, and so the names and shapes of its tensors
     generation: GenerationDefaults
@@ -50,6 +57,8 @@ class Checkpoint:
     stored: Mapping[str, Stored]  # the checkpoint's name, without prefix and buffers -> its bytes
     stamps: Mapping[Path, tuple[int, int]]  # of the weight files: length in bytes, mtime in ns
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
+    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that a GGUF file holds in our forms
+    texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -58,6 +67,10 @@ class Checkpoint:
         `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
         folder = _locate(name_or_path, revision, progress)
+        if folder.is_file():
+            return cls._open_gguf(folder)
+        if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
+            raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
         settings = read_json(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
         family, config, graph = parse_config(settings, str(folder / "config.json"))
@@ -78,6 +91,44 @@ class Checkpoint:
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
         return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps)
+
+    @classmethod
+    def _open_gguf(cls, file: Path) -> "Checkpoint":
+        header = read_gguf(file)
+        model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
+        _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*_DTYPES, *BLOCKS))
+        texts = read_metadata(header.metadata, str(file))
+        config = replace(model.config, dtype=_dtype_of_blocks(model.stored.values()))
+        generation = _within(model.generation, config.vocab_size, str(file))
+        forms = as_stored(model.graph, model.sources, model.stored)
+        return cls(
+            file, config, model.graph, generation, model.sources, model.stored, {file: stamp(file)}, None, forms, texts
+        )
+
+    def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
+        """The matrices, and parts of joined ones, whose codes and scales are copied if `form` is asked for."""
+        return self.as_stored if form.name == "native" else {}
+
+    def main_format(self, form: WeightFormat, dtype: DType) -> WeightFormat:
+        """The format of most weights in memory if `form` is asked for and native matrices are `dtype`."""
+        form = (self.packed or form) if not self.kept(form) else form
+        sizes = {form.resolved(dtype): 0}
+        for part, kept in self.kept(form).items():
+            sizes[kept] = sizes.get(kept, 0) + prod(self.graph.shapes[f"{part}.weight"])
+        sizes[form.resolved(dtype)] = self.parameters - sum(sizes.values())
+        return max(sizes, key=lambda one: sizes[one])
+
+    def held(self, form: WeightFormat, dtype: DType) -> list[Held]:
+        """What becomes of each type of a GGUF file; empty for a folder."""
+        if not self.path.is_file():
+            return []
+        return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the folder or the file. Raises CheckpointError if it is missing or damaged."""
+        if self.texts is not None:
+            return Tokenizer(self.texts, self.config.vocab_size)
+        return Tokenizer.load(self.path, vocab_size=self.config.vocab_size)
 
     @property
     def parameters(self) -> int:
@@ -202,8 +253,18 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; download the model again")
 
 
-def _check_fit(folder: Path, graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> None:
-    """Raises CheckpointError unless the tensors are exactly those of the graph, with its shapes and a known dtype."""
+def _check_fit(
+    folder: Path,
+    graph: Graph,
+    sources: Mapping[str, Source],
+    stored: Mapping[str, Stored],
+    facts: str = "config.json",
+    dtypes: Sequence[str] = tuple(_DTYPES),
+) -> None:
+    """Raises CheckpointError unless the tensors are exactly those of the graph, with its shapes and a known dtype.
+
+    facts: where the shapes are from. dtypes: those that can be read; blocks are those of matrices alone.
+    """
     expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]
     if graph.tied_head:
@@ -213,19 +274,24 @@ def _check_fit(folder: Path, graph: Graph, sources: Mapping[str, Source], stored
         "missing": missing,
         "not of this model": [shown(name) for name in stored if name not in expected],
         "of another shape": [
-            f"{name} is {list(one.shape)}, but {list(shape)} by config.json"
+            f"{name} is {list(one.shape)}, but {list(shape)} by {facts}"
             for name, one, shape in both
             if one.shape != shape
         ],
-        "neither F32, F16 nor BF16": [f"{name} is {one.dtype}" for name, one, _ in both if one.dtype not in _DTYPES],
+        "neither F32, F16 nor BF16": [
+            f"{name} is {one.dtype}"
+            for name, one, shape in both
+            if one.dtype not in (dtypes if len(shape) > 1 else _DTYPES)
+        ],
     }
     complaints = [f"{len(names)} {what} ({_few(names)})" for what, names in found.items() if names]
     if HEAD in missing:
         complaints.append('the head is absent, though "tie_word_embeddings" is false')
     if complaints:
+        remedy = "Use the config.json that belongs to these weights" if facts == "config.json" else "Download it again"
         raise CheckpointError(
-            f"the tensors in {folder} do not fit {graph.architecture} as config.json describes it: "
-            f"{'; '.join(complaints)}. Use the config.json that belongs to these weights"
+            f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: "
+            f"{'; '.join(complaints)}. {remedy}"
         )
 
 
@@ -242,12 +308,32 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
     return max(sums, key=lambda name: sums[name])
 
 
+def _dtype_of_blocks(stored: Iterable[Stored]) -> DType:
+    """The dtype of most bytes of matrices that are not made of blocks; bfloat16 if all of them are."""
+    plain = [one for one in stored if len(one.shape) > 1 and one.dtype not in BLOCKS]
+    return _dtype_of(plain) if plain else "bfloat16"
+
+
 def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
-    """Rows [first, last) of a tensor as stored, copied and not mapped: a file that shrinks causes no bus error.
+    """Rows [first, last) of a tensor, blocks decoded to fp32; copied, not mapped: a file that shrinks is no bus error.
 
     Raises CheckpointError if the file has become shorter or cannot be read.
     """
-    raw = torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[_DTYPES[one.dtype]])
+    if one.dtype in BLOCKS:
+        return dequantised(_read_blocks(one, first, last), one.dtype)
+    return _read_bytes(one, first, torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[_DTYPES[one.dtype]]))
+
+
+def read_codes(one: Stored, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [first, last) of a tensor that lies in one of our forms: codes [n, in] and scales [n, in / 32]."""
+    return codes_and_scales(_read_blocks(one, first, last), one.dtype)
+
+
+def _read_blocks(one: Stored, first: int, last: int) -> torch.Tensor:
+    return _read_bytes(one, first, torch.empty((last - first, one.nbytes // one.shape[0]), dtype=torch.uint8))
+
+
+def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
     with _opened(one.file) as stream:
         stream.seek(one.start + first * one.nbytes // max(1, one.shape[0]))
         if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
@@ -267,6 +353,9 @@ def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     piece = raw.t() if source.transpose else raw  # [out, in]
     if source.rows is not None:
         piece = piece[source.rows[0] : source.rows[1]]
+    if source.paired:
+        pairs = piece.reshape(-1, source.paired // 2, 2, *piece.shape[1:])  # [heads, size / 2, 2, in]
+        piece = pairs.transpose(1, 2).flatten(0, 2)
     return piece
 
 

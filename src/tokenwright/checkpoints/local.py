@@ -1,4 +1,4 @@
-"""Where a model is on this machine: inside the package, or in a folder. Importing this does not load torch."""
+"""Where a model is on this machine: inside the package, a folder, or a GGUF file. Importing it does not load torch."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ STORIES = Path(__file__).parent.parent / "stories"  # the model inside the packa
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path | None:
-    """The folder of a model; None for a name of the form owner/name that is no folder here: the hub may have it.
+    """The folder of a model, or its GGUF file; None for a name of the form owner/name: the hub may have it.
 
     Raises CheckpointError for anything else that is not there, and for a folder with a revision.
     """
@@ -19,17 +19,19 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of an unknown user; ValueError: a NUL
         raise CheckpointError(f"cannot look at {text[:200]!r} ({str(error)[:80]})") from error
-    if is_folder:
+    if is_folder or (exists and folder.suffix.lower() == ".gguf"):
         if revision is not None:
+            kind = "folder" if is_folder else "file"
             raise CheckpointError(
-                f"{text} is a folder here, which has no revision {revision!r}; leave it out", "revision"
+                f"{text} is a {kind} here, which has no revision {revision!r}; leave it out",
+                "revision",
             )
         return folder
     if exists:
-        raise CheckpointError(f"{text} is a file; give the folder that has config.json and the weights")
+        raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")
     if isinstance(name_or_path, str) and hub.is_hub_name(text):
         return None
     raise CheckpointError(
-        f"there is no folder {text[:200]}; give a model's folder, owner/name on the Hugging Face hub "
+        f"there is no folder {text[:200]}; give a model's folder, a GGUF file, owner/name on the Hugging Face hub "
         "(such as openai-community/gpt2), or stories for the model that ships inside"
     )

@@ -5,9 +5,11 @@ matrix and read the next, so that memory holds only two buffers of a few MiB bes
 if the checkpoint stores them transposed).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from math import lcm
+from types import MappingProxyType
 
 import torch
 
@@ -15,13 +17,13 @@ from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, read_rows, refuse_values
+from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, read_codes, read_rows, refuse_values
 from tokenwright.checkpoints.hub import WEIGHTS
 from tokenwright.checkpoints.packed_file import read_weights
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.config import DType, WeightFormat
-from tokenwright.errors import RequestError
+from tokenwright.errors import CheckpointError, RequestError
 
 Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
 
@@ -49,6 +51,8 @@ def load_packed(
     """
     if checkpoint.packed is not None:
         return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
+    if kept := checkpoint.kept(form):
+        return pack_checkpoint(checkpoint, form.resolved(dtype), report, kept)
     form = form.resolved(dtype)
     if cache is None or not form.quantised:
         return pack_checkpoint(checkpoint, form, report)
@@ -75,16 +79,25 @@ def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
     return own
 
 
-def pack_checkpoint(checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights:
-    """Pack the tensors of a checkpoint in a resolved format (not native). Raises CheckpointError for bad values."""
+def pack_checkpoint(
+    checkpoint: Checkpoint,
+    form: WeightFormat,
+    report: Report | None = None,
+    kept: Mapping[str, WeightFormat] = MappingProxyType({}),
+) -> Weights:
+    """Pack the tensors of a checkpoint in a resolved format (not native).
+
+    kept: the matrices, and parts of matrices, whose codes and scales are copied as they are stored, with their format.
+    Raises CheckpointError for bad values.
+    """
     checkpoint.check_tied_head()
-    weights = empty_weights(checkpoint.graph, form)
+    weights = empty_weights(checkpoint.graph, form, kept)
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
     done, total = 0, checkpoint.nbytes
     pool = ThreadPoolExecutor(THREADS, "tokenwright-pack")
     try:
-        for ended in as_completed([pool.submit(job.run, pack) for job in _jobs(checkpoint, weights)]):
+        for ended in as_completed([pool.submit(job.run, pack) for job in _jobs(checkpoint, weights, kept)]):
             done += ended.result()
             if report is not None:
                 report(done, total)
@@ -118,9 +131,12 @@ class Job:
     first: int
     last: int
     users: tuple[tuple[Source, Place], ...]
+    kept: bool = False  # whether codes and scales are copied
 
     def run(self, pack: Pack) -> int:
         """Read and pack; returns the number of bytes read."""
+        if self.kept:
+            return self._copy()
         raw = read_rows(self.stored, self.first, self.last)
         for source, place in self.users:
             ours = piece_of(raw, source)
@@ -128,16 +144,28 @@ class Job:
             for row in range(0, len(ours), step):
                 if not place.put(self.first + row, ours[row : row + step].contiguous(), pack):
                     refuse_values(raw, self.name, self.stored.file, _form_name(place))
-        return raw.nbytes
+        return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
+
+    def _copy(self) -> int:
+        codes, scales = read_codes(self.stored, self.first, self.last)
+        for source, place in self.users:
+            assert isinstance(place.target, Packed), "matrices are packed"
+            if place.target.put_codes(place.first + self.first, piece_of(codes, source), piece_of(scales, source)):
+                raise CheckpointError(
+                    f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
+                    "damaged: download it again"
+                )
+        return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
 
 def _form_name(place: Place) -> str:
     return place.target.format if isinstance(place.target, Packed) else "float32"
 
 
-def _jobs(checkpoint: Checkpoint, weights: Weights) -> Iterator[Job]:
+def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFormat]) -> Iterator[Job]:
     """The reads of all stored tensors, in file order."""
     places = _places(checkpoint, weights)
+    as_they_lie = {checkpoint.sources[f"{part}.weight"].name.removesuffix(".weight") for part in kept}
     users: dict[str, list[tuple[Source, Place]]] = {}
     for ours, source in checkpoint.sources.items():
         users.setdefault(source.name, []).append((source, places[ours]))
@@ -146,8 +174,10 @@ def _jobs(checkpoint: Checkpoint, weights: Weights) -> Iterator[Job]:
         whole = any(source.transpose or source.rows is not None for source, _ in targets)
         rows = stored.shape[0]
         step = rows if whole else _rows_of_slab(stored.nbytes // rows)
+        step += -step % lcm(LANES, *(source.paired for source, _ in targets if source.paired))
+        copied = name.removesuffix(".weight") in as_they_lie
         for first in range(0, rows, step):
-            yield Job(name, stored, first, min(first + step, rows), targets)
+            yield Job(name, stored, first, min(first + step, rows), targets, copied)
 
 
 def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:

@@ -13,17 +13,20 @@ from tokenwright.checkpoints.strict import read_json
 from tokenwright.checkpoints.target import check_target
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.text import Tokenizer
 
 
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
     """Raises RequestError or CheckpointError, before any work, if `write_folder` would refuse these arguments."""
     check_target(folder, form)
+    if checkpoint.path.is_file():
+        raise RequestError(
+            f"{checkpoint.path} is a GGUF file, which is not written as a folder; open it with weights {form}"
+        )
     if checkpoint.packed is not None:
         raise RequestError(
             f"{checkpoint.path} is quantised already ({checkpoint.packed}); give the model it is made from"
         )
-    Tokenizer.load(checkpoint.path, vocab_size=checkpoint.config.vocab_size)  # a folder without one does not open
+    checkpoint.tokenizer()  # a folder without one does not open
 
 
 def write_folder(

@@ -90,7 +90,7 @@ def _not_safetensors(first: bytes, size: int, length: int, file: Path) -> Except
             "never loads them; convert the model to safetensors"
         )
     if first.startswith(b"GGUF"):
-        return CheckpointError(f"{file} is a GGUF file under a safetensors name; use the safetensors files")
+        return CheckpointError(f"{file} is a GGUF file under a safetensors name; open it as a .gguf file")
     if len(first) < 10:
         return _Damaged(f"{file} has only {size} bytes, less than a safetensors file")
     return _Damaged(f"{file} ({size:,} bytes) does not begin with a safetensors header (of {length:,} bytes, it says)")

@@ -32,19 +32,21 @@ def inspect(
     from tokenwright.checkpoints.folder import Checkpoint
     from tokenwright.checkpoints.packing import own_form
     from tokenwright.checkpoints.weight_cache import WeightCache
-    from tokenwright.text.tokenizer import Tokenizer
 
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
-    form = own_form(checkpoint, asked).resolved(config.dtype)
-    tokenizer = Tokenizer.load(checkpoint.path, vocab_size=config.vocab_size)
+    form, kept = own_form(checkpoint, asked).resolved(config.dtype), checkpoint.kept(asked)
+    tokenizer = checkpoint.tokenizer()
     facts = {
         **_shape(config, graph),
         "native_step": compiles(graph),
         "parameters": graph.parameters,
         "dtype": config.dtype,
-        "weights": str(form),
-        "weight_bytes": checkpoint.nbytes if form == WeightFormat(config.dtype) else weight_bytes(graph, form),
+        "weights": str(checkpoint.main_format(asked, config.dtype)),
+        "weight_bytes": checkpoint.nbytes
+        if form == WeightFormat(config.dtype) and not checkpoint.texts
+        else weight_bytes(graph, form, kept),
+        "types": [str(row) for row in checkpoint.held(asked, config.dtype)],
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
@@ -134,6 +136,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "parameters": f"{facts['parameters']:,}",
         "step": "one call of the native kernels, where compiled" if facts["native_step"] else "op by op",
         "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
+        **({"in the file": "; ".join(facts["types"])} if facts["types"] else {}),
         "weight cache": f"{binary(facts['weight_cache']['bytes'])} of all models, in {facts['weight_cache']['folder']}",
         "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({dtype})",
         "sampling": _sampling(facts["suggested_sampling"], facts["unsupported_sampling"]),

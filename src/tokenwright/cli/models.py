@@ -107,12 +107,11 @@ def _checked(folder: Path) -> str:
     """The architecture and the size of a model that runs. Raises CheckpointError for one that does not."""
     from tokenwright.backends.torch.ops import lacking
     from tokenwright.checkpoints.folder import Checkpoint
-    from tokenwright.text import Tokenizer
 
     checkpoint = Checkpoint.open(folder)
     if missing := lacking(checkpoint.graph):
         raise CheckpointError(f"{checkpoint.graph.architecture} needs {', '.join(missing)}")
-    Tokenizer.load(checkpoint.path, vocab_size=checkpoint.config.vocab_size)
+    checkpoint.tokenizer()
     form = checkpoint.packed or checkpoint.config.dtype
     return f"{checkpoint.graph.architecture}, {checkpoint.parameters / 1e6:,.0f} M parameters, {form}"
 

@@ -42,7 +42,9 @@ PromptFile = Annotated[
 ModelName = Annotated[
     str | None,
     Argument(
-        metavar="[MODEL]", help="A Hugging Face name, a folder, or stories, the model inside.", show_default=False
+        metavar="[MODEL]",
+        help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside.",
+        show_default=False,
     ),
 ]
 
@@ -63,7 +65,7 @@ Model = Annotated[
     Option(
         "--model",
         "-m",
-        help="A Hugging Face name, a folder, or stories, the model inside, which is the default.",
+        help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside, which is the default.",
         rich_help_panel=MODEL,
         show_default=False,
     ),

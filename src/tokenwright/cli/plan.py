@@ -32,7 +32,7 @@ Name = Annotated[
     str | None,
     Argument(
         metavar="[MODEL]",
-        help="A known name (llama-3.1-8b), a config.json, a folder, a Hugging Face name, or stories, the model inside.",
+        help="A known name (llama-3.1-8b), a config.json, a folder, a GGUF file, a Hugging Face name, or stories.",
         show_default=False,
     ),
 ]
@@ -262,7 +262,7 @@ def _engine(plan: Plan) -> str:
     pages = " + ".join(f"{group.pages:,}" for group in plan.engine_groups)
     one = "one more" if len(plan.engine_groups) == 1 else "one more of each"
     options = [f"pages={plan.engine_pages}", f"max_sequences={plan.batch}"]
-    if plan.weights.quantised and plan.blueprint.packed is None:
+    if plan.weights.quantised and plan.blueprint.packed is None and not plan.blueprint.kept:
         options.append(f'weights="{plan.weights}"')
     wide = (
         "" if plan.native == "float32" else f"; without native kernels give --dtype {plan.native}, else it is float32"

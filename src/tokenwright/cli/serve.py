@@ -11,6 +11,7 @@ from typer import Option
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
+from tokenwright.cli.settings import of_serve
 from tokenwright.config import Environment
 from tokenwright.errors import RequestError, TokenwrightError
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 SERVER = "Server"
 
-Config = Annotated[Path | None, Option("--config", help="A TOML file of these settings.", rich_help_panel=SERVER)]
+Config = Annotated[
+    Path | None,
+    Option("--config", help="A TOML file of these settings, it wins over [serve] of yours.", rich_help_panel=SERVER),
+]
 Host = Annotated[
     str | None,
     Option(help="The address to listen on; others than this machine's demand a key.", rich_help_panel=SERVER),
@@ -111,7 +115,7 @@ def serve(
     opt.check_engine(device=device, dtype=dtype, weights=weights, kv=kv, window=window, sinks=sinks)
     from tokenwright.serve.settings import read_settings
 
-    settings = read_settings(config, Environment.read().defaults, flags)
+    settings = read_settings(config, Environment.read().defaults, flags, of_serve())
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import leave_a_core

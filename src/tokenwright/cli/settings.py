@@ -2,19 +2,23 @@
 
 COMMON is the one table of them. A key of the file is an option's name without its dashes, such as kv-memory = "2GB";
 the variable is TOKENWRIGHT_KV_MEMORY. A variable wins over the file. Unknown keys are refused: they are most likely
-typos, and a setting that is silently ignored is worse than an error.
+typos, and a setting that is silently ignored is worse than an error. The file's table [serve] is the server's
+(tokenwright.serve.settings), whose variables follow the same rule.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from tokenwright.config import Environment
 from tokenwright.errors import RequestError
+from tokenwright.serve.settings import Settings
 
+SERVE = "serve"  # the table of the server's settings
 COMMON: Mapping[str, type] = {
     "model": str,
     "device": str,
@@ -34,9 +38,8 @@ COMMON: Mapping[str, type] = {
 SAMPLING = ("max-tokens", "temperature", "top-k", "top-p", "min-p", "seed")  # merged by `sampling.sampled`
 DEFAULTS = tuple(name for name in COMMON if name not in SAMPLING)  # of options with the same name, in any command
 OTHER = (  # variables that are no default of a common option: the environment's own, and those of `serve`
-    *("settings", "debug", "cache", "kernels", "isa", "host", "port", "api-key", "api-key-file", "no-key"),
-    *("allowed-host", "cors-origin", "served-model-name", "max-queue", "max-body", "request-timeout"),
-    *("drain-timeout", "timings", "access-log", "explorer"),
+    *("settings", "debug", "cache", "kernels", "isa"),
+    *(one.name.replace("_", "-") for one in fields(Settings)),
 )
 
 
@@ -46,11 +49,20 @@ def read(environment: Environment | None = None) -> dict[str, Any]:
     return _of_file(environment) | _of_variables(environment.defaults)
 
 
-def _of_file(environment: Environment) -> dict[str, Any]:
+def of_serve(environment: Environment | None = None) -> Mapping[str, Any]:
+    """The table [serve] of the file. Raises RequestError where the file cannot be read."""
+    environment = environment or Environment.read()
+    found = _content(environment).get(SERVE, {})
+    if not isinstance(found, dict):
+        raise RequestError(f"serve in {environment.settings} must be a table, [serve], not {found!r}")
+    return found
+
+
+def _content(environment: Environment) -> dict[str, Any]:
     file = environment.settings
     try:
         with file.expanduser().open("rb") as stream:
-            content = tomllib.load(stream)
+            return tomllib.load(stream)
     except (FileNotFoundError, NotADirectoryError, RuntimeError) as error:  # RuntimeError: the home is unknown
         if environment.settings_named:
             raise RequestError(f"TOKENWRIGHT_SETTINGS names {file}, which is not there") from error
@@ -59,8 +71,13 @@ def _of_file(environment: Environment) -> dict[str, Any]:
         raise RequestError(f"the settings in {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the settings in {file} are not TOML: {error}") from error
-    found = {}
-    for key, value in content.items():
+
+
+def _of_file(environment: Environment) -> dict[str, Any]:
+    file, found = environment.settings, {}
+    for key, value in _content(environment).items():
+        if key == SERVE:
+            continue
         name = key.replace("_", "-")
         if name not in COMMON:
             raise RequestError(f"{file} sets {key!r}, which is no setting{_near(name, COMMON)}")

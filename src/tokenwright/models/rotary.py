@@ -48,7 +48,7 @@ class RotaryTable:
             case LinearScaling(factor):
                 return plain / factor
             case Llama3Scaling() as scaling:
-                return _llama3(plain, scaling)
+                return llama3_frequencies(plain, scaling)
             case YarnScaling() as scaling:
                 return _yarn(plain, theta, self.head_size, scaling)
 
@@ -63,7 +63,7 @@ class RotaryTable:
         return self._frequencies(self.rope.theta * stretch ** (self.head_size / (self.head_size - 2)))
 
 
-def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+def llama3_frequencies(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Llama 3.1: stretch wavelengths beyond original / low, keep those below original / high, blend in between."""
     turns = scaling.original_context * plain / (2 * math.pi)  # full turns within the original context
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

@@ -10,6 +10,7 @@ memory of a sequence, `figures.py` computes the figures (`models/cost.py` has th
 those of weights), `remarks.py` writes the remarks, `bandwidth.py` makes the one measurement.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from tokenwright.backends.device import free_memory, resolve_device
@@ -62,7 +63,10 @@ def plan(
     name, found = find(model)
     if found.packed is not None and wanted not in (found.packed, WeightFormat("native")):
         raise RequestError(f"the weights of {name} are kept as {found.packed}; leave weights out")
-    stored = (found.packed or wanted).resolved(found.dtype)
+    if found.main is not None and wanted == WeightFormat("native"):
+        stored = found.main
+    else:
+        found, stored = replace(found, kept={}), (found.packed or wanted).resolved(found.dtype)
     specs = layer_specs(found.graph, native_dtype(found, stored), form, limit, sinks)
     if any(isinstance(spec.layout, Latent) and spec.k != spec.v for spec in specs):
         raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")

@@ -65,6 +65,11 @@ class Plan:
         return CostModel(self.graph, self.specs)
 
     @property
+    def _others(self) -> WeightFormat:
+        """The format of matrices that are not copied from a GGUF file as they are."""
+        return WeightFormat(self.blueprint.dtype) if self.blueprint.kept else self.weights
+
+    @property
     def native(self) -> DType:
         """The dtype of a native cache: that of the weights, and for quantised weights the checkpoint's."""
         return native_dtype(self.blueprint, self.weights)
@@ -91,7 +96,7 @@ class Plan:
     @cached_property
     def weight_bytes(self) -> int:
         """All weights. Quantisation applies to matrices alone; norms, biases and positions are then float32."""
-        return stored_bytes(self.graph, self.weights)
+        return stored_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property
     def kv_memory(self) -> KVMemory:
@@ -175,7 +180,7 @@ class Plan:
     @property
     def weight_bytes_read(self) -> int:
         """Bytes of weights that a decode step reads: all but lookup tables, and of experts those that it uses."""
-        return read_bytes(self.graph, self.weights, self.batch)
+        return read_bytes(self.graph, self._others, self.batch, self.blueprint.kept)
 
     @property
     def decode_bytes(self) -> int:

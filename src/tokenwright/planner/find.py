@@ -1,12 +1,14 @@
 """From a name to a model's graph: the built-in model, a folder, a config.json, a known model, or a name on the hub."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.gguf import SUFFIX
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.sized import PLANNED, planned_only
@@ -22,20 +24,23 @@ class Blueprint:
     """The facts of a model that a plan needs: its graph, and the formats of its files.
 
     dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights, else None.
-    remarks: what a reader of the plan should know about how the graph was built.
+    kept: the matrices that are copied from a GGUF file as they are, with their format; main: that of most weights of
+    such a file. remarks: what a reader of the plan should know about how the graph was built.
     """
 
     graph: Graph
     dtype: DType
     packed: WeightFormat | None = None
     remarks: tuple[str, ...] = ()
+    kept: Mapping[str, WeightFormat] = field(default_factory=dict)
+    main: WeightFormat | None = None
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
     """The model's display name and its blueprint. A local path takes precedence over a known name.
 
-    It reads only config.json, and fetches only that from the hub. Raises CheckpointError for a model that it cannot
-    find or read.
+    It reads only config.json, or the header of a GGUF file, and fetches only the former from the hub. Raises
+    CheckpointError for a model that it cannot find or read.
     """
     name = str(model)
     file = _local(name)
@@ -50,6 +55,8 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
             f"there is no file or folder {name[:200]}, and it is no known model; give a folder, a config.json, "
             f"owner/name on the Hugging Face hub, or one of: stories, {', '.join(one.split('/')[1] for one in KNOWN)}"
         )
+    if file.suffix.lower() == SUFFIX:
+        return name, _in_file(file)
     return name, _drawn(read_json(file), str(file))
 
 
@@ -60,6 +67,15 @@ def _local(name: str) -> Path | None:
         return path / "config.json" if path.is_dir() else path if path.exists() else None
     except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
         raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
+
+
+def _in_file(file: Path) -> Blueprint:
+    """The blueprint of a GGUF file, from its header."""
+    found, native = Checkpoint.open(file), WeightFormat("native")
+    dtype = found.config.dtype
+    held = "; ".join(map(str, found.held(native, dtype)))
+    main = found.main_format(native, dtype)
+    return Blueprint(found.graph, dtype, None, (f"the file has {held}",), found.kept(native), main)
 
 
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:

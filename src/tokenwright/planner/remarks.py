@@ -17,7 +17,7 @@ def remarks(plan: Plan) -> Iterator[str]:
     """The remarks, of one or two sentences each."""
     yield from plan.blueprint.remarks
     yield from _reach(plan)
-    if plan.weights.quantised:
+    if plan.weights.quantised and not plan.blueprint.kept:
         finer = format_of("embed", plan.weights)
         embeddings = "" if finer == plan.weights else f", but embeddings and head as {finer}"
         yield (

@@ -60,8 +60,8 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
 API = Api(("/v1/messages",), error_body)
 
 
-def add(app: FastAPI, service: Service, timings: bool = False) -> None:
-    """Add the routes. timings: say in every reply where the time went."""
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
 
     @app.post("/v1/messages", openapi_extra=takes(Messages), tags=["Anthropic"])
     async def messages(request: Request) -> Response:
@@ -80,9 +80,9 @@ def add(app: FastAPI, service: Service, timings: bool = False) -> None:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
             reply = message_of(new_identity(), body.model, answer, generation.counts())
-            return whole(reply, generation, timings, headers)
+            return whole(request, reply, generation, headers)
         generation = await started(request, service, wanted)
-        events = Events(new_identity(), body.model, shown, timings)
+        events = Events(new_identity(), body.model, shown)
         return Streamed(_stream(request, generation, events), generation.cancel, headers=headers)
 
     @app.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokens), tags=["Anthropic"])
@@ -99,7 +99,7 @@ async def _stream(request: Request, generation: Generation, events: Events) -> A
         return map(_encoded, events.take(delta))
 
     def end(delta: Delta) -> Iterator[bytes]:
-        return map(_encoded, events.end(delta, generation))
+        return map(_encoded, events.end(delta, generation.counts(), said(request, generation)))
 
     def failed(problem: Problem) -> bytes:
         return _encoded(error_body(problem, about(request).request_id))
@@ -267,13 +267,12 @@ def new_identity() -> str:
 
 
 class Events:
-    """The events of one streamed reply. shown: its reasoning is part of it; timings: it says where the time went."""
+    """The events of one streamed reply. shown: its reasoning is part of it."""
 
-    def __init__(self, identity: str, model: str, shown: bool, timings: bool) -> None:
+    def __init__(self, identity: str, model: str, shown: bool) -> None:
         self.identity = identity
         self.model = model
         self.shown = shown
-        self.timings = timings
         self._open = ""  # the type of the block that is being written
         self._index = -1
 
@@ -295,11 +294,10 @@ class Events:
             if call.arguments:
                 yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
-    def end(self, delta: Delta, generation: Generation) -> Iterator[Event]:
-        """The events of the last delta's end."""
+    def end(self, delta: Delta, counts: Counts, more: Event) -> Iterator[Event]:
+        """The events of the last delta's end. more: fields beyond the API's."""
         yield from self._close()
-        usage = usage_of(generation.counts())
-        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage, **said(generation, self.timings)}
+        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(counts), **more}
         yield {"type": "message_stop"}
 
     def _block(self, block: dict[str, Any]) -> Iterator[Event]:

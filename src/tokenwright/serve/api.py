@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class About:
-    """What the middlewares know of a request: in scope["tokenwright"]."""
+    """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went."""
 
     request_id: str
+    timed: bool = False
     caller: Caller = NOBODY
     model: str = ""
     timings: Timings | None = None

@@ -62,10 +62,10 @@ def make_app(
     app.state.service = service
     add_errors(app, APIS, (explore.Gone,), metrics.refused)
     operations.add(app, service, metrics)
-    openai.add(app, service, served.timings)
+    openai.add(app, service)
     openai_embeddings.add(app, service)
     for other in (responses, anthropic, ollama):
-        other.add(app, service, served.timings)
+        other.add(app, service)
     texts.add(app, service, explorer)
     explore.add(app, explorer)
     add_schemas(app)
@@ -78,5 +78,5 @@ def make_app(
         return JSONResponse(body, problem.status, problem.headers)
 
     app.add_middleware(Guard, policy=policy, answer=refused)
-    app.add_middleware(AccessLog)  # the outermost: it gives the request its id
+    app.add_middleware(AccessLog, timings=served.timings)  # the outermost: it gives the request its id
     return app

@@ -178,7 +178,7 @@ class Timings:
     """Why a reply took as long as it did: seconds of the server's clock, and counts.
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
-    last. accepted: draft tokens that were accepted.
+    last.
     """
 
     queue_s: float
@@ -188,7 +188,6 @@ class Timings:
     cached_tokens: int
     completion_tokens: int
     preemptions: int
-    accepted: int = 0
 
 
 class ServerError(TokenwrightError):

@@ -86,15 +86,15 @@ def arguments_of(call: ToolCall) -> Json | None:
     return found if isinstance(found, dict) else None
 
 
-def said(generation: Generation, timings: bool) -> Json:
-    """What a reply says beyond its API: where the time went, if the server is set to say so."""
-    return {"timings": timings_of(generation.timings())} if timings else {}
+def said(request: Request, generation: Generation) -> Json:
+    """What a reply says beyond its API: where the time went, if the server is set or asked to say so."""
+    return {"timings": timings_of(generation.timings())} if about(request).timed else {}
 
 
-def whole(reply: Json, generation: Generation, timings: bool, headers: Mapping[str, str] | None = None) -> Response:
+def whole(request: Request, reply: Json, generation: Generation, headers: Mapping[str, str] | None = None) -> Response:
     """A reply that is not streamed."""
-    more = {"server-timing": server_timing(generation.timings())} if timings else {}
-    body = dumps(reply | said(generation, timings))
+    more = {"server-timing": server_timing(generation.timings())} if about(request).timed else {}
+    body = dumps(reply | said(request, generation))
     return Response(body, media_type="application/json", headers={**(headers or {}), **more})
 
 

@@ -18,16 +18,22 @@ access = logging.getLogger("tokenwright.access")
 
 
 class AccessLog:
-    """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end."""
+    """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end.
 
-    def __init__(self, app: App) -> None:
+    timings: every reply says where the time went, not only those to requests with the header X-Timings: 1.
+    """
+
+    def __init__(self, app: App, timings: bool = False) -> None:
         self.app = app
+        self.timings = timings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        about = scope["tokenwright"] = About(_request_id(scope))
+        about = scope["tokenwright"] = About(
+            _request_id(scope), self.timings or (b"x-timings", b"1") in scope["headers"]
+        )
         began, status, size = time.perf_counter(), 0, 0
 
         async def watched(message: Message) -> None:

@@ -40,19 +40,19 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
 API = Api(("/api/",), error_body)
 
 
-def add(app: FastAPI, service: Service, timings: bool = False) -> None:
-    """Add the routes. timings: say in every reply where the time went, beyond its durations."""
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
 
     @app.post("/api/generate", openapi_extra=takes(Generate), tags=["Ollama"])
     async def generate(request: Request) -> Response:
         body = await body_of(request, Generate, any_type=True)
-        return await _reply(request, service, body, generate_prompt(body), timings)
+        return await _reply(request, service, body, generate_prompt(body))
 
     @app.post("/api/chat", openapi_extra=takes(Chat), tags=["Ollama"])
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
         prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
-        return await _reply(request, service, body, prompt, timings)
+        return await _reply(request, service, body, prompt)
 
     @app.get("/api/version", tags=["Ollama"])
     async def version() -> dict[str, str]:
@@ -76,9 +76,7 @@ def plain_name(name: str) -> str:
     return name.removesuffix(":latest")
 
 
-async def _reply(
-    request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any], timings: bool
-) -> Response:
+async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
     check_model(request, service, plain_name(body.model))
     check_keep_alive(body)
     llm = await service.opened()
@@ -98,18 +96,18 @@ async def _reply(
     if not body.stream:
         generation, answer = await answered(request, service, wanted)
         reply = lines.whole(answer, generation.counts(), generation.timings())
-        return whole(reply, generation, timings)
+        return whole(request, reply, generation)
     generation = await started(request, service, wanted)
-    chunks = _stream(request, generation, lines, timings)
+    chunks = _stream(request, generation, lines)
     return Streamed(chunks, generation.cancel, media_type="application/x-ndjson", ping=None)
 
 
-async def _stream(request: Request, generation: Generation, lines: Lines, timings: bool) -> AsyncIterator[bytes]:
+async def _stream(request: Request, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:
     def take(delta: Delta) -> Iterator[bytes]:
         return map(_encoded, lines.take(delta))
 
     def end(_: Delta) -> Iterator[bytes]:
-        yield _encoded(lines.end(generation.counts(), generation.timings()) | said(generation, timings))
+        yield _encoded(lines.end(generation.counts(), generation.timings()) | said(request, generation))
 
     def failed(problem: Problem) -> bytes:
         return _encoded(error_body(problem, ""))

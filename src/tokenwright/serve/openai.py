@@ -40,11 +40,10 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 
 
 class OpenAI:
-    """The handlers. timings: say in every reply where the time went, not only where a request asks for it."""
+    """The handlers."""
 
-    def __init__(self, service: Service, timings: bool = False) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self.timings = timings
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -97,7 +96,7 @@ class OpenAI:
     ) -> Response:
         timings = each[-1].timings()
         about(request).timings = timings
-        said = timings if self.timings or body.return_timings else None
+        said = timings if about(request).timed or body.return_timings else None
         whole = names.whole(choices, usage_of(one.counts() for one in each), said)
         headers = {} if said is None else {"server-timing": server_timing(said)}
         return Response(dumps(whole), media_type="application/json", headers=headers)
@@ -126,7 +125,7 @@ class OpenAI:
         """What follows the last text: usage and timings where they are asked for, and the end."""
         timings = each[-1].timings()
         about(request).timings = timings
-        said = timings if self.timings or body.return_timings else None
+        said = timings if about(request).timed or body.return_timings else None
         asked = body.stream_options is not None and body.stream_options.include_usage
         if said is None and not asked:
             return DONE
@@ -226,9 +225,9 @@ def _failed(error: Exception, request_id: str) -> bytes:
     return f"data: {dumps(error_body(problem_from(error), request_id))}\n\n".encode()
 
 
-def add(app: FastAPI, service: Service, timings: bool = False) -> None:
+def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
-    api = OpenAI(service, timings)
+    api = OpenAI(service)
     streamed: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
     for path, handler, body in (
         ("/v1/chat/completions", api.chat, ChatBody),

@@ -41,8 +41,8 @@ from tokenwright.serve.sse import Streamed
 WITH_LOGPROBS = "message.output_text.logprobs"
 
 
-def add(app: FastAPI, service: Service, timings: bool = False) -> None:
-    """Add the routes. timings: say in every response where the time went."""
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
 
     @app.post("/v1/responses", openapi_extra=takes(Create), tags=["OpenAI"])
     async def create(request: Request) -> Response:
@@ -66,13 +66,13 @@ def add(app: FastAPI, service: Service, timings: bool = False) -> None:
             output = Output(Envelope(body, body.model, generation.params), render)
             for _ in output.take(as_delta(answer)):
                 pass
-            return whole(output.response(generation.counts()), generation, timings)
+            return whole(request, output.response(generation.counts()), generation)
         generation = await started(request, service, wanted)
         output = Output(Envelope(body, body.model, generation.params), render)
-        return Streamed(_stream(request, generation, output, timings), generation.cancel)
+        return Streamed(_stream(request, generation, output), generation.cancel)
 
 
-async def _stream(request: Request, generation: Generation, output: Output, timings: bool) -> AsyncIterator[bytes]:
+async def _stream(request: Request, generation: Generation, output: Output) -> AsyncIterator[bytes]:
     yield b"".join(map(_encoded, output.start()))
 
     def take(delta: Delta) -> Iterator[bytes]:
@@ -80,7 +80,7 @@ async def _stream(request: Request, generation: Generation, output: Output, timi
 
     def end(_: Delta) -> Iterator[bytes]:
         last = output.end(generation.counts())
-        last["response"] |= said(generation, timings)
+        last["response"] |= said(request, generation)
         yield _encoded(last)
 
     def failed(problem: Problem) -> bytes:

@@ -1,7 +1,7 @@
-"""The settings of a server: one table, from which flags, the TOML file, variables and the documentation are read.
+"""The settings of a server: one table, from which flags, TOML files, variables and the documentation are read.
 
-A flag wins over a variable, a variable over the file, the file over the default. A name that is not in the table is an
-error, as is a value of another type.
+A flag wins over a variable, a variable over the file of --config, that over the table [serve] of the user's settings
+file, and that over the default. A name that is not in the table is an error, as is a value of another type.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _setting(default: Any, help: str) -> Any:  # noqa: A002  (the word of comman
 class Settings:
     """The settings of `tokenwright serve`. Raises RequestError for values out of range, or that contradict each other.
 
-    The name of a field is the key in the file; the flag is the same with dashes, the variable with the prefix
-    TOKENWRIGHT_ in capitals.
+    The name of a field, with dashes or underscores, is the key in a file; the flag has dashes, the variable the prefix
+    TOKENWRIGHT_ and capitals.
     """
 
     host: str = _setting("127.0.0.1", "The address to listen on; others than this machine's demand a key.")
@@ -69,12 +69,14 @@ class Settings:
         return self.host in ("127.0.0.1", "localhost", "::1")
 
 
-def read_settings(file: Path | None, variables: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+def read_settings(
+    file: Path | None, variables: Mapping[str, str], flags: Mapping[str, Any], table: Mapping[str, Any] | None = None
+) -> Settings:
     """The settings of a file, of variables without their prefix, and of the flags that were given (not None).
 
-    Raises RequestError, which names the setting.
+    table: [serve] of the user's settings file. Raises RequestError, which names the setting.
     """
-    found: dict[str, Any] = {}
+    found = _named(table or {}, "[serve] of the settings file")
     if file is not None:
         found |= _of_file(file)
     known = {one.name: one for one in fields(Settings)}
@@ -85,11 +87,17 @@ def read_settings(file: Path | None, variables: Mapping[str, str], flags: Mappin
 
 def _of_file(file: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RequestError(f"--config {file} cannot be read: {error}") from error
+    return _named(content, f"--config {file}")
+
+
+def _named(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a table sets, by the names of fields. Raises RequestError for a name that is no setting."""
+    found = {key.replace("-", "_"): value for key, value in content.items()}
     if unknown := found.keys() - {one.name for one in fields(Settings)}:
-        raise RequestError(f"--config {file} has {', '.join(sorted(unknown))}, which are no settings")
+        raise RequestError(f"{where} has {', '.join(sorted(unknown))}, which are no settings of serve")
     return found
 
 

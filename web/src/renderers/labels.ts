@@ -72,7 +72,7 @@ export function positionStep(pitch: number): number {
 export const wallNames = (scene: Scene): readonly string[] =>
   scene.cache
     ? ["the cache: saved keys and values, one column per token", "the cache: saved keys and values", "the cache"]
-    : ["nothing is saved: all columns are computed again, then thrown away", "computed again, then thrown away"];
+    : ["nothing is saved: every step computes all columns and throws them away", "nothing is saved"];
 
 /** The column that a step with the cache computed, and its name, the longest first; null where it computed several. */
 export function freshColumn(scene: Scene): { position: number; names: readonly string[] } | null {

@@ -97,7 +97,7 @@ export function Compute() {
             </td>
           </tr>
           <tr>
-            <th scope="row">K/V read</th>
+            <th scope="row">cache read</th>
             <td>
               <Stat name="kv_read" />
             </td>
@@ -147,7 +147,7 @@ export function KvCache() {
   const off = step !== null && !step.cache; // then the pages are scratch: filled, read and given back in the same step
   const filled = step && step.kv_allocated > 0n ? Number(step.kv_resident) / Number(step.kv_allocated) : 0;
   return (
-    <Instrument name="KV_CACHE" id="kv" hint="keys and values, all layers">
+    <Instrument name="KV_CACHE" id="kv" hint="the saved keys and values">
       <div class="main-figure">
         <Stat name="kv_resident" class="big kept-ink" />
         <span class="main-unit">{off ? "nothing is kept for the next step" : "for the next step"}</span>

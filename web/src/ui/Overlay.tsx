@@ -234,7 +234,7 @@ function Expired() {
     <Say
       title="The engine has let go of this run"
       tone="warn"
-      text="Its keys and values are freed. From the text it can build them again and go on alike."
+      text="Its cache is freed. From the text it can be built again, and the run goes on alike."
     >
       <button type="button" onClick={() => void session.revive()}>
         Build it again

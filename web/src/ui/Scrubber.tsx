@@ -215,7 +215,7 @@ function draw(canvas: HTMLCanvasElement): void {
     }
     context.globalAlpha = 1;
     if (index === shown.peek()) {
-      context.fillStyle = colour("--accent");
+      context.fillStyle = colour("--ink");
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }

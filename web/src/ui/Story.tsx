@@ -8,8 +8,10 @@ export function Story() {
   return (
     <div class={`story in-${told?.chapter ?? "none"}`}>
       <ol class="chapters" aria-hidden="true">
-        {CHAPTERS.map(([id], i) => (
-          <li key={id} class={i === at ? "now" : i < at ? "past" : ""} />
+        {CHAPTERS.map(([id, name], i) => (
+          <li key={id} class={i === at ? "now" : i < at ? "past" : ""}>
+            {name}
+          </li>
         ))}
       </ol>
       <p class="story-line">

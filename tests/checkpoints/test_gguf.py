@@ -1,0 +1,270 @@
+"""GGUF files written by the `gguf` package are read as the folders they are from; damaged ones are refused."""
+
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import pytest
+import torch
+
+from tests.models.fixtures import make_checkpoint
+from tests.models.gguf_files import Kind, write_gguf
+from tokenwright import LLM
+from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
+from tokenwright.backends.packed import Packed
+from tokenwright.checkpoints.folder import Checkpoint, read_rows
+from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
+from tokenwright.checkpoints.packing import load_packed
+from tokenwright.config import WeightFormat
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.planner import plan
+
+NATIVE = WeightFormat("native")
+LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama3": {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192}},
+    "linear": {"num_key_value_heads": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with grouped heads."""
+    changes = {"num_key_value_heads": 2}
+    return make_checkpoint(tmp_path_factory.mktemp("llama") / "model", "smollm2", changes=changes).path
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(file)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["llama2", "llama3", "linear", "yarn", "qwen2", "qwen2.5", "qwen3", "smollm2"])
+def test_a_file_is_the_folder_that_it_was_written_from(kind: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", kind, changes=CHANGES.get(kind)).path
+    theirs, ours = Checkpoint.open(path), Checkpoint.open(write_gguf(tmp_path / "model.gguf", path))
+    assert (ours.config, ours.graph) == (theirs.config, theirs.graph)
+    tensors = ours.tensors()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in theirs.tensors().items())
+    assert ours.generation.eos_ids == theirs.generation.eos_ids[:1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("llama2", "float32"), ("llama2", "float16"), ("llama2", "bfloat16"), ("qwen3", "float32")]
+)
+def test_logits_are_those_of_the_folder(kind: str, dtype: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", kind, dtype=dtype).path
+    kinds = {"float32": Kind.F32, "float16": Kind.F16, "bfloat16": Kind.BF16}
+    file = write_gguf(tmp_path / "model.gguf", path, kinds[dtype])
+    with LLM(path) as theirs, LLM(str(file)) as ours:
+        assert (ours.dtype, ours.weights) == (theirs.dtype, theirs.weights)
+        text = "the model said hello 12"
+        assert ours.tokenizer.encode(text) == theirs.tokenizer.encode(text)
+        asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "logprobs": 5, "ignore_eos": True}
+        assert _logprobs(ours, text, asked) == _logprobs(theirs, text, asked)
+
+
+def _logprobs(llm: LLM, text: str, asked: dict[str, Any]) -> Any:
+    completion = llm.generate(text, **asked)[0]
+    assert completion.logprobs and len(completion.token_ids) == 12
+    return completion.token_ids, completion.logprobs
+
+
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+def test_blocks_are_decoded_as_the_gguf_package_does(kind: str, tmp_path: Path) -> None:
+    count, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    raw = numpy.random.default_rng(0).integers(0, 256, (40, 2 * size), dtype=numpy.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_tensor("one", raw, raw_dtype=Kind[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    one = read_gguf(tmp_path / "one.gguf").tensors["one"]
+    assert one.shape == (40, 2 * count)
+    with numpy.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw[7:29], Kind[kind])
+    assert numpy.array_equal(read_rows(one, 7, 29).numpy().view(numpy.int32), expected.view(numpy.int32))
+
+
+@pytest.mark.parametrize(("kind", "form"), [(Kind.Q8_0, "int8:32"), (Kind.Q4_0, "int4")])
+def test_blocks_of_our_forms_are_copied(kind: Kind, form: str, folder: Path, tmp_path: Path) -> None:
+    found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, kind))
+    assert set(found.as_stored.values()) == {WeightFormat.parse(form)}
+    weights = load_packed(found, NATIVE, found.config.dtype)
+    packed = [one for one in weights.values() if isinstance(one, Packed)]
+    assert {one.format for one in packed} == {form.partition(":")[0]}
+    decoded = found.tensors(torch.float32)
+    assert all(torch.equal(tensor, decoded[name]) for name, tensor in unpacked(found.graph, weights).items())
+    assert nbytes(weights) == weight_bytes(found.graph, WeightFormat("bfloat16"), found.as_stored)
+    if kind is Kind.Q8_0:  # the extreme of a group is 127 there too: quantising again gives the same bytes
+        again = load_packed(found, WeightFormat.parse("int8:32"), found.config.dtype)
+        for name, one in weights.items():
+            other = again[name]
+            if isinstance(one, Packed) and isinstance(other, Packed):
+                assert torch.equal(one.codes, other.codes) and torch.equal(one.scales, other.scales)
+
+
+def test_a_joined_matrix_of_two_types_is_decoded(folder: Path, tmp_path: Path) -> None:
+    found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0, only="attn_q"))
+    assert found.as_stored == {}
+    kinds = {row.type: row for row in found.held(NATIVE, "bfloat16")}
+    assert kinds["Q8_0"].converted and kinds["Q8_0"].format == "bfloat16"
+    assert not kinds["F32"].converted
+    assert found.main_format(NATIVE, "float32") == WeightFormat("float32")
+
+
+def test_a_quantised_file_generates_cached_and_naive_alike(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", folder, Kind.Q4_0, only="ffn")
+    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    with LLM(file) as llm:
+        ids = llm.generate("the model", **asked)[0].token_ids
+        assert llm.generate("the model", cache=False, **asked)[0].token_ids == ids
+        assert llm.loaded.copies and "convert" not in caplog.text
+    with LLM(file, weights="float32"):
+        assert "Q4_0" in caplog.text and "converted as float32" in caplog.text
+
+
+def test_other_rotary_factors_than_llama_3s_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "llama3").path  # of 64 tokens, which no published model has
+    assert "not Llama 3.1's scaling" in refusal(write_gguf(tmp_path / "model.gguf", path))
+    (path / "config.json").unlink()
+    file = (tmp_path / "model.gguf").replace(path / "model.gguf")
+    assert f"but {file.name}; give that file" in refusal(path)
+
+
+def test_codes_that_no_quantiser_writes_are_refused(folder: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0)
+    one = read_gguf(file).tensors["blk.0.ffn_up.weight"]
+    raw = bytearray(file.read_bytes())
+    raw[one.start + 5] = 0x80
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="-128"):
+        load_packed(Checkpoint.open(file), NATIVE, "float32")
+
+
+def test_a_plan_counts_the_bytes_as_they_lie(folder: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0)
+    found = plan(file)
+    assert str(found.weights) == "int8:32" and any("copied as int8:32" in remark for remark in found.remarks)
+    assert found.weight_bytes < plan(file, weights="float16").weight_bytes
+
+
+def test_a_file_is_not_quantised_into_a_folder(folder: Path, tmp_path: Path) -> None:
+    from tokenwright.checkpoints.quantize import check_quantising
+
+    found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder))
+    with pytest.raises(RequestError, match="GGUF"):
+        check_quantising(found, tmp_path / "out", WeightFormat.parse("int8"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("split.count", 3, "one of 3 files"),
+        ("llama.expert_count", 8, "experts"),
+        ("llama.attention.value_length", 8, "lacks that"),
+        ("llama.rope.scaling.type", "longrope", "longrope"),
+        ("llama.clamp", 3, "unknown key clamp = 3"),
+        ("tokenizer.ggml.pre", "tekken", "'tekken'; Tokenwright has gpt-2"),
+        ("tokenizer.ggml.model", "t5", "t5"),
+        ("tokenizer.ggml.bos_token_id", 1 << 30, "none of the"),
+        ("general.architecture", "mamba", "mamba"),
+        ("general.alignment", 3, "power of two"),
+        ("general.alignment", 0, "power of two"),
+    ],
+)
+def test_what_we_lack_is_refused_by_name(key: str, value: Any, words: str, folder: Path, tmp_path: Path) -> None:
+    assert words in refusal(write_gguf(tmp_path / "model.gguf", folder, metadata={key: value}))
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "no GGUF"),
+        (b"GGUF", "no GGUF"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        (b"GGUF\1\0\0\0" + bytes(16), "version 1"),
+        (b"GGUF\0\0\0\3" + bytes(16), "big-endian"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQ", 0, 1 << 63), "9,223,372,036,854,775,808 keys"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQ", 0, 1, 1 << 62) + bytes(40), "more than 65,536"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 8, 1 << 60), "strings"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 9, 0), "type 9"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 0xFFFFFFFF, 8, 1), "unknown type 4294967295"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIBQcIB", 0, 2, 1, b"a", 0, 7, 1, b"a", 0, 7), "twice"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcI4QIQ", 1, 0, 1, b"t", 4, *[1 << 40] * 4, 0, 0), "sizes"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcI4QIQ", 1, 0, 1, b"t", 4, *[1 << 30] * 4, 0, 0), "truncated"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 4, 0, 64) + bytes(100), "offset 64"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 4, 77, 0) + bytes(100), "type 77"),
+    ],
+)  # fmt: skip
+def test_forged_headers_are_refused(raw: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    assert words in refusal(tmp_path / "bad.gguf")
+
+
+def damages(raw: bytes, header: int) -> list[Callable[[random.Random], bytes]]:
+    """Ways to damage a file whose header has so many bytes."""
+    wide = [0, 1, 3, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1]
+
+    def patched(at: int, new: bytes) -> bytes:
+        return raw[:at] + new + raw[at + len(new) :]
+
+    return [
+        lambda random: raw[: random.randrange(len(raw))],
+        lambda random: raw[: random.randrange(header)],
+        lambda random: patched(random.randrange(len(raw)), bytes([random.randrange(256)])),
+        lambda random: patched(random.randrange(header), bytes([random.randrange(256)])),
+        lambda random: patched(random.randrange(8, header), struct.pack("<Q", random.choice(wide))),
+        lambda random: patched(random.randrange(8, header), struct.pack("<I", random.choice(wide) & 0xFFFFFFFF)),
+        lambda random: patched(random.choice((8, 16)), struct.pack("<Q", random.choice(wide))),
+        lambda random: raw + bytes(random.randrange(64, 200)),
+    ]
+
+
+def outcome(file: Path, most: int) -> str:
+    """The refusal, or "read"; any other end is a failure, as is memory above `most` bytes."""
+    tracemalloc.start()
+    try:
+        found = Checkpoint.open(file)
+        found.tokenizer()
+        found.tensors()
+        load_packed(found, NATIVE, found.config.dtype)
+    except CheckpointError as error:
+        return f"refused: {error}"
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < most, f"{peak:,} bytes for a file of {file.stat().st_size:,}"
+    return "read"
+
+
+@pytest.mark.parametrize("count", [240, pytest.param(2000, marks=pytest.mark.sweep)])
+def test_damaged_files_are_refused_with_a_reason_in_bounded_memory(count: int, folder: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0)
+    raw, whole = file.read_bytes(), read_gguf(file)
+    ways = damages(raw, whole.data)
+    chance, ends = random.Random(count), []
+    for at in range(count):
+        file.write_bytes(ways[at % len(ways)](chance))
+        ends.append(outcome(file, 24 << 20))
+    print(f"{count} damaged files of {len(raw):,} bytes: {count - ends.count('read')} refused")
+    assert ends.count("read") < count // 2
+    assert all(50 < len(end) < 1000 for end in ends if end != "read")
+    assert "read" not in ends[0 :: len(ways)], "a truncated file was read"
+
+
+def test_a_file_that_shrinks_after_opening_is_an_error(folder: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0)
+    found = Checkpoint.open(file)
+    file.write_bytes(file.read_bytes()[:-4096])
+    with pytest.raises(CheckpointError, match="shorter"):
+        load_packed(found, NATIVE, "float32")
