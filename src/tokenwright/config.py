@@ -191,6 +191,11 @@ class ModelConfig:
         """Query heads per KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def score_scale(self) -> float:
+        """The factor of q k before the softmax."""
+        return self.head_size**-0.5 if self.scales.attention is None else self.scales.attention
+
 
 KV_NAMES = ("native", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 _KV_USAGE = (

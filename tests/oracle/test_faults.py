@@ -123,14 +123,19 @@ class Plant:
     means: Callable[[ModelConfig], bool] = field(default=lambda config: True)
 
 
+def slides(config: ModelConfig) -> bool:
+    """Whether the text leaves the window of some layer."""
+    return any(window is not None and window < PROMPT + NEW for window in config.windows)
+
+
 FAULTS = {
     "new tokens one position late": Plant(around=moved_by_one(lambda start: start > 0)),
     "every position late": Plant(
         around=moved_by_one(lambda start: True), means=lambda config: isinstance(config.positions, Learned)
     ),
     "no mask": Plant(NoMask),
-    "no window": Plant(NoWindow, means=lambda config: any(config.windows)),
-    "window too short": Plant(ShortWindow, means=lambda config: any(config.windows)),
+    "no window": Plant(NoWindow, means=slides),
+    "window too short": Plant(ShortWindow, means=slides),
     "the next KV head": Plant(NeighbouringHead, means=lambda config: config.kv_heads > 1),
     "KV heads interleaved": Plant(InterleavedHeads, means=lambda config: 1 < config.kv_heads < config.heads),
     "no score scaling": Plant(NoScaling),

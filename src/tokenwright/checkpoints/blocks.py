@@ -45,7 +45,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         config.heads,
         config.kv_heads,
         size,
-        scale=size**-0.5 if config.scales.attention is None else config.scales.attention,
+        scale=config.score_scale,
         norm=before,
         qkv=Matrix(f"{at}.qkv", ((f"{at}.q", q), (f"{at}.k", kv), (f"{at}.v", kv)), width, config.qkv_bias),
         out=Matrix.single(f"{at}.o", width, q, config.out_bias),

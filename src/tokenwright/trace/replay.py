@@ -63,7 +63,8 @@ class AttentionReplay:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
         chunk = self._replayed(text, position, seen)
-        return attention_row(text.store.view(layer), chunk, seen.query, seen.sink_query, self._group(head))
+        view, group = text.store.view(layer), self._group(head)
+        return attention_row(view, chunk, seen.query, seen.sink_query, group, self.config.score_scale)
 
     @torch.inference_mode()
     def rows(self, text: Text, position: int) -> torch.Tensor:
@@ -83,7 +84,8 @@ class AttentionReplay:
             view, sink = text.store.view(layer), sinks.get(layer)
             for head in range(self.config.heads):
                 other = None if sink is None else sink[head]
-                found.append(attention_row(view, chunk, query[head], other, self._group(head)))
+                row = attention_row(view, chunk, query[head], other, self._group(head), self.config.score_scale)
+                found.append(row)
         return torch.stack(found).view(len(queries), self.config.heads, -1)
 
     def _replayed(self, text: Text, position: int, tap: Tap) -> ChunkRows:
@@ -124,7 +126,7 @@ class AttentionReplay:
             scores = torch.where(sinks, read @ seen.sink_query.double(), scores)
         if spec.window.size is not None:
             scores[~sinks & (places < len(tokens) - spec.window.size)] = -torch.inf
-        weights: list[float] = (scores / self.config.head_size**0.5).softmax(-1).tolist()
+        weights: list[float] = (scores * self.config.score_scale).softmax(-1).tolist()
         return weights
 
     @torch.inference_mode()
