@@ -140,3 +140,21 @@ def test_race_refuses_what_it_cannot_do(refused: Refused, model: Path, tmp_path:
     assert "No such file or directory; give another --out" in refused(
         "race", "x", "--model", model, "-n", 1, "-o", link
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--temperature", "hot", "x"), "invalid value for '--temperature': it must be a number; "),
+        (("-n", "many", "x"), "it must be a whole number; "),
+        (("Once", "upon", "a"), "unexpected: upon a; a text with spaces needs quotes; "),
+    ],
+)
+def test_words_that_are_no_options_are_told_plainly(run: Run, words: tuple[str, ...], said: str) -> None:
+    result = run("generate", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr, result.stderr
+
+
+def test_a_command_that_is_like_another(run: Run) -> None:
+    assert "no such command 'genrate'; did you mean 'generate'? tokenwright --help" in run("genrate", "x").stderr

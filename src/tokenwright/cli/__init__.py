@@ -6,6 +6,7 @@ else to stderr. Exit codes (docs/commands.md): 0 success, 1 the engine failed, a
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -35,6 +36,15 @@ __all__ = ["app", "main"]
 FAILED, REFUSED = 1, 2  # exit codes
 POSITIONAL = "named"  # the parameter of commands that also take the model as an argument
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
+
+
+# What the library says of a command line, and what we say instead.
+_OURS = (
+    (r"\. Did you mean", "; did you mean"),
+    (r"Input should be a valid number.*", "it must be a number"),
+    (r"Input should be a valid integer.*", "it must be a whole number"),
+    (r"[Gg]ot unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", r"unexpected: \1; a text with spaces needs quotes"),
+)
 
 
 class Commands(TyperGroup):
@@ -98,7 +108,8 @@ class Commands(TyperGroup):
         if isinstance(error, USAGE):
             asked = "tokenwright" if command is None else f"tokenwright {command.name}"
             said = error.format_message().strip().rstrip(".").replace("\n", " ")  # type: ignore[attr-defined]
-            said = said.replace(". Did you mean", "; did you mean")  # click's own hint
+            for theirs, ours in _OURS:
+                said = re.sub(theirs, ours, said)
             return f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'} {asked} --help shows what there is"
         if isinstance(error, OSError) and error.filename is not None:  # a name that the system refuses, a full disk
             return f"{str(error.filename)[:200]} cannot be used: {error.strerror}"
