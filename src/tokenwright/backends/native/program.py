@@ -135,6 +135,7 @@ class RotaryCache:
         self._table = RotaryTable(rope, head_size, torch.device("cpu"))
         self._half = head_size // 2
         self._rope = rope
+        self._fixed = angle_length(rope, 1) is None  # the angles depend on no length
         self._length = 0  # the maximum length that the rows belong to
         self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
         self._other_rows = 0  # of them together
@@ -149,9 +150,10 @@ class RotaryCache:
 
         Appends to `alive` the tensors outside the cache that this step's addresses point into.
         """
-        length = angle_length(self._rope, limit)
-        if length is not None and length != self._length:
-            self._switch(length, alive)
+        if not self._fixed:
+            length = angle_length(self._rope, limit)
+            if length is not None and length != self._length:
+                self._switch(length, alive)
         if stop > self._count:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)
