@@ -203,7 +203,7 @@ def test_pages_are_sized_by_the_memory_that_is_granted(folder: Path) -> None:
                     tensor.nbytes for group in range(len(llm._store.groups)) for tensor in llm._store.tensors(group)
                 )
                 assert taken == llm.kv_memory, "what is told is what was taken"
-    with pytest.raises(CapacityError, match="grant more kv_memory"):
+    with pytest.raises(CapacityError, match=r"grant it more memory \(kv_memory\)"):
         LLM(folder, kv_memory=1000)
 
 

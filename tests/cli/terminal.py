@@ -55,16 +55,23 @@ def terminal(
     hangs.start()
     seen = ""
 
-    def until(pattern: str, *, nudge: str = "", ends: bool = False) -> str:
+    def until(pattern: str, *, nudge: str = "", sent: int | None = None, ends: bool = False) -> str:
         """What is shown up to a pattern; fails when the program ends before. `ends`: it is to end instead.
 
-        `nudge` is typed, and again after a while of silence: input() misses a signal that comes just before it waits.
+        `nudge` is typed and the signal `sent` is sent, both again after a while of silence: input() misses a signal
+        that comes just before it waits.
         """
         nonlocal seen
-        os.write(own, nudge.encode())
+
+        def act() -> None:
+            os.write(own, nudge.encode())
+            if sent is not None:
+                os.kill(process.pid, sent)
+
+        act()
         while ends or (match := re.search(pattern, seen)) is None:
-            if nudge and not select.select([own], [], [], 2.0)[0]:
-                os.write(own, nudge.encode())
+            if (nudge or sent is not None) and not select.select([own], [], [], 2.0)[0]:
+                act()
                 continue
             try:
                 data = os.read(own, 65_536)

@@ -33,8 +33,7 @@ def test_a_session_on_a_terminal(talker: Path, tmp_path: Path) -> None:
         until("second line")
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        os.kill(process.pid, signal.SIGCONT)
-        until("> first line")  # the prompt again, with what was typed
+        until("> first line", sent=signal.SIGCONT)  # the prompt again, with what was typed
         type_("\n")
         until("prompt tokens: ")
         until("> ")
@@ -73,8 +72,7 @@ def test_a_terminal_that_is_closed_saves(talker: Path, tmp_path: Path) -> None:
         type_("Hello\n")
         until("prompt tokens: ")
         until("> ")
-        os.kill(process.pid, signal.SIGHUP)
-        until("", ends=True)
+        until("", sent=signal.SIGHUP, ends=True)
         assert process.wait() == 128 + signal.SIGHUP
     assert "Hello" in saved.read_text()
 

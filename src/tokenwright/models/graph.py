@@ -287,6 +287,11 @@ class Graph:
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
+    def score_scales(self) -> tuple[float, ...]:
+        """The factor of each layer's attention scores."""
+        return tuple(op.scale for op in self.blocks if isinstance(op, Attention))
+
+    @cached_property
     def kv(self) -> tuple[LayerKV, ...]:
         """The KV layout and attention window of each layer."""
         return tuple(op.kv for op in self.blocks if op.kv is not None)

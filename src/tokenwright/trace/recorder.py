@@ -22,7 +22,6 @@ from tokenwright.cache import KVStore
 from tokenwright.decode.sampler import Observe, uniform, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
-from tokenwright.models.graph import Attention
 from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.counted import Counts
 from tokenwright.trace.rows import attention_row, coded
@@ -267,11 +266,10 @@ class Recorder:
         store = self.runner.store
         view = store.view(layer)
         group = head * view.spec.heads.kv_heads // draft.heads
-        op = self.costs.graph.attention[layer]
-        assert isinstance(op, Attention), "only attention has queries"
+        scale = self.costs.graph.score_scales[layer]
         try:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
-            weights = attention_row(view, read, draft.query, draft.sink_query, group, op.scale)
+            weights = attention_row(view, read, draft.query, draft.sink_query, group, scale)
             return coded(weights, layer, head)
         except RuntimeError:  # of torch, most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", layer, head)
