@@ -90,7 +90,9 @@ def run_call(llm: LLM, call: Call, happened: Counter[str]) -> list[dict[str, obj
     prompt, params = call.prompts[0], call.params[0]
     if call.how == "score":
         whole, parts = llm.score(prompt), llm.score(prompt, [" and", ", she saw a cat"])
-        return [{"scores": exact(whole), "continuations": exact(parts)}]
+        return [
+            {"scores": exact(list(map(float, whole))), "continuations": exact([list(map(float, one)) for one in parts])}
+        ]
     if call.how == "astream":
 
         async def collect() -> list[Piece]:
