@@ -1,8 +1,8 @@
 // The clients of npm against a running server, by hand (Node 20 or newer):
 //
 //   tokenwright serve stories --port 8000
-//   npm install --prefix /tmp/clients openai @anthropic-ai/sdk ollama
-//   cp tests/serve/clients.mjs /tmp/clients/ && node /tmp/clients/clients.mjs http://127.0.0.1:8000
+//   npm install --prefix build/clients openai @anthropic-ai/sdk ollama
+//   cp tests/serve/clients.mjs build/clients/ && node build/clients/clients.mjs http://127.0.0.1:8000
 import assert from "node:assert/strict";
 import Anthropic from "@anthropic-ai/sdk";
 import { Ollama } from "ollama";
