@@ -60,11 +60,11 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             code = interrupt.INTERRUPTED
         except USAGE as error:
-            code = self._told(error, words) if words else self._help(error)
+            code = self._report(error, words) if words else self._help(error)
         except Exception as error:
             if debug:
                 raise
-            code = self._told(error, words)
+            code = self._report(error, words)
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
@@ -90,7 +90,7 @@ class Commands(TyperGroup):
         error.show()
         return REFUSED
 
-    def _told(self, error: Exception, words: Sequence[str]) -> int:
+    def _report(self, error: Exception, words: Sequence[str]) -> int:
         """Print an error; returns the exit code."""
         code = REFUSED if isinstance(error, (TokenwrightError, USAGE, OSError)) else FAILED
         code = FAILED if isinstance(error, EngineError) else code
