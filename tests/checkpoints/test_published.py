@@ -17,6 +17,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError
+from tokenwright.planner import plan
 
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 NATIVE = WeightFormat("native")
@@ -104,6 +105,16 @@ def test_a_folder_says_what_becomes_of_it_and_generates(
     with caplog.at_level("INFO", "tokenwright"), LLM(folder) as llm:
         assert "AWQ int4" in caplog.text and "copied as int8" in caplog.text
         assert len(llm.generate("the model", **asked)[0].token_ids) == 8
+
+
+def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
+    folder, _ = written(model, tmp_path, "gptq-128")
+    found = plan(str(folder))
+    with LLM(folder) as llm:
+        assert found.weight_bytes == llm.weight_bytes
+    config = tmp_path / "config.json"
+    config.write_bytes((folder / "config.json").read_bytes())
+    assert "another tool quantised" in " ".join(plan(str(config)).remarks)
 
 
 @pytest.mark.parametrize(
