@@ -96,7 +96,9 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     if own is not None:
         return Blueprint(graph, own[1], own[0])
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    remarks = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
+    remarks: tuple[str, ...] = ()
+    if named != parsed.dtype:
+        remarks += ("config.json names no dtype that we know: float32 is assumed",)
     if scheme is not None:
         remarks += (
             f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",
