@@ -18,8 +18,17 @@ Weights = dict[str, torch.Tensor | Packed]
 FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
 
 
+_ROUTING = (".routing", ".router", ".shared_gate")  # the matrix of a router, and its parts
+
+
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
-    """The format of a matrix if weights are in `form`: the embedding and the head stay int8 when weights are int4."""
+    """The format of a matrix if weights are in `form`.
+
+    The embedding and the head stay int8 when weights are int4. Routers stay float32 in all quantised formats: a choice
+    of experts is no small error.
+    """
+    if form.quantised and name.endswith(_ROUTING):
+        return WeightFormat("float32")
     return FINER if form.name == "int4" and name in ("embed", "head") else form
 
 
