@@ -77,7 +77,7 @@ class ReferenceKernels:
         wide = _as(logits, self.wide)
         experts, gates = wide[:, : routing.experts], wide[:, routing.experts :]
         scores = experts.softmax(-1) if routing.scores == "softmax" else experts.sigmoid()  # [T, experts]
-        order = scores.sort(-1, descending=True, stable=True).indices  # the lowest number first among equals
+        order = scores.sort(dim=-1, descending=True, stable=True).indices  # the lowest number first among equals
         ids = order[:, : routing.chosen].sort(-1).values
         weights = scores.gather(1, ids)  # [T, k]
         if routing.renormalise:
