@@ -1,0 +1,13 @@
+// The panels: what can be opened in the rail's place, beside the live stage. Each is a module of its own in this folder,
+// loaded when it is first opened; a line here is all that another one needs.
+
+import type { ComponentType } from "preact";
+
+export interface Panel {
+  id: string; // in links: #panel=id
+  name: string; // on its button
+  title: string; // what it is for, in a sentence
+  load: () => Promise<{ default: ComponentType }>;
+}
+
+export const PANELS: readonly Panel[] = [];
