@@ -148,7 +148,7 @@ def page(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[str]:
     """The sizes in both units, and how each is composed."""
     rows = {
-        "weights": (plan.weight_bytes, [f"{plan.graph.parameters:,} parameters, {plan.weights}"]),
+        "weights": (plan.weight_bytes, _parameters(plan)),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
@@ -160,6 +160,13 @@ def _memory(plan: Plan) -> list[str]:
         lines.append(f"{name:<16} {binary(count):>12}  {decimal(count):>11}  {words[0]}")
         lines += [" " * 44 + more for more in words[1:]]
     return lines
+
+
+def _parameters(plan: Plan) -> list[str]:
+    """How many parameters there are, and how many of them a token meets if there are experts."""
+    graph = plan.graph
+    met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
+    return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
 
 
 def _kept(plan: Plan) -> list[str]:

@@ -232,6 +232,7 @@ class Plan:
             "model": self.model,
             "architecture": graph.architecture,
             "parameters": graph.parameters,
+            "active_parameters": graph.active_parameters,
             "dtype": self.blueprint.dtype,
             "model_context": graph.context,
             "context": self.context,
