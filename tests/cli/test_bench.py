@@ -61,7 +61,7 @@ def test_page(run: Run, model: Path) -> None:
 
 
 def test_a_busy_machine_is_told_instead_of_a_figure(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenwright.bench.busy.quietly", lambda measure, doubt: (measure(), "others were there"))
+    monkeypatch.setattr("tokenwright.busy.quietly", lambda measure, doubt: (measure(), "others were there"))
     page = run("bench", "--model", model).stdout
     table = [
         line for line in page.splitlines() if line.startswith(("memory ", "int8 products ", "prefill ", "8 streams "))

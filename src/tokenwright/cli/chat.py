@@ -86,28 +86,14 @@ def chat(
     Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache. With MESSAGE it answers
     once and exits.
     """
+    engine = opt.of_engine(locals())
     question = None if message is None else _question(message)
     talk = Conversation() if load is None else load_conversation(load)
     if save is not None:
         _check_target(save, load, force)
     if system is not None:
         talk = talk.with_system(system)
-    with opt.opened(
-        model,
-        quiet=quiet,
-        revision=revision,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        threads=threads,
-        kv_memory=kv_memory,
-        kv=kv,
-        window=window,
-        sinks=sinks,
-        page_size=page_size,
-        token_budget=token_budget,
-        max_sequences=1,
-    ) as llm:
+    with opt.opened(model, quiet=quiet, max_sequences=1, **engine) as llm:
         session = Session(llm, talk, chosen, quiet=quiet, plain=plain)
         session.markup, session.shift = markup, shift
         session.files |= {file.resolve() for file in (load, save) if file is not None}
@@ -191,6 +177,7 @@ class Session:
                 typed = self.reader.read()
                 if typed is None:
                     return
+                self.leaving = False
                 if typed.text.strip():
                     self._handle(typed)
             except RequestError as error:  # of the reader
@@ -204,7 +191,6 @@ class Session:
 
     def _handle(self, typed: Typed) -> None:
         """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
-        self.leaving = False
         text = typed.text
         try:
             if not typed.verbatim and text.startswith("/") and not text.startswith("//"):

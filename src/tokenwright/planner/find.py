@@ -9,6 +9,7 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.sized import PLANNED, planned_only
@@ -16,7 +17,6 @@ from tokenwright.checkpoints.strict import read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
-from tokenwright.planner.known import KNOWN, known_name
 
 
 @dataclass(frozen=True)
