@@ -120,9 +120,11 @@ def test_a_hub_that_is_gone_is_asked_once_and_told_once(
     monkeypatch.setattr(settings, "ENDPOINT", "http://127.0.0.1:1")
     assert Checkpoint.open(NAME).path == first.path
     [line] = caplog.messages
-    assert line.startswith("the hub cannot be reached (") and line.endswith(f"looking for {NAME} in the local cache")
+    assert line.startswith("the hub cannot be reached (") and line.endswith(f"): {NAME} is taken from the local cache")
     (first.path / "model.safetensors").unlink()
-    assert "not complete in the local cache" in refusal(NAME)
+    said = refusal(NAME)
+    assert f"{NAME} is not complete in the local cache, and the hub cannot be reached (" in said
+    assert caplog.messages == [line]  # the error says it, and nothing else
     with pytest.raises(CheckpointError, match=f"{NAME} cannot be fetched: the hub cannot be reached"):
         download(NAME, None, False, lambda folder: None, again=True)
 
