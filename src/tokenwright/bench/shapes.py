@@ -59,7 +59,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
     model cannot be written.
     """
     if shape not in SHAPES:
-        raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}")
+        raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}", "shape")
     folder = root.expanduser() / shape
     try:
         return folder if folder.exists() else make(shape, folder, report=report)

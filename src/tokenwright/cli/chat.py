@@ -21,7 +21,7 @@ from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked
 from tokenwright.cli.conversation import Conversation, answer_text, counted
 from tokenwright.cli.conversation import load as load_conversation
 from tokenwright.cli.conversation import save as save_conversation
-from tokenwright.cli.facts import memory_line, rate, seconds
+from tokenwright.cli.facts import ENDED, memory_line, rate, seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
@@ -296,7 +296,7 @@ def turn_line(done: Completion, again: int) -> str:
         f"{again:,} of them again"
     ]
     if usage.ttft_s is not None:
-        parts.append(f"TTFT {seconds(usage.ttft_s)}")
+        parts.append(f"first token after {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
-    return " · ".join([*parts, str(done.finish_reason)])
+    return " · ".join([*parts, ENDED[str(done.finish_reason)]])

@@ -180,6 +180,8 @@ class Run:
         else:
             if not show.quiet:
                 remark(memory_line(self.llm))
+                if not self.prompt:
+                    remark("the prompt is empty: the model begins a text of its own")
             self.to_stdout(show)
             self.remarks(tree=show.tree)
             if not (show.quiet or self.unread):
