@@ -144,6 +144,13 @@ def test_bandwidth_is_measured_where_none_is_given(run: Run) -> None:
     assert json.loads(run("plan", "--json").stdout)["bandwidth"]["kind"] == "measured"
 
 
+def test_a_busy_machine_is_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenwright.busy.quietly", lambda measure, doubt: (7e9, "the host took 30% of it"))
+    told = run("plan").stdout
+    assert "7 GB/s" in told and told.count("the machine was busy: the host took 30% of it. Run it again") == 1
+    assert json.loads(run("plan", "--json").stdout)["bandwidth"]["busy"] == "the host took 30% of it"
+
+
 @pytest.mark.parametrize("arguments", [("llama-3.1-70b",), ("mistral-7b",), ("stories",), ("gpt2", "--batch", 200)])
 def test_chart(run: Run, tmp_path: Path, arguments: tuple[object, ...]) -> None:
     out = tmp_path / "plan.svg"
