@@ -159,6 +159,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
     question, tokens = "Tell me of a cat.", 40
     with LLM("stories") as llm:
         expected = llm.chat([{"role": "user", "content": question}], temperature=0, max_tokens=tokens).text
+    moments = ((f"{question}\n", 0.7), (f"{question}\n", 0.7), ("half a li", 0.1), ("", 0.0))  # and seconds after it
     draw, shown = random.Random("one terminal"), []
     with terminal(Path("stories"), new_tokens=tokens) as (until, type_, process):
         until("Ctrl-D leaves")
