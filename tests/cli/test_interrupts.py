@@ -164,9 +164,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
     with terminal(Path("stories"), new_tokens=tokens) as (until, type_, process):
         until("Ctrl-D leaves")
         for at in range(IN_ONE_TERMINAL):
-            typed, longest = draw.choice(
-                ((f"{question}\n", 0.7), (f"{question}\n", 0.7), ("half a li", 0.1), ("", 0.0))
-            )
+            typed, longest = draw.choice(moments)
             type_(typed)
             time.sleep(draw.uniform(0.0, longest))
             type_("\x03")

@@ -124,9 +124,7 @@ def _run(
     if room < 0:
         raise ContextError(len(ids), llm.context)
     if room == 0:
-        raise RequestError(
-            f"the prompt fills the model's context of {llm.context} tokens; shorten it by a token or more"
-        )
+        raise RequestError(f"the prompt fills the model's context of {llm.context} tokens; shorten it by a token")
     params = replace(params, max_tokens=min(params.max_tokens, room))
     with ExitStack() as opened:
         entries = _entries(llm, len(ids), params.max_tokens, other, opened)
