@@ -278,7 +278,7 @@ def test_ctrl_c_keeps_what_was_written(chat: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Stream, "__next__", interrupted)
     result = chat("Hello", "Hi", "/prompt")
     assert result.exit_code == 0
-    assert " · aborted\n" in result.stderr
+    assert " · interrupted\n" in result.stderr
     counted = turns(result.stderr)
     assert len(counted) == 2
     read = counted[0][0] + 2  # three tokens were read, two of them computed; the engine may have been ahead by one

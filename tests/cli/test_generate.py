@@ -150,7 +150,7 @@ def test_ctrl_c_ends_with_the_facts(generate: Run) -> None:
     assert result.exit_code == 130
     assert result.stdout.endswith("\n")
     assert "prompt + 3 generated tokens" in result.stderr
-    assert result.stderr.endswith(" · aborted\n")
+    assert result.stderr.endswith(" · interrupted\n")
     assert "Traceback" not in result.stderr
 
 

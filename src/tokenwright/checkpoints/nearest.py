@@ -28,7 +28,7 @@ def nearest(text: str, *, planned: bool = False) -> str | None:
     hub = [*_cached(), *published]
     known = {name.partition("/")[2].lower(): name for name in hub} | {name.lower(): name for name in hub}
     known |= {"stories": "stories"} | {name.lower(): name for name in _beside(text)}
-    known.pop(text.lower(), None)  # it was looked for under this very name
+    known = {key: name for key, name in known.items() if name != text}  # it was looked for under this very name
     found = get_close_matches(text.lower().rstrip("/"), known, 1, _ALIKE)
     return known[found[0]] if found else None
 

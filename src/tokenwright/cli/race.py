@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tokenwright.busy import load_between, read_times
+from tokenwright import busy
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.output import show_anything, write, write_json
@@ -77,8 +77,8 @@ def race(
     with opt.opened(model, quiet=json_, **engine) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
-        lanes, busy = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
-        result = Result(lanes, about, llm.config.layers, page_size, busy)
+        lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
+        result = Result(lanes, about, llm.config.layers, page_size, others)
     if out is not None:
         save_chart(out, picture(result))
     drawn = None if out is None else str(out)
@@ -134,13 +134,13 @@ def _run(
                 entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
         with _bars(max(len(entry.name) for entry in entries), show) as bars:
             tasks = [bars.add_task(entry.name, total=params.max_tokens, pace="", start=False) for entry in entries]
-            lanes, before = [], read_times()
+            lanes, before = [], busy.read_times()
             for entry, task in zip(entries, tasks, strict=True):
                 bars.start_task(task)
                 lanes.append(entry.finished(_written(entry, ids, params, bars, task)))
                 bars.stop_task(task)
-            busy = load_between(before, read_times())
-    return tuple(lanes), busy
+            others = busy.load_between(before, busy.read_times())
+    return tuple(lanes), others
 
 
 def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:

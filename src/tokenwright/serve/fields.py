@@ -73,7 +73,7 @@ class Body(BaseModel):
         known = _fields(cls)
         for name, value in data.items():
             if name not in known and name not in cls.refused and value is not None:
-                near = get_close_matches(name, known, 1) if len(name) <= MOST_NAME else []
+                near = get_close_matches(name, known, 1, 0.75) if len(name) <= MOST_NAME else []
                 context = {"field": name, "near": near[0] if near else ""}
                 raise PydanticCustomError("unknown", "there is no field {field}", context)
         return {name: value for name, value in data.items() if value is not None and name not in cls.refused}
@@ -128,9 +128,7 @@ class Complaint:
 def complaint(error: ValidationError, data: object) -> Complaint:
     """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words."""
     details = error.errors(include_url=False, include_input=False)
-    worst = max(
-        details, key=lambda detail: (detail["type"] == "refused", len(detail["loc"]) + (detail["type"] in _OWN))
-    )
+    worst = max(details, key=_weight)
     path = list(_path(worst["loc"], data, missing=worst["type"] == "missing"))
     kind, context = worst["type"], worst.get("ctx", {})
     if kind in _OWN:
@@ -142,9 +140,12 @@ def complaint(error: ValidationError, data: object) -> Complaint:
         name = context["discriminator"].strip("'")
         said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
         return Complaint(field or None, f"{field}: {said}" if field else said)
-    wanted = [_wanted(one) for one in details if list(_path(one["loc"], data, missing=False)) == path]
-    if kind not in _MESSAGES and all(wanted):
-        message = f"must be {', or '.join(dict.fromkeys(map(str, wanted)))}, not {_told(value)}"
+    same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]
+    wanted = [
+        _filled(_WANTED[one["type"]], one) for one in (same if kind in _TYPES else [worst]) if one["type"] in _WANTED
+    ]
+    if kind in _WANTED:
+        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {_told(value)}"
         return Complaint(field or None, f"{field or 'the body'} {message}")
     message = _filled(_MESSAGES[kind], worst) if kind in _MESSAGES else worst["msg"][:1].lower() + worst["msg"][1:]
     return Complaint(field or None, f"{field}: {message}" if field else message)
@@ -183,10 +184,14 @@ _WANTED = {  # what a value must be, of pydantic's kinds of errors
 }
 
 
-def _wanted(detail: Any) -> str | None:
-    """What a value must be, from one of pydantic's errors; None for an error of another kind."""
-    words = _WANTED.get(detail["type"])
-    return None if words is None else _filled(words, detail)
+_BOUNDS = ("greater_than_equal", "less_than_equal", "greater_than", "less_than")
+_TYPES = _WANTED.keys() - set(_BOUNDS)  # of a value that may be one of several, each alternative has one
+
+
+def _weight(detail: Any) -> tuple[bool, int, bool]:
+    """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type."""
+    kind = detail["type"]
+    return kind == "refused", len(detail["loc"]) + (kind in _OWN), kind not in _TYPES
 
 
 def _filled(words: str, detail: Any) -> str:
