@@ -1,10 +1,12 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import EngineConfig, KVFormat, WeightFormat
@@ -15,12 +17,14 @@ from tokenwright.loaded import LoadedModel
 from tokenwright.opened import specs_of
 from tokenwright.progress import progress_bar
 from tokenwright.requests import Prompt, prompts_of
-from tokenwright.run import Run
 from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
 from tokenwright.text.chat import check_messages
 from tokenwright.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tokenwright.run import Run
 
 
 class LLM(ScoringModel):
@@ -293,8 +297,10 @@ class LLM(ScoringModel):
         params = self._requests.params(params, sampling)
         if max(params.choices, params.beams) > 1:
             raise RequestError("a run follows one text; leave n, best_of and beams out")
-        if self._recorder is None:
+        if self._recorder is None or self._replay is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+        from tokenwright.run import Run
+
         request = self._requests.build(prompt, params, cache=cache, written=written, share=False)
         inbox = Inbox()
         [handle] = self._submit([request], inbox, paused=True)

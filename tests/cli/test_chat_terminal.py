@@ -96,7 +96,7 @@ def test_a_terminal_that_is_closed_saves(talker: Path, tmp_path: Path) -> None:
         until("prompt tokens: ")
         until("> ")
         until("", sent=signal.SIGHUP, ends=True)
-        assert process.wait() == 128 + signal.SIGHUP
+        assert process.wait() in (128 + signal.SIGHUP, -signal.SIGHUP)  # a further one may meet its end
     assert "Hello" in saved.read_text()
 
 
