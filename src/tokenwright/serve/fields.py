@@ -204,7 +204,7 @@ def _told(value: object) -> str:
     """A value of a body for a message, in JSON's words."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return {dict: "an object", list: "a list"}.get(type(value)) or shown(value)
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
 
 
 def _unknown(near: str) -> str:
