@@ -8,7 +8,8 @@ holds packed weights already; `packed` is their format. Tokenwright never runs o
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from math import prod
@@ -341,9 +342,12 @@ def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
     return raw
 
 
-def _opened(file: Path) -> BufferedReader:
+@contextmanager
+def _opened(file: Path) -> Iterator[BufferedReader]:
+    """A file to read. Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
     try:
-        return file.open("rb")
+        with file.open("rb") as stream:
+            yield stream
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
 

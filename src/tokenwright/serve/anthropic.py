@@ -57,7 +57,7 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-API = Api(("/v1/messages",), error_body)
+API = Api(("/v1/messages",), error_body, queued=frozenset(("/v1/messages",)))
 
 
 def add(app: FastAPI, service: Service) -> None:

@@ -37,7 +37,7 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
     return {"error": problem.message}
 
 
-API = Api(("/api/",), error_body)
+API = Api(("/api/",), error_body, queued=frozenset(("/api/generate", "/api/chat")))
 
 
 def add(app: FastAPI, service: Service) -> None:

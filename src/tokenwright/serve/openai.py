@@ -33,7 +33,11 @@ from tokenwright.serve.sse import DONE, Streamed
 
 log = logging.getLogger(__name__)
 
-API = Api(("/v1/",), error_body)
+API = Api(
+    ("/v1/",),
+    error_body,
+    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
+)
 REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": Problems, "description": text} for status, text in STATUSES.items()
 }
@@ -94,8 +98,7 @@ class OpenAI:
     def _reply(
         self, request: Request, body: Sampling, names: Names, choices: list[Json], each: Sequence[Generation]
     ) -> Response:
-        timings = each[-1].timings()
-        about(request).timings = timings
+        timings = about(request).ended(each)
         said = timings if about(request).timed or body.return_timings else None
         whole = names.whole(choices, usage_of(one.counts() for one in each), said)
         headers = {} if said is None else {"server-timing": server_timing(said)}
@@ -123,8 +126,7 @@ class OpenAI:
 
     def _last(self, request: Request, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
         """What follows the last text: usage and timings where they are asked for, and the end."""
-        timings = each[-1].timings()
-        about(request).timings = timings
+        timings = about(request).ended(each)
         said = timings if about(request).timed or body.return_timings else None
         asked = body.stream_options is not None and body.stream_options.include_usage
         if said is None and not asked:
