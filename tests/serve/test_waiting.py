@@ -1,8 +1,10 @@
 """Requests that wait: those beyond the queue's end are refused unread, and clients that go away leave it."""
 
 import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from fastapi import Request
 
 from tests.engines import held
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
+from tokenwright.serve import host
 from tokenwright.serve.api import Gone, unless_gone
 from tokenwright.serve.app import APIS, Served
 from tokenwright.serve.service import AHEAD, Limits
@@ -81,6 +84,43 @@ def test_what_needs_no_place_is_answered_meanwhile(busy: Talker) -> None:
 
 
 MESSAGE = {"role": "user", "content": "Hello"}
+
+
+class Knot:
+    """What only a collection finds."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.mark.parametrize(("waiting", "overdue"), [(False, 10**9), (True, 10**9), (True, 3)])
+def test_garbage_is_collected_in_full_while_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch, waiting: bool, overdue: int
+) -> None:
+    monkeypatch.setattr(host, "COLLECT_S", 0.0)
+    monkeypatch.setattr(host, "OVERDUE", overdue)
+
+    async def main() -> tuple[bool, bool]:
+        before = gc.get_threshold()
+        collector = asyncio.create_task(host.collect_at_rest(lambda: not waiting))
+        await asyncio.sleep(0)
+        old = [Knot()]
+        gc.collect(1)
+        gc.collect(1)
+        known = weakref.ref(old.pop())
+        full = gc.get_stats()[2]["collections"]
+        young = [[] for _ in range(10**6)]  # Python would collect in full meanwhile
+        kept = gc.get_stats()[2]["collections"] == full
+        for _ in range(10):
+            await asyncio.sleep(0)
+        del young
+        collector.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collector
+        assert gc.get_threshold() == before
+        return kept, known() is None
+
+    assert run(main()) == (True, not waiting or overdue == 3)
 
 
 def request_of(messages: "asyncio.Queue[dict[str, Any]]") -> Request:

@@ -176,7 +176,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     except RequestError:
         page = None  # the APIs need none
     limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
-    served = Served(settings.served_model_name, limits, settings.timings, spans)
+    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True)
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)

@@ -22,6 +22,7 @@ from tokenwright.serve.api import Api, Direct, add_errors, add_schemas, api_of, 
 from tokenwright.serve.contract import Problem
 from tokenwright.serve.explore import Explorer
 from tokenwright.serve.guard import App, Guard, Policy
+from tokenwright.serve.host import collect_at_rest
 from tokenwright.serve.log import AccessLog
 from tokenwright.serve.metrics import Metrics
 from tokenwright.serve.service import Limits, Service
@@ -34,13 +35,15 @@ APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # 
 class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
-    spans: makes OpenTelemetry's spans of the requests.
+    spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
+    else, so the server decides when garbage is collected.
     """
 
     names: Sequence[str] = ()
     limits: Limits | None = None
     timings: bool = False
     spans: Spans | None = None
+    alone: bool = False
 
 
 class Page(StaticFiles):
@@ -78,7 +81,12 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         explorer.start()
+        collector = (
+            asyncio.create_task(collect_at_rest(lambda: not service.admission.waiting)) if served.alone else None
+        )
         yield
+        if collector is not None:
+            collector.cancel()
         service.stop()
         await asyncio.to_thread(explorer.close)
         service.close()

@@ -23,6 +23,7 @@ from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
 from tokenwright.serve.reading import CallReader, held_back
 
 _PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
+_SYMBOLS = re.compile(r'"[^"]*"|.')  # of JSON whose strings have no escapes
 _TEXT = "\nTEXT: /(.|\\n)*/"
 
 
@@ -65,7 +66,9 @@ class ToolFormat:
         """
         special = special or {}
         rules = "".join(
-            self._rule(n, tool) for n, tool in enumerate(tools) if choice in ("auto", "required", tool.name)
+            self._rule(n, tool, beside_json=answer is not None and not self.mark)
+            for n, tool in enumerate(tools)
+            if choice in ("auto", "required", tool.name)
         )
         if choice != "auto":
             start = self._calls(parallel, special, given=self.mark in special)
@@ -76,9 +79,13 @@ class ToolFormat:
         calls = " | ".join(re.findall(r"^call_\d+", rules, re.MULTILINE))
         return Grammar.lark(f"start: {start}\ncall: {calls}\n{rules}", special=special.values())
 
-    def _rule(self, number: int, tool: Tool) -> str:
+    def _rule(self, number: int, tool: Tool, beside_json: bool) -> str:
+        """A call of a tool. beside_json: JSON may stand in its place; then its symbols are those of JSON, because the
+        lexer prefers longer symbols.
+        """
         head = f'{{"name": {json.dumps(tool.name)}, "{self.key}": '
-        return f"call_{number}: {json.dumps(head)} {json_rule(tool.parameters)} {json.dumps('}')}\n"
+        symbols = _SYMBOLS.findall(head) if beside_json else [head]
+        return f"call_{number}: {' '.join(map(json.dumps, symbols))} {json_rule(tool.parameters)} {json.dumps('}')}\n"
 
     def _calls(self, parallel: bool, special: Mapping[str, int], given: bool = False) -> str:
         """An answer that is calls alone. given: the first mark is not part of it."""
