@@ -81,12 +81,11 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         explorer.start()
-        collector = (
-            asyncio.create_task(collect_at_rest(lambda: not service.admission.waiting)) if served.alone else None
-        )
+        beside = [collect_at_rest(lambda: not service.admission.waiting)] if served.alone else []
+        tasks = [asyncio.create_task(one) for one in beside]
         yield
-        if collector is not None:
-            collector.cancel()
+        for task in tasks:
+            task.cancel()
         service.stop()
         await asyncio.to_thread(explorer.close)
         service.close()
