@@ -186,6 +186,11 @@ async def disconnected(request: Request) -> None:
         pass
 
 
+def streams(media_type: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: it answers JSON, or a stream of this type."""
+    return {200: {"content": {"application/json": {}, media_type: {}}}}
+
+
 def takes(model: type[BaseModel]) -> dict[str, Any]:
     """For a route's `openapi_extra`: it takes this body."""
     name = f"{model.__module__}.{model.__name__}"

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from tokenwright.completion import Piece
-from tokenwright.serve.api import STATUSES, Api, about, body_of, problem_from, takes, unless_gone
+from tokenwright.serve.api import STATUSES, Api, about, body_of, problem_from, streams, takes, unless_gone
 from tokenwright.serve.contract import Answer, Delta, Missing, Wanted
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import (
@@ -230,7 +230,6 @@ def _failed(error: Exception, request_id: str) -> bytes:
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = OpenAI(service)
-    streamed: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
     for path, handler, body in (
         ("/v1/chat/completions", api.chat, ChatBody),
         ("/v1/completions", api.complete, CompletionBody),
@@ -240,7 +239,7 @@ def add(app: FastAPI, service: Service) -> None:
             handler,
             methods=["POST"],
             openapi_extra=takes(body),
-            responses=REFUSED | streamed,
+            responses=REFUSED | streams(),
             response_model=None,
             tags=["OpenAI"],
         )
