@@ -140,7 +140,9 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     from tokenwright.serve.page import page_folder
     from tokenwright.serve.run import Server
     from tokenwright.serve.service import Limits
+    from tokenwright.serve.telemetry import spans_of
 
+    spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += read_keys(Path(settings.api_key_file))
@@ -151,7 +153,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     except RequestError:
         page = None  # the APIs need none
     limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
-    served = Served(settings.served_model_name, limits, settings.timings)
+    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True)
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)
