@@ -34,7 +34,7 @@ export function address(path: string): URL {
   return new URL(path, document.baseURI);
 }
 
-async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
+export async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
@@ -43,13 +43,13 @@ async function call<T>(path: string, options: RequestInit & { timeout?: number }
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }
   const body: unknown = await answer.json().catch(() => null);
-  if (answer.ok && body !== null) return body as T;
+  if (answer.ok && (body !== null || answer.status === 204)) return body as T;
   const { error } = (body ?? {}) as { error?: { kind?: string; message?: string } };
   const kind = error?.kind ?? (answer.status === 404 || answer.status === 410 ? "gone" : "engine");
   throw new ApiError(kind, answer.status, error?.message ?? `The server answered ${answer.status}.`);
 }
 
-const post = (body: object): RequestInit => ({
+export const post = (body: object): RequestInit => ({
   method: "POST",
   headers: { "content-type": "application/json" },
   body: JSON.stringify(body),

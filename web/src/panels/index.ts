@@ -10,4 +10,13 @@ export interface Panel {
   load: () => Promise<{ default: ComponentType }>;
 }
 
-export const PANELS: readonly Panel[] = [];
+export const PANELS: readonly Panel[] = [
+  {
+    id: "block",
+    name: "Block",
+    title: "One token on its way through one layer: vectors, norms, FLOPs",
+    load: () => import("./Block"),
+  },
+  { id: "heads", name: "Heads", title: "Every head, named by what it does; a matrix; the lens", load: () => import("./Heads") },
+  { id: "pages", name: "Pages", title: "The pages of the KV cache, and who shares them", load: () => import("./Pages") },
+];
