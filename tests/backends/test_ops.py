@@ -55,7 +55,7 @@ def mlp(op: MLP, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Ten
     seen: list[tuple[Site, int, torch.Tensor]] = []
     batch, store = object.__new__(Batch), object.__new__(KVStore)
     y = TorchMLP(op, KERNELS, {**weights})(x, RunState(batch, store, lambda *one: seen.append(one)))
-    [(site, layer, value)] = seen
+    *_, (site, layer, value) = seen
     assert (site, layer) == (Site.MLP, op.layer)
     assert value is y
     return y

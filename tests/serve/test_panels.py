@@ -2,6 +2,7 @@
 
 import base64
 import math
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
+from tokenwright import LLM
 from tokenwright.serve import explorer_pages
 from tokenwright.trace.atlas import NEEDED, THRESHOLDS
 
@@ -262,3 +264,140 @@ def test_a_long_text_is_pooled_and_repetitions_are_judged(server):
     card = client.get(f"/runs/{run}/atlas", params={"step": 0}).json()
     assert card["rows"] == 128 and card["repeats"] >= NEEDED
     assert all(one["induction"] is not None for one in card["heads"])
+
+
+# The calculator
+
+
+def calculate(client, status=200, **wanted):
+    answer = client.post("/calculate", json=wanted)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "base", "slope", "per_token"),
+    [
+        ("gpt2", "float32", 247_064_064, 36_864, 73_728),
+        ("Qwen2.5-0.5B", "bfloat16", 987_922_432, 86_016, 12_288),
+        ("Meta-Llama-3-8B", "bfloat16", 15_009_316_864, 524_288, 131_072),
+    ],
+)
+def test_the_calculator_has_the_published_figures(server, model, weights, base, slope, per_token):
+    client, _ = server
+    card = calculate(client, model=model, weights=weights, context=100)
+    assert (card["base_flops"], card["slope_flops"], card["kv_per_token"]) == (base, slope, per_token)
+    assert card["kv_total"] == 100 * per_token
+    assert card["decode_flops"] == base + 100 * slope
+    pages = -(-100 // 16) + 1  # and the scratch page
+    assert card["kv_planned"] == card["kv_allocated"] == pages * 16 * per_token, card["refused"]
+
+
+def test_the_calculator_knows_the_loaded_model(server):
+    client, explorer = server
+    llm = explorer.llm
+    card = calculate(client)
+    assert card["loaded_bytes"] == llm.weight_bytes == card["weight_bytes"]
+    assert card["context"] == llm.context and card["kv_per_token"] == llm.costs.bytes_per_token
+    assert card["kv_allocated"] == card["kv_planned"] >= card["kv_total"] == llm.kv_bytes(llm.context)
+    small = calculate(client, context=100, batch=3, kv="int8", window=20)
+    assert small["kv_total"] == 3 * 20 * small["kv_per_token"] < card["kv_total"]
+    assert card["tokens_per_s"] is None and card["bandwidth"] is None, "nothing was measured yet"
+    measured = calculate(client, measure=True, batch=2)
+    assert math.isclose(measured["tokens_per_s"], 2 * measured["bandwidth"] / measured["decode_bytes"])
+    assert calculate(client)["bandwidth"] == measured["bandwidth"], "it is measured once"
+    huge = calculate(client, context=10**8, batch=65536)
+    assert huge["kv_allocated"] is None and "free" in huge["refused"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": "none"}, {"kv": "int3"}, {"weights": "int3"}, {"sinks": 4}, {"context": 0}, {"more": 1}]
+)
+def test_the_calculator_refuses(server, wrong):
+    client, _ = server
+    assert calculate(client, 400, **wrong)["error"]["message"]
+
+
+# The cache lab
+
+
+def lab(client, run, status=200, **wanted):
+    answer = client.post(f"/runs/{run}/lab", json=wanted)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_the_full_cache_changes_nothing_and_a_small_one_does(server):
+    client, explorer = server
+    run = ended(client, prompt=PROMPT, max_tokens=60)
+    ids = explorer.player(run).run.tokens
+    same = lab(client, run)
+    assert (same["mean_kl"], same["max_kl"], same["changed"]) == (0, 0, [])
+    assert same["tokens"] == same["positions"] == same["same"] == len(ids) - 1
+    assert same["full_bytes"] == same["kept_bytes"] == (len(ids) - 1) * explorer.llm.costs.bytes_per_token
+    assert same["pages"] == -(-(len(ids) - 1) // 16)
+    small = lab(client, run, kv="int4", window=20, sinks=2, page_size=8)
+    assert small["kept_bytes"] < small["page_bytes"] < same["full_bytes"] / 4
+    assert small["mean_kl"] > 0 and len(small["changed"]) == small["positions"] - small["same"]
+    engines = [thread for thread in threading.enumerate() if thread.name == "tokenwright engine"]
+    assert len(engines) == 1, "the second engine is closed"
+    assert_at_rest(explorer.llm)
+
+
+def test_the_labs_figures_are_those_of_the_two_caches(server):
+    """From two engines of their own, over the same weights."""
+    client, explorer = server
+    run = ended(client, prompt=PROMPT, max_tokens=40)
+    ids = list(explorer.player(run).run.tokens)
+    found = lab(client, run, kv="int8", window=24)
+    with LLM(explorer.llm.loaded, kv="int8", window=24, pages=64) as other:
+        full, _ = explorer.llm.model(ids[:-1])
+        rows, _ = other.model(ids[:-1])
+        scores = other.score(ids) - explorer.llm.score(ids)
+    kl = torch.nn.functional.kl_div(rows.log_softmax(-1), full.log_softmax(-1), reduction="none", log_target=True)
+    assert np.allclose(found["kl"], kl.sum(-1).numpy(), atol=1e-5)
+    assert np.allclose(found["delta"], scores, atol=1e-5)
+    assert math.isclose(found["mean_kl"], np.mean(found["kl"]), rel_tol=1e-6)
+    changed = {one["position"]: (one["full"]["id"], one["lab"]["id"]) for one in found["changed"]}
+    pairs = zip(full.argmax(-1).tolist(), rows.argmax(-1).tolist(), strict=True)
+    assert changed == {n + 1: pair for n, pair in enumerate(pairs) if pair[0] != pair[1]}
+
+
+def test_the_lab_refuses_what_the_model_does_not_support(server):
+    client, _ = server
+    run = ended(client)
+    for wrong in ({"kv": "int3"}, {"sinks": 4}, {"window": 0}, {"page_size": 1000}, {"more": 1}):
+        lab(client, run, 400, **wrong)
+    assert lab(client, run)["mean_kl"] == 0, "a refusal leaves the lab free"
+
+
+# Beams
+
+
+def test_a_search_is_the_engines(server):
+    client, explorer = server
+    wanted = {"prompt": PROMPT, "beams": 4, "max_tokens": 10}
+    card = client.post("/beams", json=wanted).json()
+    llm = explorer.llm
+    [right] = llm.generate(PROMPT, llm.sampling(beams=4, n=4, max_tokens=10))
+    assert [one["text"] for one in card["best"]] == [text.text for text in right.choices]
+    [greedy] = llm.generate(PROMPT, llm.sampling(temperature=0.0, max_tokens=10))
+    assert card["greedy_text"] == greedy.text
+    nodes = card["nodes"]
+    for node in nodes:
+        before = 0.0 if node["parent"] < 0 else nodes[node["parent"]]["score"]
+        assert math.isclose(node["score"], before + node["logprob"], rel_tol=1e-9, abs_tol=1e-9)
+    for rank, one in enumerate(card["best"]):
+        assert nodes[one["node"]]["rank"] == rank and nodes[one["node"]]["reason"] == one["reason"]
+        assert math.isclose(nodes[one["node"]]["score"], one["sum"])
+    assert [one["score"] for one in card["best"]] == sorted((one["score"] for one in card["best"]), reverse=True)
+    along = [node for node in nodes if node["greedy"]]
+    assert [node["token"]["id"] for node in along] == list(greedy.token_ids[: len(along)])
+    assert math.isclose(card["gain"], card["best_sum"] - card["greedy_sum"])
+    assert_at_rest(llm)
+
+
+@pytest.mark.parametrize("wrong", [{"beams": 1}, {"beams": 9}, {"max_tokens": 65}, {"prompt": ""}, {"more": 1}])
+def test_a_search_is_bounded(server, wrong):
+    client, _ = server
+    assert client.post("/beams", json={"prompt": "ab"} | wrong).status_code == 400

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
-from tokenwright.serve import explorer_inside, explorer_pages
+from tokenwright.serve import explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages
 from tokenwright.serve.api import Api
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
@@ -52,7 +52,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes of the page."""
     _add_model(app, explorer)
     _add_runs(app, explorer)
-    for panel in (explorer_inside, explorer_pages):
+    for panel in (explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages):
         panel.add(app, explorer)
 
 

@@ -7,8 +7,8 @@ client goes away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from fastapi import FastAPI, Request
 
@@ -24,16 +24,27 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
 T = TypeVar("T")
 
 
-async def in_parts(work: Iterator[T | None]) -> T:
-    """The last item of `work`, whose items are made one by one in another thread."""
+async def in_parts(work: Generator[T | None, None, None]) -> T:
+    """The last item of `work`, whose items are made one by one in another thread.
+
+    A task that is cancelled lets the part under way end and closes `work`.
+    """
     found: T | None = None
-    while (part := await asyncio.to_thread(next, work, _END)) is not _END:
-        found = part  # type: ignore[assignment]
+    part: asyncio.Future[T | object | None] | None = None
+    try:
+        while part is None or part.result() is not _END:
+            part = asyncio.ensure_future(asyncio.to_thread(next, work, _END))
+            item = await asyncio.shield(part)
+            found = found if item is _END else cast("T | None", item)
+    finally:
+        if part is not None and not part.done():
+            await asyncio.wait([part])
+        await asyncio.to_thread(work.close)
     assert found is not None, "the last part is the answer"
     return found
 
 
-_END = object()
+_END: object = object()
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:

@@ -6,7 +6,7 @@ their last item is the answer, the others are None. `look` calls a function betw
 """
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -80,7 +80,9 @@ class _Queries:
         return whole
 
 
-def atlas(look: Look, tokens: Sequence[int], step: int, layers: int, heads: int) -> Iterator[AtlasCard | None]:
+def atlas(
+    look: Look, tokens: Sequence[int], step: int, layers: int, heads: int
+) -> Generator[AtlasCard | None, None, None]:
     """Every head over the last rows of `tokens`, the text up to the step's last token."""
     stop = len(tokens)
     rows = min(stop, ROWS, max(1, MOST_WEIGHTS // (heads * stop)))
@@ -158,7 +160,7 @@ def _coded(weights: torch.Tensor) -> bytes:
     return codes.contiguous().numpy().tobytes()
 
 
-def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Iterator[MatrixCard | None]:
+def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator[MatrixCard | None, None, None]:
     """The weights of one head in the last MOST_MATRIX rows of a text of `stop` tokens, the largest of each cell."""
     first = max(0, stop - MOST_MATRIX)
     tokens = stop - first

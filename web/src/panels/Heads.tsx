@@ -83,7 +83,7 @@ function Kinds({ card }: { card: AtlasCard }) {
               aria-pressed={only.value === kind}
               onClick={() => (only.value = only.value === kind ? null : kind)}
             >
-              <span class={`head-kind ${kind}`} aria-hidden="true">
+              <span class={`head-kind is-${kind}`} aria-hidden="true">
                 {letter(kind)}
               </span>
               {kind}: <b data-count={kind}>{card.heads.filter((head) => head.kind === kind).length}</b>
@@ -168,7 +168,7 @@ function Head({ one, now }: { one: HeadCard; now: boolean }) {
   return (
     <button
       type="button"
-      class={`atlas-head ${one.kind} ${dim ? "dim" : ""}`}
+      class={`atlas-head is-${one.kind} ${dim ? "dim" : ""}`}
       aria-pressed={now}
       aria-label={name}
       title={name}

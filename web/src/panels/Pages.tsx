@@ -20,9 +20,9 @@ import "../style/pages.css";
 const LEAST_CELLS = 192; // of the grid; the pages behind the last one in use are free, and are told in words
 const MOST_CELLS = 2048;
 const EVERY = 400; // ms between two looks while a batch is open
-const PROMPTS = `Once upon a time, there was a little fox who lived in the forest with his mother and his father. One day, the fox
-Once upon a time, there was a little fox who lived in the forest with his mother and his father. At night, the fox
-Once upon a time, there was a little fox who lived in the forest with his mother and his father. He saw a`;
+const BEGINNING =
+  "Once upon a time, there was a little fox who lived in the forest with his mother and his father. Every morning he went out to look for a new friend to play with.";
+const PROMPTS = ["One day, the fox", "At night, the fox", "Then he saw a"].map((end) => `${BEGINNING} ${end}`).join("\n");
 
 const pool = asked<PoolCard>();
 const batch = signal<BatchCard | null>(null);
@@ -53,12 +53,12 @@ export default function Pages() {
         Each square is a page of the KV cache: room for {found?.page_size ?? 16} tokens in all layers. Start the prompts
         below: where they begin alike, they share pages.
       </Lead>
+      <Form />
       <Failed of={pool} />
       {found?.groups.map((group, i) => (
         <Group key={i} group={group} card={found} only={found.groups.length === 1} />
       ))}
       {found && <Sequences card={found} />}
-      <Form />
     </>
   );
 }
@@ -120,15 +120,16 @@ function Form() {
         void start();
       }}
     >
-      <label class="wide">
-        Prompts beside the run, one a line (6 at most); each writes up to 64 tokens
-        <textarea
-          rows={4}
-          value={prompts.value}
-          disabled={open}
-          onInput={(event) => (prompts.value = event.currentTarget.value)}
-        />
-      </label>
+      {!open && (
+        <label class="wide">
+          Prompts beside the run, one a line, 6 at most; each writes up to 64 tokens
+          <textarea
+            rows={5}
+            value={prompts.value}
+            onInput={(event) => (prompts.value = event.currentTarget.value)}
+          />
+        </label>
+      )}
       {!open && (
         <button type="submit" class="panel-go" disabled={prompts.value.trim() === ""}>
           Start the batch
@@ -202,7 +203,7 @@ function Legend() {
   return (
     <ul class="panel-legend" aria-label="Legend">
       <li>
-        <span class="pool-page run" aria-hidden="true" />
+        <span class="pool-page mine" aria-hidden="true" />
         shown run
       </li>
       <li>
@@ -258,7 +259,7 @@ function Cell({ number, page, card }: { number: number; page: PoolPage | undefin
   const held = page.refcount === 0 ? "cached, in no table" : `refcount ${page.refcount}: ${names}`;
   return (
     <span
-      class={`pool-page ${kind} ${mine ? "run" : ""} ${marked ? "marked" : ""}`}
+      class={`pool-page ${kind} ${mine ? "mine" : ""} ${marked ? "marked" : ""}`}
       style={{ "--fill": `${(100 * page.filled) / card.page_size}%` }}
       data-page={number}
       data-refcount={page.refcount}
