@@ -126,3 +126,58 @@ export function Datum({
     </div>
   );
 }
+
+interface Field {
+  name: string;
+  least: number;
+  most?: number;
+  placeholder: string;
+}
+
+/** A whole number that may be left out. */
+export function Whole({ name, value, least, most, placeholder }: Field & { value: Signal<number | null> }) {
+  return (
+    <label>
+      {name}
+      <input
+        type="number"
+        inputMode="numeric"
+        min={least}
+        {...(most === undefined ? {} : { max: most })}
+        step={1}
+        placeholder={placeholder}
+        value={value.value ?? ""}
+        onInput={(event) => {
+          const number = event.currentTarget.valueAsNumber;
+          value.value = Number.isInteger(number) && number >= least ? number : null;
+        }}
+      />
+    </label>
+  );
+}
+
+/** One of several. */
+export function Choice({
+  name,
+  value,
+  options,
+  say = (option) => option,
+}: {
+  name: string;
+  value: Signal<string>;
+  options: readonly string[];
+  say?: (option: string) => string;
+}) {
+  return (
+    <label>
+      {name}
+      <select value={value.value} onChange={(event) => (value.value = event.currentTarget.value)}>
+        {options.map((option) => (
+          <option key={option} value={option}>
+            {say(option)}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

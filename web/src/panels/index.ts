@@ -19,4 +19,12 @@ export const PANELS: readonly Panel[] = [
   },
   { id: "heads", name: "Heads", title: "Every head, named by what it does; a matrix; the lens", load: () => import("./Heads") },
   { id: "pages", name: "Pages", title: "The pages of the KV cache, and who shares them", load: () => import("./Pages") },
+  { id: "lab", name: "Lab", title: "The same text with less of K and V kept", load: () => import("./Lab") },
+  { id: "beams", name: "Beams", title: "A beam search as a tree", load: () => import("./Beams") },
+  {
+    id: "calculator",
+    name: "Calculator",
+    title: "Memory and speed at any context, batch and format",
+    load: () => import("./Calculator"),
+  },
 ];
