@@ -11,6 +11,9 @@ export interface Panel {
 }
 
 export const PANELS: readonly Panel[] = [
+  { id: "race", name: "Race", title: "The same text with the KV cache and without it", load: () => import("./race") },
+  { id: "branches", name: "Branches", title: "Go back and go on otherwise", load: () => import("./branches") },
+  { id: "sampler", name: "Sampler", title: "Other settings on the same logits", load: () => import("./sampler") },
   {
     id: "block",
     name: "Block",
