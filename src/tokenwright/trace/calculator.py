@@ -18,11 +18,11 @@ class CalculatorCard:
     batch: int
     kv: str  # the format of K and V that was planned
     weights: str
-    kv_per_token: Annotated[int, Wire("Q", DERIVED, "B", "K and V of a token", "sum over layers of 2 G D e")]
+    kv_per_token: Annotated[int, Wire("Q", DERIVED, "B", "a token", "sum over layers of 2 G D e")]
     kv_per_sequence: Annotated[
-        int, Wire("Q", DERIVED, "B", "of a sequence", "sum over layers of c min(t, s + W): at this context")
+        int, Wire("Q", DERIVED, "B", "a sequence", "sum over layers of c min(t, s + W): at this context")
     ]
-    kv_total: Annotated[int, Wire("Q", DERIVED, "B", "of the batch", "batch times that of a sequence")]
+    kv_total: Annotated[int, Wire("Q", DERIVED, "B", "the batch", "batch times that of a sequence")]
     kv_allocated: Annotated[
         int | None, Wire("Q", COUNTED, "B", "allocated", "bytes of a KV memory that was allocated just now, and freed")
     ]
@@ -62,7 +62,14 @@ class CalculatorCard:
         ),
     ]
     exceeds_at: Annotated[
-        int | None, Wire("Q", DERIVED, "tokens", "K and V exceed the weights", "from this context on, with this batch")
+        int | None,
+        Wire(
+            "Q",
+            DERIVED,
+            "tokens",
+            "exceeds the weights at",
+            "the context from which K and V of this batch take more than the weights",
+        ),
     ]
 
 

@@ -73,7 +73,7 @@ function Shown({ card }: { card: BeamCard }) {
         {card.best.map((text, rank) => (
           <li key={text.node} class={rank === 0 ? "best" : ""}>
             <b>{rank + 1}</b>
-            <span class="beam-text">{text.text}</span>
+            <span class="beam-text">{text.text.trim()}</span>
             <span class="beam-score" title="sum of log-probabilities; divided by the tokens">
               {text.sum.toFixed(2)} nat; {text.score.toFixed(3)} a token; {ENDS[text.reason] ?? text.reason}
             </span>
@@ -81,7 +81,7 @@ function Shown({ card }: { card: BeamCard }) {
         ))}
         <li class="greedy">
           <b>G</b>
-          <span class="beam-text">{card.greedy_text}</span>
+          <span class="beam-text">{card.greedy_text.trim()}</span>
           <span class="beam-score">{card.greedy_sum.toFixed(2)} nat; greedy</span>
         </li>
       </ol>

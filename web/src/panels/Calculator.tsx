@@ -41,6 +41,14 @@ const ask = (measure: boolean): Promise<void> =>
     ),
   );
 
+const measuring = signal(false);
+
+async function measure(): Promise<void> {
+  measuring.value = true;
+  await ask(true);
+  measuring.value = false;
+}
+
 export default function Calculator() {
   const ready = model.value !== null;
   const wanted = [chosen.value, context.value, batch.value, kv.value, window_.value, sinks.value, weights.value];
@@ -152,8 +160,8 @@ function Shown({ card }: { card: CalculatorCard }) {
         <Datum of={card} table={CALCULATOR_CARD} field="tokens_per_s" name="calc_tokens_per_s" />
       </dl>
       {card.bandwidth === null ? (
-        <button type="button" disabled={found.busy.value} onClick={() => void ask(true)}>
-          Measure this machine's memory bandwidth
+        <button type="button" disabled={found.busy.value} onClick={() => void measure()}>
+          {measuring.value ? "Measuring…" : "Measure this machine's memory bandwidth"}
         </button>
       ) : (
         <p class="panel-note">

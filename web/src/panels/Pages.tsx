@@ -169,7 +169,7 @@ const who = (sequence: PoolSequence): string =>
     ? "the shown run"
     : sequence.whose === "batch"
       ? `prompt ${letter(sequence)}`
-      : "another client's text";
+      : "another text";
 
 function Group({ group, card, only }: { group: PoolGroup; card: PoolCard; only: boolean }) {
   const layers = `layers ${group.layers[0]} to ${group.layers.at(-1)}`;
@@ -293,13 +293,32 @@ function Sequences({ card }: { card: PoolCard }) {
             </tr>
           </thead>
           <tbody>
-            {card.sequences.map((sequence, index) => (
-              <Sequence key={index} sequence={sequence} index={index} card={card} />
-            ))}
+            {card.sequences.map(
+              (sequence, index) =>
+                sequence.whose !== "other" && <Sequence key={index} sequence={sequence} index={index} card={card} />,
+            )}
+            <Others card={card} />
           </tbody>
         </table>
       </div>
     </>
+  );
+}
+
+/** Texts of other runs and clients, which are nobody's business: their sums alone. */
+function Others({ card }: { card: PoolCard }) {
+  const others = card.sequences.filter(({ whose }) => whose === "other");
+  if (others.length === 0) return null;
+  const sum = (of: (sequence: PoolSequence) => number) => count(others.reduce((total, one) => total + of(one), 0));
+  return (
+    <tr>
+      <td>· {plural(others.length, "other text")}</td>
+      <td />
+      <td>{sum(({ tokens }) => tokens)}</td>
+      <td>{sum(({ reused }) => reused)}</td>
+      <td>{sum(({ pages }) => pages)}</td>
+      <td>{sum(({ preemptions }) => preemptions)}</td>
+    </tr>
   );
 }
 

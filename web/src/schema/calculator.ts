@@ -30,9 +30,9 @@ export interface CalculatorCard {
 }
 
 export const CALCULATOR_CARD: Record<string, About> = {
-  kv_per_token: { source: "derived", unit: "B", label: "K and V of a token", meaning: "sum over layers of 2 G D e" },
-  kv_per_sequence: { source: "derived", unit: "B", label: "of a sequence", meaning: "sum over layers of c min(t, s + W): at this context" },
-  kv_total: { source: "derived", unit: "B", label: "of the batch", meaning: "batch times that of a sequence" },
+  kv_per_token: { source: "derived", unit: "B", label: "a token", meaning: "sum over layers of 2 G D e" },
+  kv_per_sequence: { source: "derived", unit: "B", label: "a sequence", meaning: "sum over layers of c min(t, s + W): at this context" },
+  kv_total: { source: "derived", unit: "B", label: "the batch", meaning: "batch times that of a sequence" },
   kv_allocated: { source: "counted", unit: "B", label: "allocated", meaning: "bytes of a KV memory that was allocated just now, and freed" },
   kv_planned: { source: "derived", unit: "B", label: "in whole pages", meaning: "pages x page size x bytes, and a scratch page in each group" },
   weight_bytes: { source: "derived", unit: "B", label: "weights", meaning: "of all tensors, in this format" },
@@ -44,5 +44,5 @@ export const CALCULATOR_CARD: Record<string, About> = {
   decode_bytes: { source: "derived", unit: "B", label: "read by a decode step", meaning: "the weights once, and K and V of every sequence" },
   bandwidth: { source: "measured", unit: "B/s", label: "memory bandwidth", meaning: "of this machine: reading a buffer beyond its caches" },
   tokens_per_s: { source: "derived", unit: "tok/s", label: "at most", meaning: "batch x bandwidth / bytes read: a model inside the caches can be faster" },
-  exceeds_at: { source: "derived", unit: "tokens", label: "K and V exceed the weights", meaning: "from this context on, with this batch" },
+  exceeds_at: { source: "derived", unit: "tokens", label: "exceeds the weights at", meaning: "the context from which K and V of this batch take more than the weights" },
 };
