@@ -18,7 +18,7 @@ export default defineConfig({
   server: {
     host: "127.0.0.1",
     proxy: {
-      "^/(status|model|tokenize|detokenize|runs/?.*)$": { ...engine, ws: true },
+      "^/(status|model|tokenize|detokenize|pages|calculate|bandwidth|beams|batches|runs)([/?].*)?$": { ...engine, ws: true },
     },
   },
 });

@@ -61,7 +61,7 @@ export function address(path: string): URL {
   return new URL(path, document.baseURI);
 }
 
-async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
+export async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
@@ -70,7 +70,7 @@ async function call<T>(path: string, options: RequestInit & { timeout?: number }
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }
   const body: unknown = await answer.json().catch(() => null);
-  if (answer.ok && body !== null) return body as T;
+  if (answer.ok && (body !== null || answer.status === 204)) return body as T;
   throw refusal(answer, body);
 }
 
@@ -81,7 +81,7 @@ function refusal(answer: Response, body: unknown): ApiError {
   return new ApiError(kind, answer.status, error?.message ?? `The server answered ${answer.status}.`);
 }
 
-const post = (body: object): RequestInit => ({
+export const post = (body: object): RequestInit => ({
   method: "POST",
   headers: { "content-type": "application/json" },
   body: JSON.stringify(body),

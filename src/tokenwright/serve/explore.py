@@ -13,7 +13,16 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
-from tokenwright.serve import explorer_branches, explorer_race, explorer_sampler
+from tokenwright.serve import (
+    explorer_beams,
+    explorer_branches,
+    explorer_calculator,
+    explorer_inside,
+    explorer_lab,
+    explorer_pages,
+    explorer_race,
+    explorer_sampler,
+)
 from tokenwright.serve.api import Api
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
@@ -55,6 +64,8 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     explorer_race.add(app, explorer)
     explorer_branches.add(app, explorer)
     explorer_sampler.add(app, explorer)
+    for panel in (explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages):
+        panel.add(app, explorer)
 
 
 def _add_model(app: FastAPI, explorer: Explorer) -> None:

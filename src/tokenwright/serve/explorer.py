@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,6 +77,7 @@ class Explorer:
         self.name = name
         self.host = Host(name, load)
         self.runs = Runs()
+        self.closing: list[Callable[[], object]] = []  # what panels hold, ended first
 
     def start(self) -> None:
         """Start to load the model."""
@@ -84,6 +85,8 @@ class Explorer:
 
     def close(self) -> None:
         """End all runs and free the memory. Does not wait for a model that is still loading."""
+        for close in self.closing:
+            close()
         self.runs.close()
         self.host.close()
 
