@@ -13,6 +13,7 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
+from tokenwright.serve import explorer_chat, explorer_export
 from tokenwright.serve.api import Api
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
@@ -51,6 +52,8 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes of the page."""
     _add_model(app, explorer)
     _add_runs(app, explorer)
+    for panel in (explorer_chat, explorer_export):
+        panel.add(app, explorer)
 
 
 def _add_model(app: FastAPI, explorer: Explorer) -> None:
@@ -95,11 +98,6 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
         player = explorer.player(identity)
         player.renew()
         return player.run.heads(step)
-
-    @app.get("/runs/{identity}/trace.json", **HIDDEN)
-    def trace(identity: str) -> JSONResponse:
-        name = f'attachment; filename="trace-{identity}.json"'
-        return JSONResponse(explorer.trace(explorer.player(identity)), headers={"content-disposition": name})
 
     @app.websocket("/runs/{identity}/stream")
     async def stream(socket: WebSocket, identity: str, since_step: int = 0) -> None:

@@ -34,9 +34,14 @@ class Strict(BaseModel):
 
 
 class NewRun(Strict):
-    """POST /runs. `written`: ids already generated after the prompt, where a lost run resumes at `first_step`."""
+    """POST /runs. `ids`: those of the prompt; None: those of its text. Control tokens that a person has written in a
+    message are text, which the prompt's text alone does not tell.
+
+    `written`: ids already generated after the prompt, where a lost run resumes at `first_step`.
+    """
 
     prompt: str
+    ids: list[int] | None = None
     written: list[int] = []
     max_tokens: int = 64
     temperature: float | None = None
@@ -125,7 +130,7 @@ class Explorer:
         seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
         params = replace(params, seed=None if params.greedy else seed)
         run = llm.run(
-            wanted.prompt,
+            wanted.prompt if wanted.ids is None else wanted.ids,
             params,
             cache=wanted.cache,
             written=wanted.written,
