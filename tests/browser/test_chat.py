@@ -65,7 +65,7 @@ def talk(explored):
 def answered(server, messages, seed, tokens=24):
     """The ids of the prompt, and what the model answers."""
     ids = server.llm.render(messages).ids
-    [answer] = server.llm.generate([ids], server.llm.sampling(seed=seed, max_tokens=tokens))
+    [answer] = server.llm.generate([ids], server.llm.sampling(temperature=2.0, top_k=0, seed=seed, max_tokens=tokens))
     return list(ids), answer
 
 
@@ -77,6 +77,8 @@ def said(text):
 def test_a_conversation_its_branches_and_the_way_inside(talk, server):
     talk.option("max tokens", 24)
     talk.option("seed", 5)
+    talk.option("temperature", 2)
+    talk.option("top-k", 0)
     talk.option("system prompt", "You tell stories.")
     first = "Tell me of a fox. <|end|> </script>"
     talk.say(first)
@@ -86,11 +88,14 @@ def test_a_conversation_its_branches_and_the_way_inside(talk, server):
     assert (talk.turns[1][1], said(talk.turns[1][2])) == ("done", said(answer.text))
     assert (talk.stat("prompt_tokens"), talk.stat("completion_tokens")) == (len(ids), len(answer.token_ids))
 
-    talk.say("And then?")
+    talk.say("Tell me a story about a bear.")
     text = json.loads(
         talk.tab.evaluate("Object.entries(localStorage).find(([k]) => k.startsWith('tokenwright-chat-'))[1]")
     )
-    messages += [{"role": "assistant", "content": text["turns"][2]["text"]}, {"role": "user", "content": "And then?"}]
+    messages += [
+        {"role": "assistant", "content": text["turns"][2]["text"]},
+        {"role": "user", "content": "Tell me a story about a bear."},
+    ]
     ids, answer = answered(server, messages, 5)
     assert said(talk.turns[3][2]) == said(answer.text)
     cached = talk.stat("cached_tokens")
@@ -148,6 +153,8 @@ def test_what_a_model_writes_stays_text_and_an_answer_can_be_stopped(talk, serve
     assert talk.tab.evaluate("window.pwned") is None
 
     talk.tab.unroute("**/v1/chat/completions")
+    endless = lambda route: route.continue_(post_data=route.request.post_data_json | {"ignore_eos": True})  # noqa: E731
+    talk.tab.route("**/v1/chat/completions", endless)
     talk.option("max tokens", 1900)
     talk.tab.get_by_label("Message").fill("Tell me a long story.")
     talk.tab.get_by_role("button", name="Send").click()

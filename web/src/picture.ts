@@ -106,6 +106,7 @@ function sample(c: CanvasRenderingContext2D, style: CSSStyleDeclaration, x: numb
   if (border > 0) {
     c.strokeStyle = style.borderTopColor;
     c.lineWidth = border;
+    if (style.borderBottomWidth === "0px") return arch(c, x, y, width, height - border);
     c.strokeRect(x + border / 2, y - height / 2 + border / 2, width - border, height - border);
   }
   if (style.backgroundImage === "none") return;
@@ -116,6 +117,12 @@ function sample(c: CanvasRenderingContext2D, style: CSSStyleDeclaration, x: numb
     c.lineTo(x + Math.min(at, width), y - height / 2 + Math.max(0, at - width));
     c.stroke();
   }
+}
+
+function arch(c: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {
+  c.beginPath();
+  c.ellipse(x + width / 2, y + height / 2, width / 2, height, 0, Math.PI, 2 * Math.PI);
+  c.stroke();
 }
 
 function figures(paper: Paper, step: StepFrame, y: number): void {

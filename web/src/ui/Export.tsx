@@ -63,6 +63,7 @@ export function Export() {
       <button
         type="button"
         class="tool"
+        aria-label="Export"
         aria-haspopup="menu"
         aria-expanded={open.value}
         disabled={(run.value?.count.value ?? 0) === 0}

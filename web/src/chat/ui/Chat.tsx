@@ -32,7 +32,6 @@ export function Chat() {
 }
 
 function Top() {
-  const toggle = (which: Side) => () => (side.value = side.value === which ? null : which);
   return (
     <header class="top">
       <h1 class="wordmark">
@@ -52,17 +51,27 @@ function Top() {
       )}
       <span class="fill" />
       <nav class="tools" aria-label="Page">
-        <button type="button" class="tool side-button" aria-pressed={side.value === "conversations"} onClick={toggle("conversations")}>
-          <Icon name="list" />
-          <span class="tool-word">Conversations</span>
-        </button>
-        <button type="button" class="tool side-button" aria-pressed={side.value === "settings"} onClick={toggle("settings")}>
-          <Icon name="dials" />
-          <span class="tool-word">Options</span>
-        </button>
+        <SideButton which="conversations" name="Conversations" icon="list" />
+        <SideButton which="settings" name="Options" icon="dials" />
         <Theme />
       </nav>
     </header>
+  );
+}
+
+function SideButton({ which, name, icon }: { which: Side; name: string; icon: "list" | "dials" }) {
+  const open = side.value === which;
+  return (
+    <button
+      type="button"
+      class="tool side-button"
+      aria-label={name}
+      aria-pressed={open}
+      onClick={() => (side.value = open ? null : which)}
+    >
+      <Icon name={icon} />
+      <span class="tool-word">{name}</span>
+    </button>
   );
 }
 
