@@ -36,7 +36,7 @@ def inspect(
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form, kept = own_form(checkpoint, asked).resolved(config.dtype), checkpoint.kept(asked)
-    tokenizer = checkpoint.tokenizer()
+    tokenizer, types = checkpoint.tokenizer(), [str(row) for row in checkpoint.held(asked, config.dtype)]
     facts = {
         **_shape(config, graph),
         "native_step": compiles(graph),
@@ -44,9 +44,9 @@ def inspect(
         "dtype": config.dtype,
         "weights": str(checkpoint.main_format(asked, config.dtype)),
         "weight_bytes": checkpoint.nbytes
-        if form == WeightFormat(config.dtype) and not checkpoint.texts
+        if form == WeightFormat(config.dtype) and not types
         else weight_bytes(graph, form, kept),
-        "types": [str(row) for row in checkpoint.held(asked, config.dtype)],
+        "types": types,
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,

@@ -11,6 +11,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.checkpoints.packed_file import own_quantisation
+from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.sized import PLANNED, planned_only
 from tokenwright.checkpoints.strict import read_json
 from tokenwright.config import DType, WeightFormat
@@ -69,13 +70,14 @@ def _local(name: str) -> Path | None:
         raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
 
 
-def _in_file(file: Path) -> Blueprint:
-    """The blueprint of a GGUF file, from its header."""
-    found, native = Checkpoint.open(file), WeightFormat("native")
+def _in_file(path: Path) -> Blueprint:
+    """The blueprint of a GGUF file, or of a folder that another tool quantised, from the headers of its weights."""
+    found, native = Checkpoint.open(path), WeightFormat("native")
     dtype = found.config.dtype
     held = "; ".join(map(str, found.held(native, dtype)))
     main = found.main_format(native, dtype)
-    return Blueprint(found.graph, dtype, None, (f"the file has {held}",), found.kept(native), main)
+    what = "file" if path.is_file() else "folder"
+    return Blueprint(found.graph, dtype, None, (f"the {what} has {held}",), found.kept(native), main)
 
 
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
@@ -84,6 +86,9 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     planned = planned_only(settings, where)
     if planned is not None:
         return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks)
+    scheme = read_scheme(settings, where)
+    if scheme is not None and any(Path(where).parent.glob("*.safetensors")):
+        return _in_file(Path(where).parent)
     try:
         _, parsed, graph = parse_config(settings, where)
     except UnknownArchitectureError as error:
@@ -91,5 +96,9 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     if own is not None:
         return Blueprint(graph, own[1], own[0])
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    assumed = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
-    return Blueprint(graph, parsed.dtype, remarks=assumed)
+    remarks = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
+    if scheme is not None:
+        remarks += (
+            f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",
+        )
+    return Blueprint(graph, parsed.dtype, remarks=remarks)
