@@ -175,12 +175,20 @@ class OpenedModel:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
         return self._requests.embedding(text)
 
-    def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 
-        Raises ContextError or CapacityError for one that cannot be served, EngineError where the engine has ended.
+        `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
+        cannot be served, EngineError where the engine has ended.
         """
-        return self._submit(requests, listener)
+        return self._submit(requests, listener, paused=paused)
+
+    def inspect(self, function: Callable[[Engine[torch.Tensor]], T]) -> T:
+        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
+
+        Raises what it raises, and EngineError if the engine has ended.
+        """
+        return self._open_loop().call(function)
 
     def transcript(self, handle: RequestHandle) -> Transcript:
         """What puts the texts of a submitted request together from its deliveries."""

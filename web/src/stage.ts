@@ -3,6 +3,7 @@
 // can, else 2-D), its size, and its pointers, wheels and keys. It draws only after something has changed.
 
 import { effect, signal, untracked } from "@preact/signals";
+import { chosenCell } from "./cell";
 import * as clock from "./clock";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
@@ -18,6 +19,7 @@ const TRIAL = 3; // pictures by which that is judged, drawn where nobody sees th
 const TRIAL_TOKENS = 60;
 const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
 const ORBIT = 0.008; // radians per CSS pixel
+const CLICK = 5; // CSS pixels that a pointer may move between press and release of a click
 const TURN = 0.12; // radians per key
 
 const builder = new SceneBuilder();
@@ -228,6 +230,7 @@ function trial(made: Renderer, element: HTMLElement): number {
 
 function handle(element: HTMLCanvasElement, own: Renderer): void {
   const pointers = new Map<number, { x: number; y: number }>();
+  let pressed = { x: 0, y: 0 };
   const at = (event: MouseEvent): { x: number; y: number } => {
     const box = element.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
@@ -239,6 +242,7 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
     element.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, at(event));
+    pressed = at(event);
   });
   element.addEventListener("pointermove", (event) => {
     const now = at(event);
@@ -260,6 +264,12 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     clock.invalidate();
   });
   const release = (event: PointerEvent): void => void pointers.delete(event.pointerId);
+  element.addEventListener("click", (event) => {
+    const now = at(event);
+    if (Math.hypot(now.x - pressed.x, now.y - pressed.y) > CLICK) return; // the end of a drag
+    const position = own.pick(now.x, now.y);
+    if (position !== null) chosenCell.value = { position, layer: own.layerAt(now.x, now.y) };
+  });
   element.addEventListener("pointerup", release);
   element.addEventListener("pointercancel", release);
   element.addEventListener("pointerleave", () => (hovered.value = null));

@@ -13,7 +13,18 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
-from tokenwright.serve import explorer_chat, explorer_export
+from tokenwright.serve import (
+    explorer_beams,
+    explorer_branches,
+    explorer_calculator,
+    explorer_chat,
+    explorer_export,
+    explorer_inside,
+    explorer_lab,
+    explorer_pages,
+    explorer_race,
+    explorer_sampler,
+)
 from tokenwright.serve.api import Api
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
@@ -52,7 +63,12 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes of the page."""
     _add_model(app, explorer)
     _add_runs(app, explorer)
-    for panel in (explorer_chat, explorer_export):
+    explorer_race.add(app, explorer)
+    explorer_branches.add(app, explorer)
+    explorer_sampler.add(app, explorer)
+    explorer_chat.add(app, explorer)
+    explorer_export.add(app, explorer)
+    for panel in (explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages):
         panel.add(app, explorer)
 
 

@@ -73,7 +73,9 @@ class TorchAttention:
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
-        projected = self.kernels.linear(self.norm(x), self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        normed = self.norm(x)
+        tap(Site.ATTENTION_INPUT, self.layer, normed)
+        projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q = self.rotate(plain, batch.rotation)
@@ -84,6 +86,7 @@ class TorchAttention:
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
+        tap(Site.MIXED, self.layer, mixed)
         x = x + self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
         tap(Site.ATTENTION, self.layer, x)
         return x
@@ -111,7 +114,10 @@ class TorchMLP:
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
-        hidden = self.activate(self.kernels.linear(self.norm(x), self.up), self.activation)
+        normed = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, normed)
+        hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
+        state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         x = x + self.after(self.kernels.linear(hidden, self.down))  # [T, width]
         state.tap(Site.MLP, self.layer, x)
         return x
