@@ -18,6 +18,7 @@ from tokenwright.opened import specs_of
 from tokenwright.progress import progress_bar
 from tokenwright.requests import Prompt, prompts_of
 from tokenwright.run import Run, Start
+from tokenwright.run_file import trace_of
 from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
@@ -92,13 +93,6 @@ class LLM(ScoringModel):
                 "leave them out"
             )
         super().__init__(model, options)
-
-    def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
-
-        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
-        """
-        return self._requests.sampling(**overrides)
 
     def stream(
         self,
@@ -331,10 +325,12 @@ class LLM(ScoringModel):
         inbox = Inbox()
         [handle] = self._submit([request], inbox, paused=True)
         try:
-            return Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, self._replay, start)
+            run = Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, self._replay, start)
         except RequestError:
             handle.cancel()
             raise
+        run.describe = partial(trace_of, self)
+        return run
 
 
 def _completions(written: Sequence[Transcript]) -> list[Completion]:

@@ -26,7 +26,7 @@ from tokenwright import LLM
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Policy
-from tokenwright.serve.page import page_folder
+from tokenwright.web_page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (

@@ -91,6 +91,22 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
     context.close()
 
 
+def test_a_run_of_python_plays_in_a_notebook(browser, server):
+    run = server.llm.run(PROMPT, seed=1, max_tokens=4, ignore_eos=True)
+    while not run.ended:
+        run.step()
+    context = browser.new_context(viewport=SIZE, color_scheme="dark", offline=True)
+    notebook = Explored(context.new_page(), "")
+    notebook.tab.set_content(f"<p>Out:</p>{run._repr_html_()}")
+    frame = notebook.tab.locator("iframe").element_handle().content_frame()
+    frame.wait_for_function("window.__explorer?.state.step === 3")
+    assert frame.evaluate("window.__explorer.state.ids") == list(run.tokens)
+    value = frame.locator("[data-stat=kv_resident]").first.get_attribute("data-value")
+    assert int(value) == run.frames[-1].kv_resident
+    assert notebook.errors == []
+    context.close()
+
+
 def test_perfetto_gets_the_engines_time_and_the_menu_works_by_keys(explored, export):
     explored.run(PROMPT, 6, renderer="2d", stop=None)
     trace = json.loads(export("Perfetto"))

@@ -45,8 +45,8 @@ def explore(
     """
     name = opt.the_model(named, model)
     opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
-    from tokenwright.serve.page import page_folder
     from tokenwright.serve.sockets import listen
+    from tokenwright.web_page import page_folder
 
     local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open

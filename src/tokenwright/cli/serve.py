@@ -160,9 +160,9 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     from tokenwright.serve.guard import Policy, read_keys
     from tokenwright.serve.host import uncollected
     from tokenwright.serve.log import log_access
-    from tokenwright.serve.page import page_folder
     from tokenwright.serve.run import Server
     from tokenwright.serve.service import Limits
+    from tokenwright.web_page import page_folder
 
     keys = list(settings.api_key)
     if settings.api_key_file:
