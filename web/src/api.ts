@@ -18,6 +18,7 @@ export class ApiError extends Error {
 
 export interface RunRequest {
   prompt: string;
+  ids?: number[]; // of the prompt, where its text alone does not tell them
   written?: number[];
   max_tokens: number;
   temperature: number;
