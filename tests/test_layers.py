@@ -30,7 +30,7 @@ ROWS = (
     ("opened",),
     ("scoring",),
     ("llm",),
-    ("bench",),
+    ("bench", "learn"),
     ("serve",),
     ("cli",),
 )

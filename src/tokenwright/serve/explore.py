@@ -13,6 +13,7 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
+from tokenwright.serve import explorer_learn
 from tokenwright.serve.api import Api
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
@@ -51,6 +52,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes of the page."""
     _add_model(app, explorer)
     _add_runs(app, explorer)
+    explorer.at_close.append(explorer_learn.add(app, explorer).close)
 
 
 def _add_model(app: FastAPI, explorer: Explorer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +62,7 @@ class Explorer:
         self.name = name
         self.host = Host(name, load)
         self.runs = Runs()
+        self.at_close: list[Callable[[], None]] = []  # what panels' routes have to end
 
     def start(self) -> None:
         """Start to load the model."""
@@ -69,6 +70,8 @@ class Explorer:
 
     def close(self) -> None:
         """End all runs and free the memory. Does not wait for a model that is still loading."""
+        for close in self.at_close:
+            close()
         self.runs.close()
         self.host.close()
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import schema
+from tokenwright.trace import learn, schema
 from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-TOPICS: tuple[ModuleType, ...] = ()  # beside the schema: what single panels of the page exchange with the server
+TOPICS: tuple[ModuleType, ...] = (learn,)  # beside the schema: what single panels of the page exchange with the server
 WEB = Path("web", "src")
 
 _READERS = {
@@ -52,7 +52,7 @@ def _topic(topic: ModuleType, homes: dict[str, str]) -> str:
     body = [line for message in topic.MESSAGES for line in _interface(message)] + _tables(topic.MESSAGES)
     text = "\n".join(body)
     needed: dict[str, list[str]] = {}
-    for name, home in (homes | {"About": "../schema"}).items():
+    for name, home in (homes | {"About": "../schema", "Source": "../schema"}).items():
         if re.search(rf"\b{name}\b", text):
             needed.setdefault(home, []).append(name)
     imports = [f'import type {{ {", ".join(sorted(names))} }} from "{home}";' for home, names in needed.items()]
