@@ -85,7 +85,7 @@ def _texts(work: Work, fault: str) -> tuple[list[int], int]:
     prompt = asked(work.llm, f"{QUESTION} Answer in one word.")
     with work.engine(work.context) as llm:
         answer = work.text(llm, prompt, SamplingParams(temperature=0.0, max_tokens=256))
-    ended = prompt + [token for token in answer.token_ids if token not in llm.eos_ids]
+    ended = prompt + [token for token in answer.token_ids if token not in work.llm.eos_ids]
     return ended + work.greedy(ended, ROWS), len(ended)
 
 

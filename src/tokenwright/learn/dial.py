@@ -79,6 +79,7 @@ def steer(work: Work, answer: Answer) -> Checked:
     figures = Figures()
     ours, ids = work.llm.tokenizer.encode(START), work.ids(answer.text("prompt"))
     changed = [place for place, (one, other) in enumerate(zip(ours, ids, strict=False)) if one != other]
+    figures.counted("tokens", "tokens of yours", len(ids), "tokens", f"ours has {len(ours)}")
     if len(ids) != len(ours) or len(changed) != 1:
         apart = (
             f"{len(changed)} tokens differ" if len(ids) == len(ours) else f"it has {len(ids)} tokens, ours {len(ours)}"

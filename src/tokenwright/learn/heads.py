@@ -22,11 +22,10 @@ KINDS = {
 
 
 def _segment(work: Work, seed: int) -> list[int]:
-    """Ids [2 n]: random ones that are no special tokens, twice."""
+    """Random ids that are no special tokens."""
     draw, special = random.Random(seed), work.llm.tokenizer.special_ids
     plain = [token for token in range(work.llm.config.vocab_size) if token not in special]
-    size = min(SEGMENT, work.context // 2 - 1)
-    return draw.sample(plain, size) * 2 if len(plain) >= size else draw.choices(plain, k=size) * 2
+    return draw.choices(plain, k=min(SEGMENT, work.context // 2 - 2))
 
 
 def masses(work: Work) -> dict[str, torch.Tensor]:
@@ -38,8 +37,9 @@ def masses(work: Work) -> dict[str, torch.Tensor]:
     return sums
 
 
-def _of(work: Work, ids: list[int]) -> dict[str, torch.Tensor]:
-    kernels, half = Reference(work.llm.loaded.plain_kernels), len(ids) // 2
+def _of(work: Work, segment: list[int]) -> dict[str, torch.Tensor]:
+    kernels, begin = Reference(work.llm.loaded.plain_kernels), work.llm.tokenizer.encode("")
+    ids, back = begin + segment * 2, len(segment) - 1  # from a token to the one after its previous occurrence
     config = work.llm.config
     queries: dict[int, torch.Tensor] = {}
     found: dict[str, list[torch.Tensor]] = {name: [] for name in KINDS}
@@ -55,7 +55,7 @@ def _of(work: Work, ids: list[int]) -> dict[str, torch.Tensor]:
             rows = rows.flatten(0, 1)  # [H, t, t]
             found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1).cpu())
             found["sink"].append(rows[:, 1:, 0].mean(-1).cpu())
-            found["induction"].append(rows.diagonal(-(half - 1), 1, 2)[:, 1:].mean(-1).cpu())
+            found["induction"].append(rows.diagonal(-back, 1, 2)[:, len(begin) + 1 :].mean(-1).cpu())
 
     ForwardPass(work, len(ids)).rows(ids, 0, tap)
     return {name: torch.stack(each) for name, each in found.items()}
