@@ -69,6 +69,8 @@ export interface RunCard {
   ignore_eos: boolean;
   first_step: number;
   watched: [number, number];
+  min_p: number;
+  parent: string | null;
   kind: "run";
 }
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
-from tokenwright.serve import explorer_learn
+from tokenwright.serve import explorer_branches, explorer_learn, explorer_race, explorer_sampler
 from tokenwright.serve.api import Api
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
@@ -52,6 +52,9 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes of the page."""
     _add_model(app, explorer)
     _add_runs(app, explorer)
+    explorer_race.add(app, explorer)
+    explorer_branches.add(app, explorer)
+    explorer_sampler.add(app, explorer)
     explorer.at_close.append(explorer_learn.add(app, explorer).close)
 
 

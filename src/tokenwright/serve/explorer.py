@@ -20,6 +20,7 @@ from tokenwright.trace.schema import VERSION, Loading, ModelCard, RunCard, StepF
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
+    from tokenwright.run import Run
 
 HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with the page
 
@@ -42,6 +43,7 @@ class NewRun(Strict):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     stop: list[str] = []
     ignore_eos: bool = False
@@ -49,6 +51,19 @@ class NewRun(Strict):
     layer: Index = 0
     head: Index = 0
     first_step: Step = 0
+
+
+class NewFork(Strict):
+    """POST /runs/ID/fork: go on from a step, with another token or other settings; null: as they were there."""
+
+    step: Step
+    token: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
 
 
 class Gone(Exception):
@@ -123,7 +138,7 @@ class Explorer:
         Raises NotReady while the model loads, RequestError for an invalid request, CapacityError without room for it.
         """
         llm = self.llm
-        names = ("temperature", "top_k", "top_p", "max_tokens", "stop", "ignore_eos")
+        names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos")
         params = llm.sampling(**{name: getattr(wanted, name) for name in names})
         seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
         params = replace(params, seed=None if params.greedy else seed)
@@ -136,20 +151,41 @@ class Explorer:
             head=wanted.head,
             first_step=wanted.first_step,
         )
-        prompt = run.tokens[: len(run.tokens) - len(wanted.written)]
-        written = TextStream(llm.tokenizer, params.stop, prompt)  # their text as a viewer has seen it
-        for token in wanted.written:
+        return self._added(run, wanted.prompt)
+
+    def fork(self, identity: str, wanted: NewFork) -> RunCard:
+        """A run that goes on from a step of another one, paused before its first step.
+
+        Raises Gone if there is no such run, RequestError for a step that cannot be gone on from, CapacityError without
+        room for it.
+        """
+        parent = self.player(identity)
+        parent.renew()
+        given = wanted.model_dump(exclude={"step", "token"}, exclude_none=True)
+        greedy = given.get("temperature", parent.run.start.params.temperature) == 0
+        if not greedy and parent.run.start.params.seed is None and "seed" not in given:
+            given["seed"] = secrets.randbits(32)
+        run = self.llm.fork(parent.run, wanted.step, wanted.token, **given)
+        return self._added(run, parent.card.prompt, identity)
+
+    def _added(self, run: Run, prompt: str, parent: str | None = None) -> RunCard:
+        """Add a new run; `prompt` is its text."""
+        start, tokenizer = run.start, self.llm.tokenizer
+        ids = run.tokens[len(start.prompt) :]
+        written = TextStream(tokenizer, start.params.stop, start.prompt)  # their text as a viewer has seen it
+        for token in ids:
             written.push(token)
         card = RunCard(
             run=new_identity(),
             model=self.name,
-            prompt=wanted.prompt,
-            tokens=self.looks(prompt),
-            written=self.looks(wanted.written),
+            prompt=prompt,
+            tokens=self.looks(start.prompt),
+            written=self.looks(ids),
             written_text=written.text,
-            **_sampling(params),
-            first_step=wanted.first_step,
+            **_sampling(start.params),
+            first_step=run.first_step,
             watched=run.watched,
+            parent=parent,
         )
         self.runs.add(run, card)
         return card
@@ -168,7 +204,7 @@ class Explorer:
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos")
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "ignore_eos")
     return {name: getattr(params, name) for name in names}
 
 

@@ -168,6 +168,8 @@ class RunCard:
     ignore_eos: bool
     first_step: int
     watched: tuple[int, int]  # layer and head of the attention row that comes with each frame
+    min_p: float = 0.0
+    parent: str | None = None  # the run that this one forked from, at the step before `first_step`
     kind: Literal["run"] = "run"
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import learn, schema
+from tokenwright.trace import branches, learn, preview, race, schema
 from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-TOPICS: tuple[ModuleType, ...] = (learn,)  # beside the schema: what single panels of the page exchange with the server
+TOPICS: tuple[ModuleType, ...] = (learn, race, branches, preview)
 WEB = Path("web", "src")
 
 _READERS = {
