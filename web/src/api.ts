@@ -61,11 +61,12 @@ export function address(path: string): URL {
   return new URL(path, document.baseURI);
 }
 
-async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
+export async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
-    answer = await fetch(address(path), { ...init, signal: AbortSignal.timeout(timeout) });
+    const limit = AbortSignal.timeout(timeout);
+    answer = await fetch(address(path), { ...init, signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit });
   } catch {
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }
@@ -81,7 +82,7 @@ function refusal(answer: Response, body: unknown): ApiError {
   return new ApiError(kind, answer.status, error?.message ?? `The server answered ${answer.status}.`);
 }
 
-const post = (body: object): RequestInit => ({
+export const post = (body: object): RequestInit => ({
   method: "POST",
   headers: { "content-type": "application/json" },
   body: JSON.stringify(body),

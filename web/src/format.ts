@@ -45,6 +45,12 @@ export function shown(value: Amount | boolean | null, unit: string): [string, st
     case "bit":
     case "nat":
       return [Number(value).toFixed(2), unit];
+    case "nat per token":
+      return [Number(value).toFixed(4), unit];
+    case "logit":
+      return [Number(value).toPrecision(2), ""];
+    case "%":
+      return [figures(Number(value)), unit];
     case "share":
       return [Number(value).toFixed(4), ""];
     case "times":

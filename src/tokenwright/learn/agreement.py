@@ -116,7 +116,7 @@ def _evidence(figures: Figures, work: Work, fault: str) -> None:
     rows = len(right.rows())
     figures.counted("prompt", "prompt", start, "tokens", "tokens before the first written one")
     figures.counted("case_equal", f"argmax equal, of {rows}", equal, "", "rows whose largest logit is at the same id")
-    figures.counted("case_apart", "largest |Δ logit|", apart, "", "over all rows and the whole vocabulary")
+    figures.counted("case_apart", "largest |Δ logit|", apart, "logit", "over all rows and the whole vocabulary")
     where = "in layer 0, whose input is the token alone"
     figures.counted("case_keys", "keys that differ", _other(right.keys, wrong.keys), "", f"positions, {where}")
     figures.counted("case_values", "values that differ", _other(right.values, wrong.values), "", f"positions, {where}")
@@ -143,7 +143,7 @@ def agree(work: Work, answer: Answer) -> Checked:
     apart = float((right.rows() - healthy.rows()).abs().max())
     most = tolerance(work.llm)
     figures.counted("equal", f"argmax equal without it, of {rows}", equal, "", "rows")
-    figures.counted("apart", "largest |Δ logit| without it", apart, "", f"at most {most:g} in {work.llm.dtype}")
+    figures.counted("apart", "largest |Δ logit| without it", apart, "logit", f"at most {most:g} in {work.llm.dtype}")
     why = "" if equal == rows and apart <= most else "Without the fault they still disagree. That is ours: report it."
     return figures.verdict("agree", why, f"Named, and without it cached and uncached agree on {equal} of {rows} rows.")
 
