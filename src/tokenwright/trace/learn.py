@@ -13,7 +13,7 @@ class Fact:
 
     name: str
     label: str
-    value: float | str | None  # text for what is no number
+    value: int | float | str | None  # text for what is no number
     unit: str
     source: Source
     meaning: str  # the formula, the clock, or what was counted
@@ -26,10 +26,10 @@ class Field:
     name: str
     label: str
     kind: Literal["whole", "number", "text", "choice", "head", "streak"]
-    start: float | str
+    start: int | float | str
     options: tuple[str, ...]  # of a choice
-    least: float | None
-    most: float | None  # of a text: characters
+    least: int | float | None
+    most: int | float | None  # of a text: characters
 
 
 @dataclass(frozen=True, slots=True)

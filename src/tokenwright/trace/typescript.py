@@ -116,7 +116,7 @@ def _type(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(json.dumps(value) for value in get_args(hint))
     if get_origin(hint) is UnionType:
-        return " | ".join(_type(part) for part in get_args(hint))
+        return " | ".join(dict.fromkeys(_type(part) for part in get_args(hint)))
     if get_origin(hint) is tuple:
         first, *rest = get_args(hint)
         if rest == [...]:

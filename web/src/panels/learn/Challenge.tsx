@@ -42,9 +42,10 @@ export function Challenge({ of }: { of: ChallengeCard }) {
   };
 
   const met = done.value.includes(of.id);
+  const opened = useSignal(!met); // once: what was just solved stays open
   const answer = checked.value;
   return (
-    <details class="learn-challenge" data-challenge={of.id} data-met={met} open={!met}>
+    <details class="learn-challenge" data-challenge={of.id} data-met={met} open={opened.value}>
       <summary>
         <h4>
           Challenge {of.number}: {of.title}
