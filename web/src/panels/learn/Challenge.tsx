@@ -99,7 +99,7 @@ interface EntryProps {
 function Entry({ id, field, value, set }: EntryProps) {
   const typed = (event: Event) => (event.currentTarget as HTMLInputElement | HTMLSelectElement).value;
   return (
-    <div class={`learn-field ${field.kind}`}>
+    <div class={`learn-field learn-${field.kind}`}>
       <label for={id}>{field.label}</label>
       {field.kind === "choice" ? (
         <select id={id} value={value} onChange={(event) => set(typed(event))}>

@@ -2,7 +2,7 @@
 // challenges that the engine checks.
 
 import { useSignal } from "@preact/signals";
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { sentence } from "../../format";
 import type { Lesson } from "../../schema/learn";
 import { model } from "../../store";
@@ -26,6 +26,12 @@ export default function Learn() {
   }, [ready]);
   const at = CARDS.findIndex(({ id }) => id === card.value);
   const current = CARDS[at] as Card;
+  const top = useRef<HTMLDivElement>(null);
+  const before = useRef(current.id);
+  useEffect(() => {
+    if (before.current !== current.id) top.current?.scrollIntoView({ block: "start" });
+    before.current = current.id;
+  }, [current.id]);
   const turn = (event: KeyboardEvent) => {
     const by = { PageDown: 1, PageUp: -1 }[event.key];
     if (by === undefined) return;
@@ -33,7 +39,7 @@ export default function Learn() {
     move(by);
   };
   return (
-    <div class="learn" onKeyDown={turn}>
+    <div class="learn" ref={top} onKeyDown={turn}>
       <p class="panel-lead">
         Eight cards on how a model writes, each on the live stage beside it. Read one, press its buttons, then meet its
         challenges: the engine checks them.
