@@ -15,8 +15,8 @@ PACKAGE = Path(tokenwright.__file__).parent
 # From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
 ROWS = (
     ("errors", "progress"),
-    ("checks",),
-    ("units",),
+    ("checks", "web_page"),
+    ("units", "busy"),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -26,9 +26,9 @@ ROWS = (
     ("checkpoints", "trace", "transcript"),
     ("restore", "vocabulary"),
     ("loaded", "run", "streams"),
-    ("requests", "planner"),
+    ("requests", "planner", "show"),
     ("opened",),
-    ("scoring",),
+    ("scoring", "run_file"),
     ("llm",),
     ("bench", "learn"),
     ("serve",),

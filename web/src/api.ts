@@ -18,6 +18,7 @@ export class ApiError extends Error {
 
 export interface RunRequest {
   prompt: string;
+  ids?: number[]; // of the prompt, where its text alone does not tell them
   written?: number[];
   max_tokens: number;
   temperature: number;
@@ -71,7 +72,7 @@ export async function call<T>(path: string, options: RequestInit & { timeout?: n
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }
   const body: unknown = await answer.json().catch(() => null);
-  if (answer.ok && body !== null) return body as T;
+  if (answer.ok && (body !== null || answer.status === 204)) return body as T;
   throw refusal(answer, body);
 }
 

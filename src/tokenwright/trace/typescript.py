@@ -15,12 +15,13 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import branches, learn, preview, race, schema
+from tokenwright.trace import beams, block, branches, calculator, chat, heads, lab, learn, pages, preview, race, schema
 from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-TOPICS: tuple[ModuleType, ...] = (learn, race, branches, preview)
+# Beside the schema: what single panels of the page exchange with the server.
+TOPICS: tuple[ModuleType, ...] = (race, branches, preview, block, heads, pages, lab, beams, calculator, chat, learn)
 WEB = Path("web", "src")
 
 _READERS = {
@@ -120,7 +121,7 @@ def _type(hint: Any) -> str:
     if get_origin(hint) is tuple:
         first, *rest = get_args(hint)
         if rest == [...]:
-            return f"({_type(first)})[]" if get_origin(first) is UnionType else f"{_type(first)}[]"
+            return f"({_type(first)})[]" if get_origin(first) in (UnionType, Literal) else f"{_type(first)}[]"
         return f"[{', '.join(_type(part) for part in (first, *rest))}]"
     plain = {int: "number", float: "number", str: "string", bool: "boolean", NoneType: "null"}
     return plain[hint] if hint in plain else str(hint.__name__)
