@@ -30,7 +30,7 @@ ROWS = (
     ("opened",),
     ("scoring", "run_file"),
     ("llm",),
-    ("bench",),
+    ("bench", "learn"),
     ("serve",),
     ("cli",),
 )
