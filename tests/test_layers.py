@@ -16,7 +16,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 ROWS = (
     ("errors", "progress"),
     ("checks",),
-    ("units",),
+    ("units", "busy"),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),

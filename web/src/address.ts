@@ -14,6 +14,7 @@ import {
   layer,
   live,
   pace,
+  panel,
   picked,
   playing,
   rendererChoice,
@@ -37,6 +38,7 @@ export function read(): Link {
   cache.value = link.cache ?? true;
   camera.value = { name: link.camera ?? "iso" };
   rendererChoice.value = link.renderer ?? null;
+  panel.value = link.panel ?? null;
   return link;
 }
 
@@ -59,6 +61,7 @@ function now(): Link {
   if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
   if (camera.value.name !== "iso") link.camera = camera.value.name;
   if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
+  if (panel.value !== null) link.panel = panel.value;
   if (live.value && !playing.value && shown.value < last.value && frame.value) link.step = frame.value.step;
   return link;
 }

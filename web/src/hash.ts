@@ -1,6 +1,7 @@
 // The part of the page's state that a link carries, in the address after #. Only what differs from the defaults is
 // written, so a plain address stays plain. A long prompt belongs into a trace file, not into a link.
 
+import { PANELS } from "./panels";
 import { CAMERAS, type Camera } from "./renderers/renderer";
 
 export interface Link {
@@ -15,6 +16,7 @@ export interface Link {
   cache?: boolean;
   camera?: Camera;
   renderer?: "2d" | "3d";
+  panel?: string;
 }
 
 const LONGEST = 1500; // bytes of a prompt in a link
@@ -45,6 +47,8 @@ export function parse(hash: string): Link {
   if (camera !== undefined) link.camera = camera;
   const renderer = values.get("renderer") ?? values.get("face"); // older links say "face"
   if (renderer === "2d" || renderer === "3d") link.renderer = renderer;
+  const panel = values.get("panel");
+  if (panel !== null && PANELS.some(({ id }) => id === panel)) link.panel = panel;
   return link;
 }
 
@@ -62,6 +66,7 @@ export function format(link: Link): string {
   if (link.step !== undefined) values.set("step", String(link.step));
   if (link.camera !== undefined) values.set("cam", link.camera);
   if (link.renderer !== undefined) values.set("renderer", link.renderer);
+  if (link.panel !== undefined) values.set("panel", link.panel);
   const text = values.toString();
   return text === "" ? "" : `#${text}`;
 }

@@ -40,6 +40,7 @@ export const renderer = signal<"2d" | "3d" | null>(null); // what is drawing
 export const rendererNote = signal(""); // why the renderer is not the one that was hoped for
 export const pictureTime = signal<number | null>(null); // ms, where 3-D was found to be too slow here
 export const tab = signal<"stage" | "numbers" | "next">("stage"); // on a narrow screen
+export const panel = signal<string | null>(null); // the panel in the rail's place; null: the figures
 export const helpOpen = signal(false);
 export const resultClosed = signal(false); // whether the card at the end of a run was put away
 
