@@ -139,6 +139,13 @@ class OpenedModel:
         """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
         return self._requests.eos_ids
 
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
+
+        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
+        """
+        return self._requests.sampling(**overrides)
+
     @property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""
@@ -183,12 +190,20 @@ class OpenedModel:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
         return self._requests.embedding(text)
 
-    def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 
-        Raises ContextError or CapacityError for one that cannot be served, EngineError where the engine has ended.
+        `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
+        cannot be served, EngineError where the engine has ended.
         """
-        return self._submit(requests, listener)
+        return self._submit(requests, listener, paused=paused)
+
+    def inspect(self, function: Callable[[Engine[torch.Tensor]], T]) -> T:
+        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
+
+        Raises what it raises, and EngineError if the engine has ended.
+        """
+        return self._open_loop().call(function)
 
     def transcript(self, handle: RequestHandle) -> Transcript:
         """What puts the texts of a submitted request together from its deliveries."""

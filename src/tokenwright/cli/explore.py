@@ -41,8 +41,8 @@ def explore(
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
-    from tokenwright.serve.page import page_folder
     from tokenwright.serve.sockets import listen
+    from tokenwright.web_page import page_folder
 
     local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open

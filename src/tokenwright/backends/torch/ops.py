@@ -5,8 +5,10 @@ few branches. The changing state (the batch, the cache) is an argument.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MethodType
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,6 +22,7 @@ from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+AnyOp = TypeVar("AnyOp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,9 @@ class TorchAttention:
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
-        projected = self.kernels.linear(self.norm(x), self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        normed = self.norm(x)
+        tap(Site.ATTENTION_INPUT, self.layer, normed)
+        projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q = self.rotate(plain, batch.rotation)
@@ -85,6 +90,7 @@ class TorchAttention:
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
+        tap(Site.MIXED, self.layer, mixed)
         x = x + self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
         tap(Site.ATTENTION, self.layer, x)
         return x
@@ -112,7 +118,10 @@ class TorchMLP:
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
-        hidden = self.activate(self.kernels.linear(self.norm(x), self.up), self.activation)
+        normed = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, normed)
+        hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
+        state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         x = x + self.after(self.kernels.linear(hidden, self.down))  # [T, width]
         state.tap(Site.MLP, self.layer, x)
         return x
@@ -175,6 +184,17 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
     """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
+
+
+def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
+    """A copy of an op of `before` that computes with other kernels, over the same weights. Norms keep their kernels."""
+    other = copy(op)
+    for name, value in vars(op).items():
+        if value is before:
+            setattr(other, name, kernels)
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `rotate`
+            setattr(other, name, getattr(kernels, value.__name__))
+    return other
 
 
 def lacking(graph: Graph) -> list[str]:
