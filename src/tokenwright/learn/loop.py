@@ -56,7 +56,9 @@ def bound(work: Work, answer: Answer) -> Checked:
         why = "The answer is not right any more (yes). Ask for a form that still lets the model say it."
     elif ratio < target:
         why = f"It ended by itself and is right, but is only {ratio:.1f} times faster. Ask for a still shorter form."
-    return figures.verdict("bound", why, f"Right, complete, and {ratio:.1f} times faster: nearly all was (n-1) x TPOT.")
+    return figures.verdict(
+        "bound", why, f"Right, complete, and {ratio:.1f} times faster: nearly all of it was (n − 1) · TPOT."
+    )
 
 
 def phases(work: Work, answer: Answer) -> Checked:
