@@ -38,7 +38,7 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
 )
-HANGS = 25_000  # ms
+HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
 
 

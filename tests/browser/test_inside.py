@@ -95,7 +95,7 @@ def check_heads(explored):
 
 
 def test_calculator_lab_and_beams(explored):
-    explored.run(PROMPT, 40, renderer="2d", stop=20)
+    explored.run(PROMPT, 40, renderer="2d", stop=10)
     tab = explored.tab
     opened(explored, "Calculator")
     tab.get_by_label("context", exact=True).fill("8192")
