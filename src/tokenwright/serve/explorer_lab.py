@@ -83,12 +83,13 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
         for start in range(0, count, SLICE):
             part = known[start : start + SLICE]
 
-            def forward(_: object, part: list[int] = part) -> tuple[torch.Tensor, torch.Tensor]:
-                (full, caches[0]), (lab, caches[1]) = models[0](part, caches[0]), models[1](part, caches[1])
-                return full, lab
+            def forward(_: object, part: list[int] = part) -> list[torch.Tensor]:
+                answers = [model(part, cache) for model, cache in zip(models, caches, strict=True)]
+                caches[:] = [cache for _, cache in answers]
+                return [logits for logits, _ in answers]
 
-            full, lab = llm.inspect(forward)
-            sums.add(full, lab, tokens[start + 1 : start + len(part) + 1])
+            full, kept = llm.inspect(forward)
+            sums.add(full, kept, tokens[start + 1 : start + len(part) + 1])
             yield None
         used, page_bytes = llm.inspect(lambda _: _pages(other, known))
         yield LabCard(
