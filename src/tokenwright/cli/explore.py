@@ -5,25 +5,37 @@ from __future__ import annotations
 import threading
 import webbrowser
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
-from tokenwright.cli.output import remark
-from tokenwright.errors import TokenwrightError
+from tokenwright.cli.output import remark, show_anything
+from tokenwright.errors import RequestError, TokenwrightError
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
 
 USUAL_PORT = 8321
+PROMPT = "Once upon a time"  # of a run in the terminal
 DRAIN_S = 2.0  # requests have so long to finish when it is stopped
 
 Port = Annotated[
     int | None,
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
+Tty = Annotated[
+    bool,
+    Option(
+        "--tty", help="Show a run in this terminal instead of a page; not on a terminal, print each step as a line."
+    ),
+]
+TtyPrompt = Annotated[
+    str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
+]
+TtyTokens = Annotated[int | None, Option("-n", help="With --tty: the most tokens to write; by default 60.")]
+TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
@@ -32,6 +44,10 @@ def explore(
     model: opt.Model = None,
     port: Port = None,
     no_browser: NoBrowser = False,
+    tty: Tty = False,
+    prompt: TtyPrompt = None,
+    new_tokens: TtyTokens = None,
+    seed: TtySeed = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
@@ -41,10 +57,23 @@ def explore(
 ) -> None:
     """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
-    The server accepts connections from this machine alone. Ctrl-C stops it.
+    The server accepts connections from this machine alone. Ctrl-C stops it. With --tty it shows one run in this
+    terminal instead.
     """
     name = opt.the_model(named, model)
-    opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
+    engine = {
+        "device": device,
+        "dtype": dtype,
+        "weights": weights,
+        "page_size": page_size,
+        "token_budget": token_budget,
+    }
+    opt.check_engine(**engine)
+    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port})
+    if tty:
+        asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
+        _in_terminal(name, PROMPT if prompt is None else prompt, asked, revision=revision, **engine)
+        return
     from tokenwright.serve.sockets import listen
     from tokenwright.web_page import page_folder
 
@@ -61,17 +90,7 @@ def explore(
 
         leave_a_core()
         try:
-            return LLM(
-                name,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                weights=weights,
-                page_size=page_size,
-                token_budget=token_budget,
-                report=report,
-                trace=True,
-            )
+            return LLM(name, revision=revision, report=report, trace=True, **engine)
         except TokenwrightError as error:
             failed.append(error)
             server.should_exit = True
@@ -94,3 +113,19 @@ def explore(
     server.run(sockets=[listener])
     if failed:
         raise failed[0]
+
+
+def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:
+    """Raises RequestError for an option of the terminal without --tty, and for one of the page with it."""
+    wrong = opt.given(**(page if tty else terminal))
+    for name in wrong:
+        raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")
+
+
+def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:
+    """Run a prompt in the terminal. Raises the errors of LLM and of its requests."""
+    from tokenwright.cli.explore_tty import explore_tty
+
+    show_anything()
+    with opt.opened(name, trace=True, **engine) as llm:
+        explore_tty(llm, llm.run(prompt, **asked))
