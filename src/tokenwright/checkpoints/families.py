@@ -81,6 +81,11 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
     return Parsed(family, parsed, graph)
 
 
+def family_of(architecture: str) -> Family:
+    """The family of an architecture that `parse_config` has accepted."""
+    return next(family for family in FAMILIES if architecture in family.architectures)
+
+
 def _find(keys: Keys) -> tuple[Family, str]:
     """The family and the architecture; without `architectures`, model_type selects them."""
     known = {name: family for family in FAMILIES for name in family.architectures}

@@ -10,21 +10,24 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
+from tokenwright.backends.adapters import Update
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families import family_of, parse_config
 from tokenwright.checkpoints.family import Family, Source
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
 from tokenwright.checkpoints.gguf_model import read_model
-from tokenwright.checkpoints.held import Held, as_stored, held
+from tokenwright.checkpoints.held import Held, as_stored, held, without
 from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.published import Compound, gather, read_scheme
 from tokenwright.checkpoints.reading import DTYPES, opened, read_rows, read_whole
@@ -59,6 +62,7 @@ class Checkpoint:
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
     as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
+    adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -110,6 +114,33 @@ class Checkpoint:
         return cls(
             file, config, model.graph, generation, model.sources, model.stored, {file: stamp(file)}, None, forms, texts
         )
+
+    def adapter(self, folder: str | Path) -> Adapter:
+        """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
+        family = family_of(self.config.architecture)
+        return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.prefix)
+
+    def merged(self, folders: Sequence[str | Path]) -> "Checkpoint":
+        """The same checkpoint with LoRA adapters added to its weights as they are read: W + scale B A, in fp32.
+
+        Matrices that an adapter changes are decoded, not copied. Raises CheckpointError as `adapter` does, and for a
+        folder of packed weights.
+        """
+        if folders and self.packed is not None:
+            raise CheckpointError(
+                f"the weights in {self.path} are packed as {self.packed}, and an adapter is merged before packing; "
+                "give the model that they were made from, or keep the adapter beside them (adapters)"
+            )
+        adapters = tuple(self.adapter(folder) for folder in folders)
+        changed = {part for one in adapters for part in one.updates}
+        kept = without(self.graph, self.as_stored, changed)
+        return replace(self, adapters=(*self.adapters, *adapters), as_stored=kept)
+
+    @cached_property
+    def updates(self) -> Mapping[str, tuple[Update, ...]]:
+        """What the merged adapters add to each of our linear layers, in their order."""
+        names = {name for one in self.adapters for name in one.updates}
+        return {name: tuple(one.updates[name] for one in self.adapters if name in one.updates) for name in names}
 
     def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
         """The matrices, and parts of joined ones, whose codes and scales are copied if `form` is asked for."""
@@ -172,6 +203,8 @@ class Checkpoint:
             raw = read_rows(stored, 0, stored.shape[0])
             for ours in users[theirs]:
                 piece = piece_of(raw, self.sources[ours])
+                for update in self.updates.get(ours.removesuffix(".weight"), ()):
+                    piece = update.added_to(piece, 0)
                 found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
                 if not _finite(found[ours]):
                     refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))

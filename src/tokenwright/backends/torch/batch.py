@@ -23,6 +23,7 @@ class TorchBatch:
     chunks: tuple[ChunkRows, ...]
     rotation: Rotation  # [T, D]; empty under learned positions
     sink_rotations: Mapping[AttentionWindow, Rotation]  # for each window with sinks, [T, D]: for queries on sinks
+    adapted: Mapping[int, torch.Tensor]  # number of an adapter -> the rows [n] of the requests that have it
 
 
 class Batcher:
@@ -54,7 +55,14 @@ class Batcher:
             chunks=tuple(chunks),
             rotation=self._rotation(positions, limits),
             sink_rotations={window: self._sink_rotation(window, positions, limits) for window in self.sinking},
+            adapted=self._adapted(batch),
         )
+
+    def _adapted(self, batch: Batch) -> Mapping[int, torch.Tensor]:
+        rows: dict[int, list[int]] = {}
+        for adapter, each in batch.adapters:
+            rows.setdefault(adapter, []).extend(each)
+        return {adapter: torch.tensor(each, device=self.store.device) for adapter, each in rows.items()}
 
     def _rotation(self, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
         if self.table is None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from tokenwright.backends import Dense, Kernels, Linear
+from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
@@ -27,11 +28,24 @@ AnyOp = TypeVar("AnyOp")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a step: the batch, the KV store and the tap."""
+    """The state of a step: the batch, the KV store and the tap; and the model's adapters."""
 
     batch: TorchBatch
     store: KVStore
     tap: Tap
+    adapters: Beside
+
+    def linear(self, kernels: Kernels, x: torch.Tensor, weight: Linear, name: str) -> torch.Tensor:
+        """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
+
+        An adapter's rows are computed together, by kernels whose result for a row depends on that row alone.
+        """
+        y = kernels.linear(x, weight)
+        for adapter, rows in self.batch.adapted.items():
+            update = self.adapters.get(name, {}).get(adapter)
+            if update is not None:
+                y[rows] += kernels.linear(kernels.linear(x[rows], update.down), update.up)
+        return y
 
 
 class RunningOp(Protocol):
@@ -63,6 +77,7 @@ class TorchAttention:
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
+        self.names = (op.qkv.name, op.out.name)
         self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
         self.scale = op.scale
@@ -79,7 +94,8 @@ class TorchAttention:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
-        projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
+        projected = projected.view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q = self.rotate(plain, batch.rotation)
@@ -91,7 +107,7 @@ class TorchAttention:
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
         tap(Site.MIXED, self.layer, mixed)
-        x = x + self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
+        x = x + self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
         tap(Site.ATTENTION, self.layer, x)
         return x
 
@@ -110,6 +126,7 @@ class TorchMLP:
     def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
+        self.names = (op.up.name, op.down.name)
         self.activation = op.activation
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
@@ -120,9 +137,9 @@ class TorchMLP:
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
+        hidden = self.activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
-        x = x + self.after(self.kernels.linear(hidden, self.down))  # [T, width]
+        x = x + self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))  # [T, width]
         state.tap(Site.MLP, self.layer, x)
         return x
 
