@@ -127,8 +127,8 @@ def test_sixteen_requests_with_four_adapters_are_as_alone(four: tuple[Path, Mapp
     names = [None, *made]
     prompts = [[5 + (7 * i + j * j) % 300 for j in range(3 + 5 * i)] for i in range(16)]
     chosen = [names[i % 5] for i in range(16)]
-    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "seed": 3, "ignore_eos": True}
-    with LLM(model, adapters=made, weights=weights, token_budget=48, pages=32) as llm:
+    asked: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    with LLM(model, adapters=made, weights=weights, token_budget=48, pages=16) as llm:
         together = recorded(llm)
         texts = llm.generate(prompts, adapter=chosen, **asked)
         assert any(one.usage.preemptions for one in texts), "prompts are cut, and texts preempted"
@@ -137,7 +137,7 @@ def test_sixteen_requests_with_four_adapters_are_as_alone(four: tuple[Path, Mapp
         for prompt, name, text in zip(prompts, chosen, texts, strict=True):
             [one] = llm.generate([prompt], adapter=name, **asked)
             assert one.token_ids == text.token_ids
-    assert alone.keys() <= together.keys() and len(alone) >= 16 * 12
+    assert alone.keys() <= together.keys() and len(alone) >= 16 * 24
     assert all(torch.equal(row, together[key]) for key, row in alone.items())
 
 
@@ -153,7 +153,7 @@ def test_adapters_share_no_pages_and_beams_keep_theirs(four: tuple[Path, Mapping
         assert other.usage.reused_tokens == base.usage.reused_tokens == 0 < again.usage.reused_tokens
         assert again.token_ids == first.token_ids
         beams = llm.generate([ids], adapter="a3", beams=3, max_tokens=6)[0]
-        with pytest.raises(RequestError, match='no adapter "a9"; it has a0'):
+        with pytest.raises(RequestError, match="no adapter 'a9'; it has a0"):
             llm.generate("the", adapter="a9")
     with LLM(model, lora=[made["a3"]]) as llm:
         assert llm.generate([ids], beams=3, max_tokens=6)[0].token_ids == beams.token_ids
