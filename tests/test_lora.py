@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.models.fixtures import make_checkpoint
+from tests.serve.live import live
 from tokenwright import LLM
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.weight_cache import WeightCache
+from tokenwright.cli.serve import adapters_of
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.serve.app import Served
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
@@ -224,3 +229,43 @@ def test_a_tensor_belongs_to_the_model(
     save_file(change(load_file(folder / "adapter_model.safetensors")), folder / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=reason):
         Checkpoint.open(model).adapter(folder)
+
+
+def test_a_server_has_each_adapter_as_a_model(four: tuple[Path, Mapping[str, Path]]) -> None:
+    model, made = four
+    body: dict[str, Any] = {"prompt": "the model", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with LLM(model, adapters=made) as llm:
+        expected = {
+            name or "tiny": llm.generate("the model", adapter=name, max_tokens=8, temperature=0, ignore_eos=True)[
+                0
+            ].text
+            for name in (None, "a0", "a3")
+        }
+    assert len(set(expected.values())) == 3
+    with live(model, adapters=made, served=Served(["tiny"], adapters=list(made))) as server:
+        listed = ask(server.url, "/v1/models")["data"]
+        assert [one["id"] for one in listed] == ["tiny", *made]
+        for name, text in expected.items():
+            answer = ask(server.url, "/v1/completions", {**body, "model": name})
+            assert (answer["choices"][0]["text"], answer["model"]) == (text, name)
+        options = {"num_predict": 8, "temperature": 0}
+        asked = {"model": "a3", "prompt": "the model", "raw": True, "stream": False, "options": options}
+        told = ask(server.url, "/api/generate", asked)
+        assert expected["a3"].startswith(told["response"]) and told["response"]
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            ask(server.url, "/v1/embeddings", {"model": "a0", "input": "the"})
+
+
+def ask(url: str, path: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [(["a"], "NAME=FOLDER"), (["a=x", "a=y"], "taken"), (["tiny=x"], "taken")]
+)
+def test_adapters_of_a_server_have_names_of_their_own(given: list[str], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        adapters_of(given, ("tiny",))

@@ -74,7 +74,7 @@ def _joined(matrix: Matrix, updates: Updates, make: Make) -> LowRank:
 
 def packed(weight: torch.Tensor) -> Packed:
     """A weight for kernels over packed weights, in fp32."""
-    made = Packed.empty(*weight.shape, WeightFormat("float32"))
+    made = Packed.empty(weight.shape[0], weight.shape[1], WeightFormat("float32"))
     made.pack_rows(0, weight)
     return made
 

@@ -6,7 +6,7 @@ few branches. The changing state (the batch, the cache) is an argument.
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ class RunState:
     batch: TorchBatch
     store: KVStore
     tap: Tap
-    adapters: Beside
+    adapters: Beside = field(default_factory=dict)
 
     def linear(self, kernels: Kernels, x: torch.Tensor, weight: Linear, name: str) -> torch.Tensor:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
