@@ -241,17 +241,17 @@ def test_a_server_has_each_adapter_as_a_model(four: tuple[Path, Mapping[str, Pat
             ].text
             for name in (None, "a0", "a3")
         }
-    assert len(set(expected.values())) == 3
+    assert len(set(alone.values())) == 3
     with live(model, adapters=made, served=Served(["tiny"], adapters=list(made))) as server:
         listed = ask(server.url, "/v1/models")["data"]
         assert [one["id"] for one in listed] == ["tiny", *made]
-        for name, text in expected.items():
+        for name, text in alone.items():
             answer = ask(server.url, "/v1/completions", {**body, "model": name})
             assert (answer["choices"][0]["text"], answer["model"]) == (text, name)
         options = {"num_predict": 8, "temperature": 0}
         asked = {"model": "a3", "prompt": "the model", "raw": True, "stream": False, "options": options}
         told = ask(server.url, "/api/generate", asked)
-        assert expected["a3"].startswith(told["response"]) and told["response"]
+        assert alone["a3"].startswith(told["response"]) and told["response"]
         with pytest.raises(urllib.error.HTTPError, match="400"):
             ask(server.url, "/v1/embeddings", {"model": "a0", "input": "the"})
 
