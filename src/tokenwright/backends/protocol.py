@@ -15,6 +15,7 @@ import torch
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -88,6 +89,9 @@ class Kernels(Protocol):
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap tanh(x / cap), for every number."""
+
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
@@ -99,7 +103,7 @@ class Kernels(Protocol):
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.
