@@ -16,6 +16,7 @@ from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
 from tokenwright.models.experts import Routing
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -101,6 +102,9 @@ class Kernels(Protocol):
         gate, [T, k + 1], the last is that of the shared expert.
         """
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap tanh(x / cap), for every number."""
+
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
@@ -112,7 +116,7 @@ class Kernels(Protocol):
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.
