@@ -227,13 +227,13 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     def said(**keys: Any) -> str:
         return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
 
-    told = said(num_local_experts=8, kv_lora_rank=512)
-    assert "it needs multi-head latent attention, mixture of experts with 8 experts, which Tokenwright lacks" in told
+    told = said(n_routed_experts=8, kv_lora_rank=512)
+    assert "it needs multi-head latent attention, grouped routing among 8 experts, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
     assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
-    assert "names no operation that Tokenwright lacks" in said(num_local_experts=0)
-    inner = {"text_config": {"num_experts": 64}}
-    assert "mixture of experts with 64 experts" in refusal("gemma3-vision", architectures=["X"], **inner)
+    assert "names no operation that Tokenwright lacks" in said(n_routed_experts=0)
+    inner = {"text_config": {"n_routed_experts": 64}}
+    assert "grouped routing among 64 experts" in refusal("gemma3-vision", architectures=["X"], **inner)
 
 
 def test_neox_has_q_k_and_v_of_each_head_in_turn() -> None:
