@@ -101,4 +101,4 @@ def test_inspect_and_plan_tell_of_them(tmp_path: Path) -> None:
     assert planned.hindrances == () and planned.facts()["active_parameters"] == facts["active_parameters"]
     assert any("a token meets 4 of 10 experts" in remark for remark in planned.remarks)
     told = CliRunner().invoke(app, ["plan", str(path), "--context", "64"]).stdout
-    assert f"of which a token meets {facts['active_parameters']:,}" in told
+    assert f" a token meets {facts['active_parameters']:,}\n" in told

@@ -165,7 +165,7 @@ def _memory(plan: Plan) -> list[str]:
 def _parameters(plan: Plan) -> list[str]:
     """How many parameters there are, and how many of them a token meets if there are experts."""
     graph = plan.graph
-    met = [f"of which a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
+    met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
     return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
 
 
