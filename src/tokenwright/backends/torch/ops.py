@@ -159,7 +159,7 @@ class TorchExperts:
         rows = self.norm(x)
         chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing)
         total = torch.zeros_like(rows)
-        for expert in chosen.unique().tolist():  # in ascending order
+        for expert in sorted(set(chosen.flatten().tolist())):
             at, place = (chosen == expert).nonzero(as_tuple=True)  # [n], [n]
             total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
         if self.shared is not None:
