@@ -109,7 +109,11 @@ def apart(name: str, value: torch.Tensor) -> Tensors:
     if ".experts." in name:  # of all experts in one
         at, _, part = name.rpartition(".")
         halves = ["gate", "up"] if "gate_up" in part else ["down"]
-        each = ((i, half, piece) for i, one in enumerate(value) for half, piece in zip(halves, one.chunk(len(halves))))
+        each = (
+            (i, half, piece)
+            for i, one in enumerate(value)
+            for half, piece in zip(halves, one.chunk(len(halves)), strict=True)
+        )
         return {f"{at}.{i}.{half}.weight": piece for i, half, piece in each}
     if "gate_up" in name:
         return {name.replace("gate_up", half): part for half, part in zip(("gate", "up"), value.chunk(2), strict=True)}
