@@ -80,6 +80,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         window=config.windows[layer],
         post_norm=after,
         residual_scale=config.scales.residual,
+        sink_logits=f"{at}.sinks" if config.sink_logits else None,
     )
 
 
@@ -114,7 +115,7 @@ def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
         layer,
         before,
         Routing(mixture.experts, mixture.chosen, mixture.scores, mixture.renormalise, mixture.shared_gate),
-        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width),
+        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width, mixture.bias),
         _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias),
         Matrix(f"{at}.experts.down", tuple((f"{one}.down", width) for one in experts), mixture.width, config.mlp_bias),
         config.activation,

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.backends import Kernels, Linear
+from tokenwright.backends import Kernels, Linear, Scored
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.models.experts import Routing
-from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 
@@ -82,7 +81,7 @@ class CountedKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scoring: Scoring,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for index, chunk in enumerate(chunks):

@@ -2,10 +2,10 @@
 
 import torch
 
-from tokenwright.backends import Kernels
+from tokenwright.backends import Kernels, Scored
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.torch.batch import TorchBatch
-from tokenwright.backends.torch.ops import RunState, TorchEmbed, TorchHead, running
+from tokenwright.backends.torch.ops import RunState, TorchAttention, TorchEmbed, TorchHead, TorchParallel, running
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
@@ -27,6 +27,12 @@ class Decoder:
         self.blocks = [running(op, kernels, weights) for op in graph.blocks]
         self.head = TorchHead(graph.head, kernels, weights)
         self.layer_tokens = 0
+
+    @property
+    def scorings(self) -> list[Scored]:
+        """How the attention scores of each layer follow from q k."""
+        each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
+        return [op.scoring for op in each if isinstance(op, TorchAttention)]
 
     def forward(self, batch: TorchBatch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
         """Compute the residual stream after the last layer, [T, width], and store the step's K and V.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tokenwright.backends import Dense, Kernels, Linear
+from tokenwright.backends import Dense, Kernels, Linear, Scored
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
@@ -61,7 +61,8 @@ class TorchAttention:
         self.layer = op.layer
         self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
-        self.scoring = op.scoring
+        learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
