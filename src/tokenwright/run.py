@@ -6,14 +6,15 @@ replay the attention row of any head at any earlier step.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from tokenwright.completion import Completion
-from tokenwright.engine import Engine, FinishReason
+from tokenwright.decode.logits_processors import adjusted
+from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence
 from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.trace.recorder import Recorder, Watch
@@ -22,6 +23,40 @@ from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
 from tokenwright.trace.summary import summarise
 from tokenwright.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins with. prompt: its ids. watched: the layer and head of the attention row in each frame.
+
+    params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
+    first_step: the number of the first frame.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: str
+    watched: tuple[int, int]
+    first_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageUse:
+    """The pages of a run: how many, how many of them stand in tables of other runs too, and the bytes of both."""
+
+    pages: int
+    nbytes: int
+    shared: int
+    shared_bytes: int
+
+
+def _page_use(pool: PagePool, sequence: Sequence, sizes: Iterable[int]) -> PageUse:
+    """sizes: the bytes of a page of each group."""
+    counts = [(len(table), size) for table, size in zip(sequence.tables, sizes, strict=True)]
+    shared = [(count, size) for count, (_, size) in zip(pool.shared(sequence.tables), counts, strict=True)]
+    total, both = (sum(count * size for count, size in one) for one in (counts, shared))
+    return PageUse(sequence.pages, total, sum(count for count, _ in shared), both)
+
 
 MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
 FRAME_BYTES = 5000  # about the size of one frame without its row
@@ -38,8 +73,7 @@ class Run:
         transcript: Transcript,
         recorder: Recorder,
         replay: AttentionReplay,
-        watched: tuple[int, int],
-        first_step: int = 0,
+        start: Start,
     ) -> None:
         self._loop = loop
         self._handle = handle
@@ -48,11 +82,12 @@ class Run:
         self._recorder = recorder
         self._replay = replay
         self._cache = handle.sequence.cache
-        self.first_step = first_step
+        self.start = start
+        self.first_step = start.first_step
         self.frames: list[StepFrame] = []
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
-        self._watch = Watch(handle.sequence, handle.submitted, watched, first_step)
-        self.watch(*watched)
+        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step)
+        self.watch(*start.watched)
         recorder.watch(self._watch)
 
     @property
@@ -73,7 +108,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """The approximate bytes of its frames."""
-        return self._rows + FRAME_BYTES * len(self.frames)
+        return self._rows + self._watch.held.nbytes + FRAME_BYTES * len(self.frames)
 
     def fits_beside(self, others: Iterable["Run"]) -> bool:
         """Whether the KV cache can hold this run and the others at their maximum lengths."""
@@ -145,6 +180,42 @@ class Run:
             raise RequestError(f"there is no step {step}: this run has {there}")
         return self.frames[step - self.first_step]
 
+    @property
+    def sequence(self) -> Sequence:
+        """Its sequence in the engine, which owns it; its counts may be read at any time."""
+        return self._handle.sequence
+
+    def context(self, step: int) -> int:
+        """The tokens of the text that a step's token was chosen after.
+
+        Raises RequestError for a step that does not exist, or that read a part of the prompt and chose none.
+        """
+        frame = self.frame(step)
+        if frame.token is None:
+            raise RequestError(f"step {step} read a part of the prompt and chose no token; take a later step")
+        return frame.start + frame.length
+
+    def logits(self, step: int) -> torch.Tensor:
+        """The model's logits [V], fp32, that a step's token was chosen from. They are held for the last steps alone.
+
+        Raises RequestError for a step that does not exist, chose no token, or is too old.
+        """
+        self.context(step)
+        row = self._watch.held.get(step)
+        if row is None:
+            raise RequestError(
+                f"the logits of step {step} are not held any more; from step {self._watch.held.first} on they are"
+            )
+        return row
+
+    def adjusted_logits(self, step: int) -> torch.Tensor:
+        """`logits` after the bans and penalties of the run's own parameters, as its sampler had them: [V]."""
+        request = self._handle.request
+        if request.params.grammar is not None:
+            raise RequestError("this run follows a grammar, whose bans are not kept; start it without one")
+        text = self.tokens[: self.context(step)]
+        return adjusted(self.logits(step), text, len(request.prompt), request.params, request.constraints, None)
+
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
         """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.
 
@@ -189,6 +260,17 @@ class Run:
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not 0 <= value < count:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")
+
+    def pages(self, others: Iterable["Run"] = ()) -> list[PageUse]:
+        """The pages of this run and of others on the same engine, now."""
+        sequences = [run._handle.sequence for run in (self, *others)]
+        store = self._recorder.runner.store
+        sizes = [group.page_bytes(store.page_size) for group in store.groups]
+
+        def between_steps(engine: Engine[Any]) -> list[PageUse]:
+            return [_page_use(engine.pool, sequence, sizes) for sequence in sequences]
+
+        return self._loop.call(between_steps)
 
     @property
     def summary(self) -> Summary | None:

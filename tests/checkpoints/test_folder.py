@@ -97,7 +97,7 @@ def oracle(model: PreTrainedModel) -> Tensors:
 
 
 def of_gpt_oss(name: str, value: torch.Tensor) -> Tensors:
-    """The learned logits of heads; and of all experts' matrices [E, in, out] or biases each one's, gate and up in turn."""
+    """The learned logits of heads; of all experts in one, [E, in, out], each one's, where gate and up take turns."""
     if "sinks" in name:
         return {f"{name}.weight": value}
     at, _, part = name.rpartition(".")

@@ -16,13 +16,14 @@ from starlette.websockets import WebSocketDisconnect
 from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
-from tokenwright.serve import explore as explore_module
 from tokenwright.serve import player as player_module
+from tokenwright.serve import viewer as viewer_module
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explore import SAMPLE, WINDOW, Explorer, NewRun
+from tokenwright.serve.explorer import Explorer, NewRun
 from tokenwright.serve.guard import MOST_BODY
 from tokenwright.serve.player import Player
-from tokenwright.trace.schema import as_json, decode_weights, from_json
+from tokenwright.serve.viewer import SAMPLE, WINDOW
+from tokenwright.trace.codec import as_json, decode_weights, from_json
 
 AS_JSON = {"content-type": "application/json"}
 RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.json"
@@ -307,7 +308,7 @@ def test_a_fault_in_the_middle_of_a_stream_is_heard_by_the_page(server, monkeypa
     def broken(_):
         raise ValueError("planted")
 
-    monkeypatch.setattr(explore_module, "pack", broken)
+    monkeypatch.setattr(viewer_module, "pack", broken)
     with pytest.raises(BaseExceptionGroup):  # which the test's client shows, and a server logs
         step_on(client, card)
 
@@ -530,6 +531,11 @@ ROUTES = [
     ("GET", "/runs/x/attention"),
     ("GET", "/runs/x/heads"),
     ("GET", "/runs/x/trace.json"),
+    ("GET", "/runs/x/logits"),
+    ("GET", "/runs/x/sampler"),
+    ("GET", "/runs/x/branches"),
+    ("POST", "/runs/x/fork"),
+    ("POST", "/race"),
     ("GET", "/"),
     ("GET", "/nothing"),
     ("GET", "/openapi.json"),

@@ -14,7 +14,7 @@ from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
-from tokenwright.trace.schema import decode_weights
+from tokenwright.trace.codec import decode_weights
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]

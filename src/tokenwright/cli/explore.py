@@ -78,7 +78,7 @@ def explore(
             raise
 
     from tokenwright.serve.app import make_app
-    from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.explorer import Explorer
     from tokenwright.serve.host import uncollected
     from tokenwright.serve.run import Server
 

@@ -156,7 +156,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     from tokenwright.serve.app import Served, make_app
-    from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.explorer import Explorer
     from tokenwright.serve.guard import Policy, read_keys
     from tokenwright.serve.host import uncollected
     from tokenwright.serve.log import log_access

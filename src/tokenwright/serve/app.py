@@ -20,7 +20,7 @@ import tokenwright
 from tokenwright.serve import anthropic, explore, ollama, openai, openai_embeddings, operations, responses, texts
 from tokenwright.serve.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.contract import Problem
-from tokenwright.serve.explore import Explorer
+from tokenwright.serve.explorer import Explorer, Gone
 from tokenwright.serve.guard import App, Guard, Policy
 from tokenwright.serve.log import AccessLog
 from tokenwright.serve.metrics import Metrics
@@ -82,7 +82,7 @@ def make_app(
         title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    add_errors(app, APIS, (explore.Gone,), metrics.refused)
+    add_errors(app, APIS, (Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service)
     openai_embeddings.add(app, service)

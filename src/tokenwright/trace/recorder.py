@@ -25,6 +25,7 @@ from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
 from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.counted import Counts
+from tokenwright.trace.held import HeldLogits
 from tokenwright.trace.rows import attention_row, coded
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
@@ -76,6 +77,7 @@ class Watch:
     watched: tuple[int, int]  # layer and head; replaced as one tuple: a step may be under way
     step: int = 0  # number of the next frame
     seen: int = 0  # tokens of the longest prefix computed so far
+    held: HeldLogits = field(default_factory=HeldLogits)
     frames: deque[StepFrame] = field(default_factory=deque)
 
 
@@ -192,6 +194,7 @@ class Recorder:
             identity = draft.chunk.sequence.id
             if identity in picks:
                 frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
+                draft.watch.held.add(draft.watch.step, choices[identity].logits)
             frames.append((draft.watch, frame))
         self._recording_s = self.clock() - sampled
         self._sampling_s = sampled - began

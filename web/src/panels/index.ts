@@ -10,4 +10,8 @@ export interface Panel {
   load: () => Promise<{ default: ComponentType }>;
 }
 
-export const PANELS: readonly Panel[] = [];
+export const PANELS: readonly Panel[] = [
+  { id: "race", name: "Race", title: "The same text with the KV cache and without it", load: () => import("./race") },
+  { id: "branches", name: "Branches", title: "Go back and go on otherwise", load: () => import("./branches") },
+  { id: "sampler", name: "Sampler", title: "Other settings on the same logits", load: () => import("./sampler") },
+];
