@@ -238,10 +238,10 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given"):
+    if slides in ("all", "given", "alternate"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
     if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
-    return keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    return keys.whole("sliding_window", 128 if slides == "alternate" else 4096, most=MAX_TOKENS)
