@@ -23,7 +23,7 @@ PROMPT = [7, 3, 11, 5, 2, 9, 8]
 @pytest.fixture(scope="module", params=KINDS)
 def traced(request, tmp_path_factory):
     folder, oracle = make_checkpoint(tmp_path_factory.mktemp("traced") / request.param, request.param)
-    with LLM(folder, pages=64, trace=True) as llm:
+    with LLM(folder, weights="float32", pages=64, trace=True) as llm:
         yield llm, oracle
 
 

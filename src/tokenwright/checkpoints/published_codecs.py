@@ -328,7 +328,7 @@ class Mxfp4:
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
         assert form == WeightFormat("int8", 32), "it was offered"
         exponents = parts["scales"].flatten(0, 1).int() - 128
-        scales = torch.ldexp(torch.ones(()), exponents).half()
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents).half()
         return (self._doubled(parts) + 128).to(torch.uint8), scales
 
     @staticmethod
