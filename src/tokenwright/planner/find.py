@@ -96,6 +96,8 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
         return Blueprint(graph, own[1], own[0])
     about = text_keys(config, where)
     named = str(about.get("dtype") or about.get("torch_dtype")).removeprefix("torch.")
-    remarks = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
+    remarks: tuple[str, ...] = (
+        () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
+    )
     remarks += () if about is config else ("the text model alone, without its image encoder",)
     return Blueprint(graph, parsed.dtype, remarks=remarks)
