@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.models.fixtures import KINDS, make_config
+from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.originals import ORIGINALS
 from tokenwright.checkpoints.families import GPT2, LLAMA, Source, parse_config
 from tokenwright.checkpoints.llama import PHI3
@@ -54,7 +54,7 @@ def test_originals_of_the_hub_have_the_parameters_of_their_cards(name: str) -> N
     assert parse_config(config).graph.parameters == parameters
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_both_spellings_mean_the_same(kind: str) -> None:
     assert parse_config(make_config(kind)) == parse_config(make_config(kind, "new"))
 

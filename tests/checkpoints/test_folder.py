@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.models.fixtures import KINDS, make_checkpoint, write_json
+from tests.models.fixtures import KINDS, VARIANTS, make_checkpoint, write_json
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
 
@@ -165,7 +165,7 @@ def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("spelling", ["old", "new"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:
     path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
     found = Checkpoint.open(path)

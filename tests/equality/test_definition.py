@@ -30,6 +30,12 @@ def normed(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config: Mo
     return scaled if bias is None else scaled + bias.double()
 
 
+def over_heads(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config: ModelConfig) -> torch.Tensor:
+    """The norm of q or k [t, H D]: over as many numbers as it has weights."""
+    size = w[f"{name}.weight"].numel() if f"{name}.weight" in w else x.shape[-1]
+    return normed(x.unflatten(-1, (-1, size)), w, name, config).flatten(-2)
+
+
 def turned(x: torch.Tensor, position: int, rope: Rope) -> torch.Tensor:
     """Each head [heads, D] of one token turned to a position."""
     half, rotated = x.shape[-1] // 2, rope.rotated or x.shape[-1]
@@ -68,7 +74,7 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
         before = x
         y = normed(x, w, f"{at}.attention_norm", config)
         sides = (
-            normed(product(y, f"{at}.attention.{side}"), w, f"{at}.attention.{side}_norm", config) for side in "qkv"
+            over_heads(product(y, f"{at}.attention.{side}"), w, f"{at}.attention.{side}_norm", config) for side in "qkv"
         )
         q, k, v = (side.view(len(tokens), -1, config.head_size) for side in sides)
         window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)

@@ -341,7 +341,7 @@ def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     if source.rows is not None:
         piece = piece[source.rows[0] : source.rows[1]]
     if source.order is not None:
-        blocks = piece.unflatten(0, (-1, source.order.block))  # [blocks, block, in]
+        blocks = piece.reshape(-1, source.order.block, *piece.shape[1:])  # [blocks, block, in]
         piece = blocks[:, list(source.order.rows)].flatten(0, 1)
     return piece.float() + source.plus if source.plus else piece
 

@@ -139,6 +139,7 @@ def _ropes(keys: Keys, head_size: int, context: int, like: GemmaLike) -> tuple[R
 def _windows(keys: Keys, layers: int, like: GemmaLike) -> tuple[int | None, ...]:
     """The attention window of each layer in tokens; None for full attention."""
     window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    keys.only("sliding_window_size", window, why="two windows")  # Gemma 2 9B has the same number twice
     every = keys.whole("sliding_window_pattern", like.pattern) if like.third else like.pattern
     types = keys.raw("layer_types")
     sliding = [(i + 1) % every != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)

@@ -164,7 +164,8 @@ def _page(model: str, facts: dict[str, Any]) -> str:
 
 def _norms(facts: dict[str, Any]) -> str:
     """The kind of the norms and where they stand."""
-    kind = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
+    plain = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
+    kind = plain if facts["norm"] == "rms" or facts["norm_bias"] else f"{plain} without bias"
     places = [name for name, key in (("before", "pre_norm"), ("after", "post_norm")) if facts[key]]
     place = f"{' and '.join(places)} attention and MLP"
     over = {"head": "; of each head of q and k", "whole": "; of the whole q and k"}.get(facts["qk_norm"], "")
