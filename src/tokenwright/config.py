@@ -362,6 +362,7 @@ class Environment:
     settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
     settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
     defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
+    otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -387,6 +388,7 @@ class Environment:
             Path(settings),
             bool(named),
             defaults,
+            {name: text for name, text in variables.items() if name.startswith("OTEL_")},
         )
 
     def cache_folder(self, name: str) -> Path:

@@ -8,7 +8,7 @@ replay the attention row of any head at any earlier step.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
 from tokenwright.trace.summary import summarise
 from tokenwright.transcript import Transcript
+from tokenwright.web_page import alone, framed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ def _page_use(pool: PagePool, sequence: Sequence, sizes: Iterable[int]) -> PageU
     return PageUse(sequence.pages, total, sum(count for count, _ in shared), both)
 
 
+T = TypeVar("T")
+
+
 MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
 FRAME_BYTES = 5000  # about the size of one frame without its row
 
@@ -83,6 +87,7 @@ class Run:
         self._replay = replay
         self._cache = handle.sequence.cache
         self.start = start
+        self.describe: Callable[[Run], dict[str, Any]] | None = None  # its trace, by the LLM that made it
         self.first_step = start.first_step
         self.frames: list[StepFrame] = []
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
@@ -131,7 +136,7 @@ class Run:
 
     def watch(self, layer: int, head: int) -> None:
         """Choose the attention row of later frames. Raises RequestError for a layer or head that the model lacks."""
-        self._check(layer, head)
+        self.check(layer, head)
         self._watch.watched = layer, head
 
     def step(self) -> list[StepFrame]:
@@ -225,7 +230,7 @@ class Run:
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
         """The weights of `attention`, computed by the definition from the tokens alone, as a reference for it."""
-        self._check(layer, head)
+        self.check(layer, head)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
         limit = self._handle.sequence.limit
@@ -239,23 +244,36 @@ class Run:
         return masses(self._replayed(step, self._replay.rows), step)
 
     def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
-        self._check(layer, head)
+        self.check(layer, head)
         return self._replayed(step, lambda text, position: self._replay.row(text, position, layer, head))
 
     def _replayed(self, step: int, read: Callable[[Text, int], torch.Tensor]) -> torch.Tensor:
         """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
-        frame = self.frame(step)
-        stop, sequence = frame.start + frame.length, self._handle.sequence
+        position = self.last_position(step)
+        return self.look(lambda _, text: read(text, position), position)
 
-        def between_steps(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (`call` only keeps the engine between steps)
+    def last_position(self, step: int) -> int:
+        """The position of a step's last token. Raises RequestError if the run has no step of that number."""
+        frame = self.frame(step)
+        return frame.start + frame.length - 1
+
+    def look(self, read: Callable[[AttentionReplay, Text], T], position: int, rows: int = 1) -> T:
+        """Call `read` between two steps, with what replays `rows` rows of the text from `position` on, read-only.
+
+        The text is in its cache, or in a recomputed one where its pages were freed.
+        """
+        sequence = self._handle.sequence
+
+        def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`call` only keeps the engine between steps)
             text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
-            if sequence.computed < stop or not text.holds(stop - 1):
+            if sequence.computed < position + rows or not text.holds(position, rows):
                 text = self._replay.rebuilt(self.tokens, sequence.limit)
-            return read(text, stop - 1)
+            return read(self._replay, text)
 
         return self._loop.call(between_steps)
 
-    def _check(self, layer: int, head: int) -> None:
+    def check(self, layer: int, head: int) -> None:
+        """Raises RequestError for a layer or head that the model lacks."""
         config = self._replay.config
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not 0 <= value < count:
@@ -281,6 +299,15 @@ class Run:
     def completion(self) -> Completion:
         """The text so far, and its usage."""
         return self._transcript.completion()
+
+    def trace(self) -> dict[str, Any]:
+        """The steps so far as the values of a trace file, which the explorer's page plays."""
+        assert self.describe is not None, "an LLM makes runs"
+        return self.describe(self)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: the explorer's page, which plays it. Raises RequestError where the page is missing."""
+        return framed(alone(self.trace()))
 
     def close(self) -> None:
         """End the text and free its pages. The frames remain."""

@@ -233,6 +233,7 @@ ORIGINALS: dict[str, tuple[dict[str, Any], int]] = {
             "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
         },
         30_532_122_624,
+    ),
     "google/gemma-2-9b": (
         {
             "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,

@@ -531,6 +531,9 @@ ROUTES = [
     ("GET", "/runs/x/attention"),
     ("GET", "/runs/x/heads"),
     ("GET", "/runs/x/trace.json"),
+    ("GET", "/runs/x/perfetto.json"),
+    ("GET", "/chat/model"),
+    ("POST", "/chat/prompt"),
     ("GET", "/runs/x/logits"),
     ("GET", "/runs/x/sampler"),
     ("GET", "/runs/x/branches"),
@@ -657,6 +660,30 @@ def test_a_run_can_be_taken_home(server):
     assert trace["steps"] == json.loads(json.dumps([as_json(frame) for frame in frames]))
     named = {label["id"] for label in trace["labels"]}
     assert named >= {candidate["token"] for step in trace["steps"] for candidate in step["candidates"]}
+
+
+def test_a_chrome_trace_has_the_engines_time(server):
+    """As Perfetto reads it: slices that never overlap in their row, with a name each, and the counts of the frames."""
+    client, explorer = server
+    card = begin(client, prompt="ab" * 30, max_tokens=6)
+    with watching(client, card["run"]) as page:
+        played(page)
+    player = explorer.player(card["run"])
+    trace = client.get(f"/runs/{card['run']}/perfetto.json").json()
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in slices if event["cat"] == "step"]
+    assert sum(event["dur"] for event in steps) == pytest.approx(player.run.summary.engine_us, rel=0.01)
+    assert len(steps) == len(player.run.frames)
+    for row in (1, 2):
+        its = [event for event in slices if event["tid"] == row]
+        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(its))
+    for frame, event in zip(player.run.frames, steps, strict=True):
+        parts = [one for one in slices if one["cat"] == "part" and 0 <= one["ts"] - event["ts"] < max(1, event["dur"])]
+        assert sum(one["dur"] for one in parts if "attention" in one["name"]) == frame.attention_us
+        assert sum(one["dur"] for one in parts) <= event["dur"]
+    counted = [e["args"]["kv_resident"] for e in trace["traceEvents"] if e["ph"] == "C" and "kv_resident" in e["args"]]
+    assert counted == [frame.kv_resident for frame in player.run.frames]
+    assert all({"pid", "name", "ph"} <= event.keys() for event in trace["traceEvents"])
 
 
 def test_the_recorded_run_is_what_the_model_inside_does():

@@ -18,6 +18,7 @@ export class ApiError extends Error {
 
 export interface RunRequest {
   prompt: string;
+  ids?: number[]; // of the prompt, where its text alone does not tell them
   written?: number[];
   max_tokens: number;
   temperature: number;
@@ -61,16 +62,17 @@ export function address(path: string): URL {
   return new URL(path, document.baseURI);
 }
 
-async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
+export async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
-    answer = await fetch(address(path), { ...init, signal: AbortSignal.timeout(timeout) });
+    const limit = AbortSignal.timeout(timeout);
+    answer = await fetch(address(path), { ...init, signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit });
   } catch {
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }
   const body: unknown = await answer.json().catch(() => null);
-  if (answer.ok && body !== null) return body as T;
+  if (answer.ok && (body !== null || answer.status === 204)) return body as T;
   throw refusal(answer, body);
 }
 
@@ -81,7 +83,7 @@ function refusal(answer: Response, body: unknown): ApiError {
   return new ApiError(kind, answer.status, error?.message ?? `The server answered ${answer.status}.`);
 }
 
-const post = (body: object): RequestInit => ({
+export const post = (body: object): RequestInit => ({
   method: "POST",
   headers: { "content-type": "application/json" },
   body: JSON.stringify(body),

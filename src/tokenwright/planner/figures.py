@@ -259,7 +259,7 @@ class Plan:
             "decode_flops": self.decode_flops,
             "decode_bytes": self.decode_bytes,
             "weight_bytes_read": self.weight_bytes_read,
-            "bandwidth": speed and {"bytes_per_second": speed.bytes_per_second, "kind": speed.kind, "of": speed.place},
+            "bandwidth": speed and speed.facts(),
             "tokens_per_second_at_most": self.tokens_per_second,
             "engine": self._engine_facts(),
             "remarks": list(self.remarks),

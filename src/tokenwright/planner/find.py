@@ -9,8 +9,10 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.lacking import lacking_operations
 from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.nearest import nearest
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.sized import PLANNED, planned_only
@@ -18,7 +20,6 @@ from tokenwright.checkpoints.strict import Keys, read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
-from tokenwright.planner.known import KNOWN, known_name
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
             return known, _drawn(KNOWN[known], known)
         if hub.is_hub_name(name):
             file = hub.fetch_config(name)
+    if file is None and (near := nearest(name, planned=True)) is not None:
+        raise CheckpointError(
+            f"there is no file or folder {name[:200]}, and it is no known model; did you mean {near}?"
+        )
     if file is None:
         raise CheckpointError(
             f"there is no file or folder {name[:200]}, and it is no known model; give a folder, a config.json, "

@@ -17,9 +17,9 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.explorer import Explorer, Index, Step, Strict, named_ids
+from tokenwright.serve.explorer import Explorer, Index, Step, Strict
 from tokenwright.serve.player import Player
-from tokenwright.trace.codec import pack
+from tokenwright.trace.codec import named_ids, pack
 from tokenwright.trace.schema import Labels, RunState
 
 WINDOW = 8  # unacknowledged frames of a page at most

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from tokenwright.errors import CheckpointError, TokenwrightError
+from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
 from tokenwright.text.bpe import byte_level
 from tokenwright.text.sentencepiece import Model, build, read_model
 
@@ -188,7 +188,7 @@ def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
+        raise CheckpointError(f"{path} cannot be read: {error}; {fetch_again(path)}") from error
     if text.startswith("version https://git-lfs"):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
     return text
@@ -201,7 +201,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON (truncated?): {error}; download it again") from error
+        raise CheckpointError(f"{path} is not JSON (truncated?): {error}; {fetch_again(path)}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object; download it again")
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object; {fetch_again(path)}")
     return value

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.text.bpe import sentencepiece, spaces_restored, with_added
 
 _LARGEST = 1 << 28  # bytes of a file; a vocabulary of 256,000 pieces takes some 4 MiB
@@ -53,14 +53,14 @@ def read_model(file: Path) -> Model:
     """The model in a file. Raises CheckpointError if it cannot be read or is damaged."""
     try:
         if file.stat().st_size > _LARGEST:
-            raise CheckpointError(f"{file} is too large for a tokenizer; download it again")
+            raise CheckpointError(f"{file} is too large for a tokenizer; {fetch_again(file)}")
         data = file.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     try:
         model = _model(data)
     except (ValueError, struct.error) as error:
-        raise CheckpointError(f"{file} is no SentencePiece model ({error}); download it again") from error
+        raise CheckpointError(f"{file} is no SentencePiece model ({error}); {fetch_again(file)}") from error
     if model.algorithm in _WORDS:
         raise CheckpointError(f"{file} is a {_WORDS[model.algorithm]} model; Tokenwright reads BPE and unigram models")
     return model

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import branches, preview, race, schema
+from tokenwright.trace import beams, block, branches, calculator, chat, heads, lab, learn, pages, preview, race, schema
 from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-TOPICS: tuple[ModuleType, ...] = (race, branches, preview)
+# Beside the schema: what single panels of the page exchange with the server.
+TOPICS: tuple[ModuleType, ...] = (race, branches, preview, block, heads, pages, lab, beams, calculator, chat, learn)
 WEB = Path("web", "src")
 
 _READERS = {
@@ -52,7 +53,7 @@ def _topic(topic: ModuleType, homes: dict[str, str]) -> str:
     body = [line for message in topic.MESSAGES for line in _interface(message)] + _tables(topic.MESSAGES)
     text = "\n".join(body)
     needed: dict[str, list[str]] = {}
-    for name, home in (homes | {"About": "../schema"}).items():
+    for name, home in (homes | {"About": "../schema", "Source": "../schema"}).items():
         if re.search(rf"\b{name}\b", text):
             needed.setdefault(home, []).append(name)
     imports = [f'import type {{ {", ".join(sorted(names))} }} from "{home}";' for home, names in needed.items()]
@@ -116,11 +117,11 @@ def _type(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(json.dumps(value) for value in get_args(hint))
     if get_origin(hint) is UnionType:
-        return " | ".join(_type(part) for part in get_args(hint))
+        return " | ".join(dict.fromkeys(_type(part) for part in get_args(hint)))
     if get_origin(hint) is tuple:
         first, *rest = get_args(hint)
         if rest == [...]:
-            return f"({_type(first)})[]" if get_origin(first) is UnionType else f"{_type(first)}[]"
+            return f"({_type(first)})[]" if get_origin(first) in (UnionType, Literal) else f"{_type(first)}[]"
         return f"[{', '.join(_type(part) for part in (first, *rest))}]"
     plain = {int: "number", float: "number", str: "string", bool: "boolean", NoneType: "null"}
     return plain[hint] if hint in plain else str(hint.__name__)

@@ -59,6 +59,8 @@ export interface Renderer {
   project(position: number): { x: number; y: number };
   /** The position of the token whose column is under a point, or null. */
   pick(x: number, y: number): number | null;
+  /** The layer of the cell under a point in that column; null outside the wall. */
+  layerAt(x: number, y: number): number | null;
   /** The words of the last picture, with the corners of their rectangles. */
   words(): readonly Placed[];
   /** The positions that the last picture shows. */

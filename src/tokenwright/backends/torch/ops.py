@@ -5,8 +5,10 @@ few branches. The changing state (the batch, the cache) is an argument.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MethodType
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +21,7 @@ from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix,
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+AnyOp = TypeVar("AnyOp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ class TorchAttention:
     def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
-        projected = self.kernels.linear(self.norm(x), self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        normed = self.norm(x)
+        tap(Site.ATTENTION_INPUT, self.layer, normed)
+        projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
@@ -89,6 +94,7 @@ class TorchAttention:
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
+        tap(Site.MIXED, self.layer, mixed)
         return self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
 
     def _rotated(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
@@ -117,13 +123,16 @@ class TorchMLP:
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
-        x = x + self.added(x)
+        x = x + self.added(x, state)
         state.tap(Site.MLP, self.layer, x)
         return x
 
-    def added(self, x: torch.Tensor) -> torch.Tensor:
+    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
-        hidden = self.activate(self.kernels.linear(self.norm(x), self.up), self.activation)
+        normed = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, normed)
+        hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
+        state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         return self.after(self.kernels.linear(hidden, self.down))
 
 
@@ -136,7 +145,7 @@ class TorchParallel:
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         after = self.attention(x, state)
-        after = after + self.mlp.added(x)  # [T, width]
+        after = after + self.mlp.added(x, state)  # [T, width]
         state.tap(Site.MLP, self.mlp.layer, after)
         return after
 
@@ -201,6 +210,19 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
     """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
+
+
+def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
+    """A copy of an op of `before` that computes with other kernels, over the same weights. Norms keep their kernels."""
+    other = copy(op)
+    for name, value in vars(op).items():
+        if value is before:
+            setattr(other, name, kernels)
+        elif isinstance(value, TorchAttention | TorchMLP):
+            setattr(other, name, using(value, before, kernels))
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `gated`
+            setattr(other, name, getattr(kernels, value.__name__))
+    return other
 
 
 def lacking(graph: Graph) -> list[str]:
