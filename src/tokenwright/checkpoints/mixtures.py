@@ -34,7 +34,7 @@ QWEN_NAMES: Mapping[str, str] = {
 }
 
 
-GPT_OSS_NAMES: Mapping[str, Source] = {
+GPT_OSS_NAMES: dict[str, Source] = {
     "layers.{i}.attention.sinks": Source("layers.{i}.self_attn.sinks"),
     "layers.{i}.mlp.router": Source("layers.{i}.mlp.router"),
     "layers.{i}.mlp.experts.{e}.gate": Source("layers.{i}.mlp.experts.gate_up_proj", fused=True, turn=(0, 2)),

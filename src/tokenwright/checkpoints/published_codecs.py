@@ -323,7 +323,7 @@ class Mxfp4:
 
     def numbers(self, parts: Parts) -> torch.Tensor:
         codes, exponents = self._doubled(parts), parts["scales"].flatten(0, 1).int() - 128
-        return torch.ldexp(codes.float().unflatten(1, (-1, 32)), exponents[..., None]).flatten(1)
+        return torch.ldexp(codes.float().view(*exponents.shape, 32), exponents[..., None]).flatten(1)
 
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
         assert form == WeightFormat("int8", 32), "it was offered"
