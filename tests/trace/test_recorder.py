@@ -12,7 +12,6 @@ from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
 from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
-from tokenwright.models.graph import MLP
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import recorder as recorder_module
 from tokenwright.trace.codec import decode_weights
@@ -132,7 +131,7 @@ def test_every_site_is_seen_with_its_dims(traced):
     llm, _ = traced
     config = llm.config
     sizes = {"T": 3, "d": config.width, "H": config.heads, "G": config.kv_heads, "D": config.head_size}
-    sizes["m"] = next(op.down.inner for op in llm.graph.blocks if isinstance(op, MLP))
+    sizes["m"] = config.mlp_width
     seen = []
 
     def tap(site, layer, value):
@@ -142,7 +141,10 @@ def test_every_site_is_seen_with_its_dims(traced):
     replay = llm._replay
     replay._computed([1, 2, 3], 3, tap)
     inner = [site for site in Site if site not in (Site.EMBEDDING, Site.SINK_QUERY)]
-    assert seen == [(Site.EMBEDDING, 0), *((site, layer) for layer in range(config.layers) for site in inner)]
+    mixed = config.mixture.layers if config.mixture else [False] * config.layers
+    each = ((site, layer) for layer in range(config.layers) for site in inner)
+    expected = [(site, layer) for site, layer in each if not (mixed[layer] and site is Site.MLP_HIDDEN)]
+    assert seen == [(Site.EMBEDDING, 0), *expected], "experts have no hidden numbers that all rows share"
     assert set(DIMS) == set(Site), "SINK_QUERY is seen where there are sinks"
 
 
