@@ -6,7 +6,7 @@ engine are fp32 and codes are discrete, so a code may turn over where fp64 and f
 are compared by their median difference, with native ones by the largest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -89,17 +89,51 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
                 group = head // (config.heads // config.kv_heads)
                 queries = [(far if p < kind.sinks else near)[head] for p in read]
                 scores = [query @ keys[p][group] for query, p in zip(queries, read, strict=True)]
-                share = capped(torch.stack(scores) * config.score_scale, config.score_cap).softmax(0)
+                learned = w.get(f"{at}.attention.sinks.weight", torch.empty(config.heads, 0))[head].double().view(-1)
+                scored = capped(torch.stack(scores) * config.score_scale, config.score_cap)
+                share = torch.cat((scored, learned)).softmax(0)[: len(read)]
                 mixed[i, head] = share @ torch.stack([values[p][group] for p in read])
         added = product(mixed.flatten(1), f"{at}.attention.o")
         x = x + scales.residual * normed(added, w, f"{at}.attention_post_norm", config)
         read_by_mlp = normed(before if config.parallel else x, w, f"{at}.mlp_norm", config)
-        y, act = product(read_by_mlp, f"{at}.mlp.up"), ACTIVATIONS[config.activation]
-        y = y * act(product(read_by_mlp, f"{at}.mlp.gate")) if config.gated else act(y)
-        x = x + scales.residual * normed(product(y, f"{at}.mlp.down"), w, f"{at}.mlp_post_norm", config)
+        if config.mixture and config.mixture.layers[layer]:
+            added = experts(read_by_mlp, f"{at}.mlp", config, product)
+        else:
+            added = mlp(read_by_mlp, f"{at}.mlp", config, product)
+        x = x + scales.residual * normed(added, w, f"{at}.mlp_post_norm", config)
     x = normed(x, w, "norm", config)
     logits = scales.logits * x @ w["embed.weight" if config.tied_head else "head.weight"].double().T
     return capped(logits, config.logit_cap)
+
+
+Product = Callable[[torch.Tensor, str], torch.Tensor]
+
+
+def mlp(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> torch.Tensor:
+    up = product(x, f"{at}.up")
+    if not config.gated:
+        return product(ACTIVATIONS[config.activation](up), f"{at}.down")
+    gate = product(x, f"{at}.gate")
+    if config.activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return product((up + 1) * gate * (1.702 * gate).sigmoid(), f"{at}.down")
+    return product(up * ACTIVATIONS[config.activation](gate), f"{at}.down")
+
+
+def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> torch.Tensor:
+    """Row by row: the experts of the highest scores, and the one that all rows meet."""
+    mixture, rows = config.mixture, []
+    assert mixture is not None
+    for row in x:
+        scores = product(row, f"{at}.router").softmax(-1)
+        chosen = scores.topk(mixture.chosen)
+        total = chosen.values.sum() if mixture.renormalise else 1
+        each = zip(chosen.values.tolist(), chosen.indices.tolist(), strict=True)
+        added = sum(weight / total * mlp(row, f"{at}.experts.{i}", config, product) for weight, i in each)
+        if mixture.shared_width:
+            added = added + product(row, f"{at}.shared_gate").sigmoid() * mlp(row, f"{at}.shared", config, product)
+        rows.append(added)
+    return torch.stack(rows)
 
 
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}

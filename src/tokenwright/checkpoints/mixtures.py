@@ -71,6 +71,8 @@ def _gpt_oss(keys: Keys, layers: int) -> Mixture:
     keys.only("swiglu_limit", 7.0, why="another limit of the activation")
     keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
     keys.raw("initial_context_length")  # rope_scaling says it too
+    if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
+        raise keys.error("rope_scaling is missing; the published files have YaRN there")
     width = _width(keys, "intermediate_size", 2880)
     return Mixture(experts, chosen, width, (True,) * layers, bias=True)
 
