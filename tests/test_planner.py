@@ -20,6 +20,7 @@ from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.packing import pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
 from tokenwright.checkpoints.sized import Sized
@@ -30,7 +31,6 @@ from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm
 from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
-from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens
 
@@ -387,7 +387,7 @@ class TestEngine:
 
     def test_models_without_a_decoder_are_told(self) -> None:
         found = plan("deepseek-v3")
-        needs = "multi-head latent attention, mixture of experts with 256 experts"
+        needs = 'multi-head latent attention, mixture of experts with routing by "noaux_tc"'
         assert found.hindrances == (f"it has no decoder for DeepseekV3ForCausalLM, which needs {needs}",)
         assert found.facts()["engine"]["groups"] == []
         assert found.engine_kv_bytes is None

@@ -1,10 +1,14 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
+from __future__ import annotations
+
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import EngineConfig, KVFormat, WeightFormat
@@ -15,12 +19,14 @@ from tokenwright.loaded import LoadedModel
 from tokenwright.opened import specs_of
 from tokenwright.progress import progress_bar
 from tokenwright.requests import Prompt, prompts_of
-from tokenwright.run import Run
 from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
 from tokenwright.text.chat import check_messages
 from tokenwright.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tokenwright.run import Run, Start
 
 
 class LLM(ScoringModel):
@@ -89,13 +95,6 @@ class LLM(ScoringModel):
                 "leave them out"
             )
         super().__init__(model, options)
-
-    def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
-
-        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
-        """
-        return self._requests.sampling(**overrides)
 
     def stream(
         self,
@@ -293,25 +292,58 @@ class LLM(ScoringModel):
         params = self._requests.params(params, sampling)
         if max(params.choices, params.beams) > 1:
             raise RequestError("a run follows one text; leave n, best_of and beams out")
+        self._check_traced()
+        from tokenwright.run import Start
+
+        ids, salt = self._requests.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
+        request = self._requests.build(ids, params, cache=cache, written=written, salt=salt)
+        params = replace(params, seed=request.params.seed)
+        return self._run(request, Start(tuple(ids), params, salt, (layer, head), first_step))
+
+    def fork(self, run: Run, step: int, token: int | None = None, **sampling: Any) -> Run:
+        """Go on from an earlier step of a run, which itself stays as it is: a run of its own, on the same pages.
+
+        The last page of the text up to there is copied when one of the two writes to it, unless it is full. A run whose
+        pages were freed is computed again, as far as they are not cached.
+        token: what is written at that step, instead of the step's own. sampling: fields of SamplingParams, instead of
+        the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
+        token, and for a text that would end at once; and as `run` does.
+        """
+        self._check_traced()
+        from tokenwright.run import Start
+
+        start, context = run.start, run.context(step)
+        last = run.tokens[context] if token is None else token
+        written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
+        params = self._requests.params(start.params, sampling)
+        if len(written) >= params.max_tokens:
+            raise RequestError(f"max_tokens is {params.max_tokens}, and step {step} writes the last of them; raise it")
+        request = self._requests.build(start.prompt, params, cache=run.cache, written=written, salt=start.salt)
+        if request.stop_checker.stopped is not None or (last in self.eos_ids and not params.ignore_eos):
+            raise RequestError(f"the text ends with the token {last} at step {step}; take another token or step")
+        request = replace(request, parent=run.sequence, shared=context)
+        params = replace(params, seed=request.params.seed)
+        return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))
+
+    def _check_traced(self) -> None:
         if self._recorder is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
-        request = self._requests.build(prompt, params, cache=cache, written=written, share=False)
+
+    def _run(self, request: Request, start: Start) -> Run:
+        from tokenwright.run import Run
+        from tokenwright.run_file import trace_of
+
+        recorder, replay = self._recorder, self._replay
+        assert recorder is not None and replay is not None, "a traced LLM has both"
         inbox = Inbox()
         [handle] = self._submit([request], inbox, paused=True)
         try:
-            return Run(
-                self._open_loop(),
-                handle,
-                inbox,
-                self._transcript(handle),
-                self._recorder,
-                self._replay,
-                (layer, head),
-                first_step,
-            )
+            run = Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, replay, start)
         except RequestError:
             handle.cancel()
             raise
+        run.describe = partial(trace_of, self)
+        return run
 
 
 def _completions(written: Sequence[Transcript]) -> list[Completion]:

@@ -1,5 +1,7 @@
 """An engine opened over a loaded model: its KV memory, its thread, and facts about both. LLM generates text with it."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import finalize
 
 import torch
@@ -31,9 +33,11 @@ from tokenwright.restore import load_pages, save_pages
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.streams import AsyncStreams
 from tokenwright.text import ChatTemplate
-from tokenwright.trace.recorder import Recorder, device_clock
-from tokenwright.trace.replay import AttentionReplay
 from tokenwright.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tokenwright.trace.recorder import Recorder
+    from tokenwright.trace.replay import AttentionReplay
 
 T = TypeVar("T")
 
@@ -60,11 +64,15 @@ class OpenedModel:
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
         self._store = store
         self._model = Model(loaded.decoder, self.specs, loaded.device)
-        self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
         runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()
         self._recorder: Recorder | None = None
+        self._replay: AttentionReplay | None = None
         if loaded.counted is not None:
+            from tokenwright.trace.recorder import Recorder, device_clock  # here: a tenth of our own import time
+            from tokenwright.trace.replay import AttentionReplay
+
+            self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
             clock = device_clock(loaded.device)
             runner = sampler = self._recorder = Recorder(runner, sampler, loaded.counted.counts, self.costs, clock)
         engine = Engine(runner, sampler, scheduler, self.context)
@@ -131,6 +139,13 @@ class OpenedModel:
         """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
         return self._requests.eos_ids
 
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
+
+        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
+        """
+        return self._requests.sampling(**overrides)
+
     @property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""
@@ -175,12 +190,20 @@ class OpenedModel:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
         return self._requests.embedding(text)
 
-    def submit(self, requests: Sequence[Request], listener: Listener) -> list[RequestHandle]:
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 
-        Raises ContextError or CapacityError for one that cannot be served, EngineError where the engine has ended.
+        `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
+        cannot be served, EngineError where the engine has ended.
         """
-        return self._submit(requests, listener)
+        return self._submit(requests, listener, paused=paused)
+
+    def inspect(self, function: Callable[[Engine[torch.Tensor]], T]) -> T:
+        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
+
+        Raises what it raises, and EngineError if the engine has ended.
+        """
+        return self._open_loop().call(function)
 
     def transcript(self, handle: RequestHandle) -> Transcript:
         """What puts the texts of a submitted request together from its deliveries."""

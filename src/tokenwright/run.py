@@ -6,14 +6,15 @@ replay the attention row of any head at any earlier step.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
 from tokenwright.completion import Completion
-from tokenwright.engine import Engine, FinishReason
+from tokenwright.decode.logits_processors import adjusted
+from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence
 from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.trace.recorder import Recorder, Watch
@@ -22,6 +23,44 @@ from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
 from tokenwright.trace.summary import summarise
 from tokenwright.transcript import Transcript
+from tokenwright.web_page import alone, framed
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins with. prompt: its ids. watched: the layer and head of the attention row in each frame.
+
+    params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
+    first_step: the number of the first frame.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: str
+    watched: tuple[int, int]
+    first_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageUse:
+    """The pages of a run: how many, how many of them stand in tables of other runs too, and the bytes of both."""
+
+    pages: int
+    nbytes: int
+    shared: int
+    shared_bytes: int
+
+
+def _page_use(pool: PagePool, sequence: Sequence, sizes: Iterable[int]) -> PageUse:
+    """sizes: the bytes of a page of each group."""
+    counts = [(len(table), size) for table, size in zip(sequence.tables, sizes, strict=True)]
+    shared = [(count, size) for count, (_, size) in zip(pool.shared(sequence.tables), counts, strict=True)]
+    total, both = (sum(count * size for count, size in one) for one in (counts, shared))
+    return PageUse(sequence.pages, total, sum(count for count, _ in shared), both)
+
+
+T = TypeVar("T")
+
 
 MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
 FRAME_BYTES = 5000  # about the size of one frame without its row
@@ -38,8 +77,7 @@ class Run:
         transcript: Transcript,
         recorder: Recorder,
         replay: AttentionReplay,
-        watched: tuple[int, int],
-        first_step: int = 0,
+        start: Start,
     ) -> None:
         self._loop = loop
         self._handle = handle
@@ -48,11 +86,13 @@ class Run:
         self._recorder = recorder
         self._replay = replay
         self._cache = handle.sequence.cache
-        self.first_step = first_step
+        self.start = start
+        self.describe: Callable[[Run], dict[str, Any]] | None = None  # its trace, by the LLM that made it
+        self.first_step = start.first_step
         self.frames: list[StepFrame] = []
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
-        self._watch = Watch(handle.sequence, handle.submitted, watched, first_step)
-        self.watch(*watched)
+        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step)
+        self.watch(*start.watched)
         recorder.watch(self._watch)
 
     @property
@@ -73,7 +113,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """The approximate bytes of its frames."""
-        return self._rows + FRAME_BYTES * len(self.frames)
+        return self._rows + self._watch.held.nbytes + FRAME_BYTES * len(self.frames)
 
     def fits_beside(self, others: Iterable["Run"]) -> bool:
         """Whether the KV cache can hold this run and the others at their maximum lengths."""
@@ -96,7 +136,7 @@ class Run:
 
     def watch(self, layer: int, head: int) -> None:
         """Choose the attention row of later frames. Raises RequestError for a layer or head that the model lacks."""
-        self._check(layer, head)
+        self.check(layer, head)
         self._watch.watched = layer, head
 
     def step(self) -> list[StepFrame]:
@@ -145,6 +185,42 @@ class Run:
             raise RequestError(f"there is no step {step}: this run has {there}")
         return self.frames[step - self.first_step]
 
+    @property
+    def sequence(self) -> Sequence:
+        """Its sequence in the engine, which owns it; its counts may be read at any time."""
+        return self._handle.sequence
+
+    def context(self, step: int) -> int:
+        """The tokens of the text that a step's token was chosen after.
+
+        Raises RequestError for a step that does not exist, or that read a part of the prompt and chose none.
+        """
+        frame = self.frame(step)
+        if frame.token is None:
+            raise RequestError(f"step {step} read a part of the prompt and chose no token; take a later step")
+        return frame.start + frame.length
+
+    def logits(self, step: int) -> torch.Tensor:
+        """The model's logits [V], fp32, that a step's token was chosen from. They are held for the last steps alone.
+
+        Raises RequestError for a step that does not exist, chose no token, or is too old.
+        """
+        self.context(step)
+        row = self._watch.held.get(step)
+        if row is None:
+            raise RequestError(
+                f"the logits of step {step} are not held any more; from step {self._watch.held.first} on they are"
+            )
+        return row
+
+    def adjusted_logits(self, step: int) -> torch.Tensor:
+        """`logits` after the bans and penalties of the run's own parameters, as its sampler had them: [V]."""
+        request = self._handle.request
+        if request.params.grammar is not None:
+            raise RequestError("this run follows a grammar, whose bans are not kept; start it without one")
+        text = self.tokens[: self.context(step)]
+        return adjusted(self.logits(step), text, len(request.prompt), request.params, request.constraints, None)
+
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
         """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.
 
@@ -154,7 +230,7 @@ class Run:
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
         """The weights of `attention`, computed by the definition from the tokens alone, as a reference for it."""
-        self._check(layer, head)
+        self.check(layer, head)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
         limit = self._handle.sequence.limit
@@ -168,27 +244,51 @@ class Run:
         return masses(self._replayed(step, self._replay.rows), step)
 
     def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
-        self._check(layer, head)
+        self.check(layer, head)
         return self._replayed(step, lambda text, position: self._replay.row(text, position, layer, head))
 
     def _replayed(self, step: int, read: Callable[[Text, int], torch.Tensor]) -> torch.Tensor:
         """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
-        frame = self.frame(step)
-        stop, sequence = frame.start + frame.length, self._handle.sequence
+        position = self.last_position(step)
+        return self.look(lambda _, text: read(text, position), position)
 
-        def between_steps(engine: Engine[Any]) -> torch.Tensor:  # noqa: ARG001  (`call` only keeps the engine between steps)
+    def last_position(self, step: int) -> int:
+        """The position of a step's last token. Raises RequestError if the run has no step of that number."""
+        frame = self.frame(step)
+        return frame.start + frame.length - 1
+
+    def look(self, read: Callable[[AttentionReplay, Text], T], position: int, rows: int = 1) -> T:
+        """Call `read` between two steps, with what replays `rows` rows of the text from `position` on, read-only.
+
+        The text is in its cache, or in a recomputed one where its pages were freed.
+        """
+        sequence = self._handle.sequence
+
+        def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`call` only keeps the engine between steps)
             text = Text(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
-            if sequence.computed < stop or not text.holds(stop - 1):
+            if sequence.computed < position + rows or not text.holds(position, rows):
                 text = self._replay.rebuilt(self.tokens, sequence.limit)
-            return read(text, stop - 1)
+            return read(self._replay, text)
 
         return self._loop.call(between_steps)
 
-    def _check(self, layer: int, head: int) -> None:
+    def check(self, layer: int, head: int) -> None:
+        """Raises RequestError for a layer or head that the model lacks."""
         config = self._replay.config
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not 0 <= value < count:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")
+
+    def pages(self, others: Iterable["Run"] = ()) -> list[PageUse]:
+        """The pages of this run and of others on the same engine, now."""
+        sequences = [run._handle.sequence for run in (self, *others)]
+        store = self._recorder.runner.store
+        sizes = [group.page_bytes(store.page_size) for group in store.groups]
+
+        def between_steps(engine: Engine[Any]) -> list[PageUse]:
+            return [_page_use(engine.pool, sequence, sizes) for sequence in sequences]
+
+        return self._loop.call(between_steps)
 
     @property
     def summary(self) -> Summary | None:
@@ -199,6 +299,15 @@ class Run:
     def completion(self) -> Completion:
         """The text so far, and its usage."""
         return self._transcript.completion()
+
+    def trace(self) -> dict[str, Any]:
+        """The steps so far as the values of a trace file, which the explorer's page plays."""
+        assert self.describe is not None, "an LLM makes runs"
+        return self.describe(self)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: the explorer's page, which plays it. Raises RequestError where the page is missing."""
+        return framed(alone(self.trace()))
 
     def close(self) -> None:
         """End the text and free its pages. The frames remain."""

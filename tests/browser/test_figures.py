@@ -7,8 +7,8 @@ import pytest
 
 from tests.browser.conftest import ROOT, Explored, Server, load
 from tests.trace.test_recorder import Twice, Wrong, stale
-from tokenwright.serve import explore as explore_module
-from tokenwright.trace.schema import NUMBERS, pack
+from tokenwright.serve import viewer as viewer_module
+from tokenwright.trace.codec import NUMBERS, pack
 
 STEPS = 64
 PROMPT = "Once upon a time, there was a little fox who"
@@ -133,7 +133,7 @@ def test_work_done_twice_turns_the_formulas_red(faulty):
 
 def test_a_frame_that_lies_turns_the_comparison_red(faulty, monkeypatch):
     explored, _ = faulty
-    monkeypatch.setattr(explore_module, "pack", lambda frame: pack(replace(frame, kv_read=frame.kv_read + 1)))
+    monkeypatch.setattr(viewer_module, "pack", lambda frame: pack(replace(frame, kv_read=frame.kv_read + 1)))
     explored.run(PROMPT, 4, stop=1)
     with pytest.raises(AssertionError, match="kv_read"):
         check_against_the_api(explored)

@@ -227,13 +227,14 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     def said(**keys: Any) -> str:
         return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
 
-    told = said(num_local_experts=8, kv_lora_rank=512)
-    assert "it needs multi-head latent attention, mixture of experts with 8 experts, which Tokenwright lacks" in told
+    told = said(n_group=8, kv_lora_rank=512, num_experts=64)
+    needs = "multi-head latent attention, mixture of experts with routing by groups"
+    assert f"it needs {needs}, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
     assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
-    assert "names no operation that Tokenwright lacks" in said(num_local_experts=0)
-    inner = {"text_config": {"num_experts": 64}}
-    assert "mixture of experts with 64 experts" in refusal("gemma3-vision", architectures=["X"], **inner)
+    assert "names no operation that Tokenwright lacks" in said(kv_lora_rank=0, num_experts=64)
+    inner = {"text_config": {"attention_chunk_size": 8192}}
+    assert "chunked attention, 8,192 tokens at a time" in refusal("gemma3-vision", architectures=["X"], **inner)
 
 
 def test_neox_has_q_k_and_v_of_each_head_in_turn() -> None:

@@ -73,6 +73,7 @@ def oracle(model: PreTrainedModel) -> Tensors:
         ("wte.", "embed."), ("wpe.", "positions."), ("ln_f.", "norm."), ("embed_tokens.", "embed."),
         ("ln_1.", "attention_norm."), ("ln_2.", "mlp_norm."), ("input_layernorm.", "attention_norm."),
         ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
+        ("mlp.gate.", "mlp.router."), ("shared_expert_gate.", "shared_gate."), ("shared_expert.", "shared."),
         ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
     renamed = [*RENAMED.get(config.model_type, []), *renamed]
@@ -105,6 +106,13 @@ def apart(name: str, value: torch.Tensor) -> Tensors:
     if "query_key_value" in name:  # of each head q, k and v in turn
         letters = zip(value.unflatten(0, (4, 3, 16)).unbind(1), "qkv", strict=True)
         return {name.replace("query_key_value", letter): part.flatten(0, 1) for part, letter in letters}
+    if ".experts." in name:  # of all experts in one
+        at, _, part = name.rpartition(".")
+        found: Tensors = {}
+        for i, one in enumerate(value):
+            halves = zip(("gate", "up"), one.chunk(2), strict=True) if "gate_up" in part else [("down", one)]
+            found |= {f"{at}.{i}.{half}.weight": piece for half, piece in halves}
+        return found
     if "gate_up" in name:
         return {name.replace("gate_up", half): part for half, part in zip(("gate", "up"), value.chunk(2), strict=True)}
     return {name: value}

@@ -6,6 +6,8 @@ and the watched one compares what every row could read in every group: one wrong
 out, and it shows.
 """
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -183,8 +185,15 @@ class Machine(RuleBasedStateMachine):
         if self.scheduler.sequences:
             parent = data.draw(st.sampled_from(sorted(self.scheduler.sequences)))
             salts = 3 * [self.requests[parent].salt] + [*SALTS]
-            request = data.draw(requests(st.just(self.texts[parent]), salts))
-            child = self.accepted(request, lambda: self.engine.fork(parent, request))
+            shared = data.draw(st.integers(0, len(self.texts[parent])))
+            if shared == len(self.texts[parent]):
+                request = data.draw(requests(st.just(self.texts[parent]), salts))
+                child = self.accepted(request, lambda: self.engine.fork(parent, request))
+            else:  # from an earlier place, with another token
+                text = [*self.texts[parent][:shared], data.draw(st.integers(0, 3))]
+                request = data.draw(requests(st.just(text), salts))
+                request = replace(request, parent=self.live[parent], shared=shared)
+                child = self.accepted(request, lambda: self.engine.submit(request))
             if child is not None:
                 self.toyed |= {parent, child.id}
                 self.family |= {parent, child.id}

@@ -400,6 +400,48 @@ def test_a_fork_of_the_naive_loop_is_queued():
     assert child.tokens == naive(child.request)
 
 
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("shared", range(1, 20))
+def test_an_earlier_fork_goes_on_with_its_own_token_on_the_same_pages(shared, ended):
+    engine, model, parent = fork_after(10, group(40))
+    if ended:
+        engine.abort(parent.id)
+    table = dict(parent.tables[0])
+    own = (*parent.tokens[:shared], 88)
+    child = engine.submit(request(*own, most=6, parent=parent, shared=shared))
+    if not ended:
+        assert child.state is State.RUNNING
+        assert child.computed == child.reused == min(shared, parent.computed)
+        pages = -(-child.computed // 4)
+        assert dict(child.tables[0]) == {page: table[page] for page in range(pages)}
+        assert engine.pool.shared(child.tables) == engine.pool.shared(parent.tables) == [pages]
+    heard(engine.step())
+    engine.scheduler.check()
+    if not ended:
+        assert engine.pool.shared(child.tables) == [child.reused // 4], "the page that is not full was copied"
+        full = range(shared // 4)
+        assert [parent.tables[0][page] for page in full] == [table[page] for page in full], "the parent stays there"
+    drain(engine)
+    assert child.tokens == naive(child.request) and child.tokens[: len(own)] == list(own)
+    assert ended or parent.tokens == naive(parent.request)
+    assert child.forwarded + child.reused == len(child.tokens) - 1
+    most = min(shared, 18)  # the text's last token is never computed
+    assert child.reused in ({most - most % 4, most} if ended else {most})
+    assert len(model.copies) <= 1
+
+
+def test_a_fork_from_before_the_window_is_computed_again():
+    """The parent has released the pages that the child's window reads."""
+    engine, _, parent = fork_after(10, group(40, WINDOW), group(40))
+    late, early = parent.computed - 1, parent.computed - 8
+    states = []
+    for shared in (late, early):
+        child = engine.submit(request(*parent.tokens[:shared], 88, most=6, parent=parent, shared=shared))
+        states.append((child.state, child.computed))
+    assert states == [(State.RUNNING, late), (State.WAITING, 0)]
+    drain(engine)
+
+
 def test_no_more_forks_run_than_may():
     engine, _, parent = fork_after(1, max_sequences=2)
     children = [child_of(engine, parent, most=2) for _ in range(3)]

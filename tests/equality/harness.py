@@ -62,6 +62,8 @@ KINDS = {
     "hybrid": Kind("qwen2-window", {"sliding_window": WINDOW}),
     "scales": Kind("granite"),
     "norms after": Kind("olmo2"),
+    "experts": Kind("qwen3-moe"),
+    "shared expert": Kind("qwen2-moe"),
     "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
     "soft caps": Kind("gemma2", {"sliding_window": WINDOW}),
     "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),

@@ -6,7 +6,7 @@ a single KV head cannot be mistaken for another, and all rotary positions moved 
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -24,6 +24,7 @@ from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.config import NoScaling as Unscaled
 from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Op, Parallel
 
 PROMPT, NEW, PAGE = 60, 12, 16
@@ -216,6 +217,13 @@ def plainly_rotated(graph: Graph) -> Graph:
     return each_attention(lambda op: replace(op, rotary=replace(op.rotary or Rope(), scaling=Unscaled())))(graph)
 
 
+def each_mixture(routing: Mapping[str, object], **changes: object) -> Callable[[Graph], Graph]:
+    def planted(op: Op) -> Op:
+        return replace(op, routing=replace(op.routing, **routing), **changes) if isinstance(op, Experts) else op
+
+    return lambda graph: replace(graph, blocks=tuple(map(planted, graph.blocks)))
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("granite", "embeddings as stored"): no_embedding_scale,
     ("granite", "residual as computed"): each_block(residual_scale=1.0),
@@ -240,6 +248,13 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("neox", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
     ("glm4", "no norms after"): each_block(post_norm=None),
     ("glm4", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
+    ("mixtral", "weights as scored"): each_mixture({"renormalise": False}),
+    ("mixtral", "an expert fewer"): each_mixture({"chosen": 1}),
+    ("qwen2-moe", "weights that sum to one"): each_mixture({"renormalise": True}),
+    ("qwen2-moe", "scores of a sigmoid"): each_mixture({"scores": "sigmoid"}),
+    ("qwen2-moe", "no shared expert"): each_mixture({}, shared=None),
+    ("qwen2-moe", "the shared expert without its gate"): each_mixture({"shared_gate": False}),
+    ("qwen3-moe", "an expert more"): each_mixture({"chosen": 4}),
 }
 
 

@@ -18,7 +18,7 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explore import Explorer
+from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Policy
 
 PAGES = 256

@@ -16,13 +16,14 @@ from starlette.websockets import WebSocketDisconnect
 from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tokenwright import CheckpointError, SamplingParams
-from tokenwright.serve import explore as explore_module
 from tokenwright.serve import player as player_module
+from tokenwright.serve import viewer as viewer_module
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explore import SAMPLE, WINDOW, Explorer, NewRun
+from tokenwright.serve.explorer import Explorer, NewRun
 from tokenwright.serve.guard import MOST_BODY
 from tokenwright.serve.player import Player
-from tokenwright.trace.schema import as_json, decode_weights, from_json
+from tokenwright.serve.viewer import SAMPLE, WINDOW
+from tokenwright.trace.codec import as_json, decode_weights, from_json
 
 AS_JSON = {"content-type": "application/json"}
 RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.json"
@@ -307,7 +308,7 @@ def test_a_fault_in_the_middle_of_a_stream_is_heard_by_the_page(server, monkeypa
     def broken(_):
         raise ValueError("planted")
 
-    monkeypatch.setattr(explore_module, "pack", broken)
+    monkeypatch.setattr(viewer_module, "pack", broken)
     with pytest.raises(BaseExceptionGroup):  # which the test's client shows, and a server logs
         step_on(client, card)
 
@@ -530,6 +531,14 @@ ROUTES = [
     ("GET", "/runs/x/attention"),
     ("GET", "/runs/x/heads"),
     ("GET", "/runs/x/trace.json"),
+    ("GET", "/runs/x/perfetto.json"),
+    ("GET", "/chat/model"),
+    ("POST", "/chat/prompt"),
+    ("GET", "/runs/x/logits"),
+    ("GET", "/runs/x/sampler"),
+    ("GET", "/runs/x/branches"),
+    ("POST", "/runs/x/fork"),
+    ("POST", "/race"),
     ("GET", "/"),
     ("GET", "/nothing"),
     ("GET", "/openapi.json"),
@@ -651,6 +660,30 @@ def test_a_run_can_be_taken_home(server):
     assert trace["steps"] == json.loads(json.dumps([as_json(frame) for frame in frames]))
     named = {label["id"] for label in trace["labels"]}
     assert named >= {candidate["token"] for step in trace["steps"] for candidate in step["candidates"]}
+
+
+def test_a_chrome_trace_has_the_engines_time(server):
+    """As Perfetto reads it: slices that never overlap in their row, with a name each, and the counts of the frames."""
+    client, explorer = server
+    card = begin(client, prompt="ab" * 30, max_tokens=6)
+    with watching(client, card["run"]) as page:
+        played(page)
+    player = explorer.player(card["run"])
+    trace = client.get(f"/runs/{card['run']}/perfetto.json").json()
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in slices if event["cat"] == "step"]
+    assert sum(event["dur"] for event in steps) == pytest.approx(player.run.summary.engine_us, rel=0.01)
+    assert len(steps) == len(player.run.frames)
+    for row in (1, 2):
+        its = [event for event in slices if event["tid"] == row]
+        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(its))
+    for frame, event in zip(player.run.frames, steps, strict=True):
+        parts = [one for one in slices if one["cat"] == "part" and 0 <= one["ts"] - event["ts"] < max(1, event["dur"])]
+        assert sum(one["dur"] for one in parts if "attention" in one["name"]) == frame.attention_us
+        assert sum(one["dur"] for one in parts) <= event["dur"]
+    counted = [e["args"]["kv_resident"] for e in trace["traceEvents"] if e["ph"] == "C" and "kv_resident" in e["args"]]
+    assert counted == [frame.kv_resident for frame in player.run.frames]
+    assert all({"pid", "name", "ph"} <= event.keys() for event in trace["traceEvents"])
 
 
 def test_the_recorded_run_is_what_the_model_inside_does():

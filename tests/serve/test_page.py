@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explore import Explorer
-from tokenwright.serve.page import build_notes, page_folder
+from tokenwright.serve.explorer import Explorer
+from tokenwright.web_page import build_notes, page_folder
 
 
 def built(folder: Path, age: float = 0) -> Path:

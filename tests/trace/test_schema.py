@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -12,19 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenwright.trace import schema
-from tokenwright.trace.schema import (
-    NUMBERS,
-    AttentionRow,
-    Candidate,
-    LayerTime,
-    StepFrame,
-    as_json,
-    decode_weights,
-    from_json,
-    pack,
-    unpack,
-)
+from tokenwright.trace import schema, typescript, wire
+from tokenwright.trace.codec import NUMBERS, as_json, decode_weights, from_json, pack, unpack
+from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
 ROOT = Path(__file__).resolve().parents[2]
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -113,14 +104,20 @@ def test_a_flat_row_keeps_its_mass():
 
 
 def test_the_pages_types_are_generated_from_the_schema():
-    """Run as people run it: without the package, so that a build needs no torch."""
-    command = [sys.executable, "-I", ROOT / "src/tokenwright/trace/schema.py"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout
-    kept = (ROOT / "web/src/schema.ts").read_text(encoding="utf-8")
-    assert made == kept, "run: python src/tokenwright/trace/schema.py > web/src/schema.ts"
+    made = typescript.files()
+    kept = {path: (ROOT / path).read_text(encoding="utf-8") for path in made if (ROOT / path).exists()}
+    assert made == kept, "run: python -m tokenwright.trace.typescript"
+    written = {path.relative_to(ROOT) for path in (ROOT / "web/src/schema").glob("*.ts")}
+    assert written <= made.keys(), "a generated file's module is gone; delete the file"
+
+
+def test_the_types_are_generated_without_torch():
+    """From a checkout with nothing installed: only the sources are on the path."""
+    watched = "import sys; import tokenwright.trace.typescript; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-S", "-c", watched], check=True, env=os.environ | {"PYTHONPATH": ROOT / "src"})
 
 
 def test_every_number_says_where_it_comes_from():
-    for name, wire in NUMBERS.items():
-        assert wire.meaning, name
-        assert wire.source in schema.Source
+    for name, number in NUMBERS.items():
+        assert number.meaning, name
+        assert number.source in wire.Source

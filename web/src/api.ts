@@ -2,6 +2,9 @@
 // server's own kind and sentence; no answer at all becomes one of kind "unreachable".
 
 import type { AttentionRow, HeadMasses, Loading, ModelCard, RunCard, RunState, TokenCard } from "./schema";
+import type { Branches } from "./schema/branches";
+import type { SamplerView } from "./schema/preview";
+import type { RaceCard, RaceEnd, RaceStep } from "./schema/race";
 
 export class ApiError extends Error {
   constructor(
@@ -15,11 +18,13 @@ export class ApiError extends Error {
 
 export interface RunRequest {
   prompt: string;
+  ids?: number[]; // of the prompt, where its text alone does not tell them
   written?: number[];
   max_tokens: number;
   temperature: number;
   top_k: number;
   top_p: number;
+  min_p?: number;
   seed: number | null;
   stop: string[];
   ignore_eos: boolean;
@@ -29,27 +34,56 @@ export interface RunRequest {
   first_step?: number;
 }
 
+export interface RaceRequest extends Partial<Settings> {
+  prompt: string;
+  max_tokens: number;
+  seed: number | null;
+  every: number; // the uncached lane computes every so many-th step
+  budget_s: number;
+}
+
+/** What a fork is asked for: null and what is left out are as in its parent. */
+export interface ForkRequest extends Partial<Settings> {
+  step: number;
+  token: number | null;
+  max_tokens?: number;
+}
+
+/** The dials of the sampler. */
+export interface Settings {
+  temperature: number;
+  top_k: number;
+  top_p: number;
+  min_p: number;
+}
+
 /** An address on the page's own server, also where the page is served under a path. */
 export function address(path: string): URL {
   return new URL(path, document.baseURI);
 }
 
-async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
+export async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
-    answer = await fetch(address(path), { ...init, signal: AbortSignal.timeout(timeout) });
+    const limit = AbortSignal.timeout(timeout);
+    answer = await fetch(address(path), { ...init, signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit });
   } catch {
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }
   const body: unknown = await answer.json().catch(() => null);
-  if (answer.ok && body !== null) return body as T;
-  const { error } = (body ?? {}) as { error?: { kind?: string; message?: string } };
-  const kind = error?.kind ?? (answer.status === 404 || answer.status === 410 ? "gone" : "engine");
-  throw new ApiError(kind, answer.status, error?.message ?? `The server answered ${answer.status}.`);
+  if (answer.ok && (body !== null || answer.status === 204)) return body as T;
+  throw refusal(answer, body);
 }
 
-const post = (body: object): RequestInit => ({
+/** The error of an answer that is not a success. */
+function refusal(answer: Response, body: unknown): ApiError {
+  const { error } = (body ?? {}) as { error?: { kind?: string; message?: string } };
+  const kind = error?.kind ?? (answer.status === 404 || answer.status === 410 ? "gone" : "engine");
+  return new ApiError(kind, answer.status, error?.message ?? `The server answered ${answer.status}.`);
+}
+
+export const post = (body: object): RequestInit => ({
   method: "POST",
   headers: { "content-type": "application/json" },
   body: JSON.stringify(body),
@@ -58,13 +92,47 @@ const post = (body: object): RequestInit => ({
 export const status = (timeout = 4000): Promise<Loading> => call("status", { timeout });
 export const model = (): Promise<ModelCard> => call("model");
 export const createRun = (request: RunRequest): Promise<RunCard> => call("runs", post(request));
+export const forkRun = (id: string, request: ForkRequest): Promise<RunCard> => call(`runs/${id}/fork`, post(request));
+export const branches = (id: string): Promise<Branches> => call(`runs/${id}/branches`);
 export const runState = (id: string): Promise<RunState> => call(`runs/${id}`, { timeout: 4000 });
 
 export async function tokenize(text: string): Promise<TokenCard[]> {
   return (await call<{ tokens: TokenCard[] }>("tokenize", post({ text }))).tokens;
 }
 
+/** What the sampler makes of a step's logits with these settings. The model computes nothing for it. */
+export function sampled(id: string, step: number, settings: Partial<Settings>): Promise<SamplerView> {
+  const wanted = Object.entries(settings).map(([name, value]) => [name, String(value)]);
+  return call(`runs/${id}/sampler?${new URLSearchParams([["step", String(step)], ...wanted])}`);
+}
+
+/** Runs a race, and passes on its messages as they come. Ends early by `signal`. */
+export async function race(
+  request: RaceRequest,
+  signal: AbortSignal,
+  told: (message: RaceCard | RaceStep | RaceEnd) => void,
+): Promise<void> {
+  const answer = await fetch(address("race"), { ...post(request), signal }).catch((error: unknown) => {
+    if (signal.aborted) throw error;
+    throw new ApiError("unreachable", 0, "The engine does not answer.");
+  });
+  if (!answer.ok || answer.body === null) throw refusal(answer, await answer.json().catch(() => null));
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let text = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (text + value).split("\n\n");
+    text = events.pop() ?? "";
+    for (const event of events)
+      if (event.startsWith("data: ")) told(JSON.parse(event.slice(6)) as RaceCard | RaceStep | RaceEnd);
+  }
+}
+
 export const heads = (id: string, step: number): Promise<HeadMasses> => call(`runs/${id}/heads?step=${step}`);
+
+/** As `deleteRun`, for somebody who waits for it. */
+export const endRun = (id: string): Promise<unknown> =>
+  fetch(address(`runs/${id}`), { method: "DELETE" }).catch(() => undefined);
 
 /** Frees what a run holds. Nobody waits for it: a run that is left alone ends by itself. */
 export function deleteRun(id: string): void {

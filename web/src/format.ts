@@ -31,6 +31,10 @@ export const flop = (value: Amount): [string, string] =>
   scaled(value, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
 export const micros = (value: Amount): [string, string] => scaled(value, 1000, ["µs", "ms", "s"]);
 
+/** Two digits after the point, or two that say something. */
+const small = (value: number): string =>
+  value !== 0 && Math.abs(value) < 0.095 ? value.toPrecision(2) : value.toFixed(2);
+
 /** A value in the unit of its kind: the figures and the unit apart, so that they can be set apart. */
 export function shown(value: Amount | boolean | null, unit: string): [string, string] {
   if (value === null) return [NONE, ""];
@@ -44,7 +48,13 @@ export function shown(value: Amount | boolean | null, unit: string): [string, st
       return micros(value);
     case "bit":
     case "nat":
-      return [Number(value).toFixed(2), unit];
+      return [small(Number(value)), unit];
+    case "nat per token":
+      return [small(Number(value)), unit];
+    case "logit":
+      return [Number(value).toPrecision(2), ""];
+    case "%":
+      return [figures(Number(value)), unit];
     case "share":
       return [Number(value).toFixed(4), ""];
     case "times":

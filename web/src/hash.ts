@@ -1,6 +1,7 @@
 // The part of the page's state that a link carries, in the address after #. Only what differs from the defaults is
 // written, so a plain address stays plain. A long prompt belongs into a trace file, not into a link.
 
+import { PANELS } from "./panels";
 import { CAMERAS, type Camera } from "./renderers/renderer";
 
 export interface Link {
@@ -15,9 +16,14 @@ export interface Link {
   cache?: boolean;
   camera?: Camera;
   renderer?: "2d" | "3d";
+  panel?: string;
+  inside?: string; // an answer of the chat page, which this browser keeps: conversation.turn
 }
 
 const LONGEST = 1500; // bytes of a prompt in a link
+
+/** Whether a prompt is short enough for a link. */
+export const fits = (prompt: string): boolean => new TextEncoder().encode(prompt).length <= LONGEST;
 
 export function parse(hash: string): Link {
   const values = new URLSearchParams(hash.replace(/^#/, ""));
@@ -45,13 +51,16 @@ export function parse(hash: string): Link {
   if (camera !== undefined) link.camera = camera;
   const renderer = values.get("renderer") ?? values.get("face"); // older links say "face"
   if (renderer === "2d" || renderer === "3d") link.renderer = renderer;
+  const panel = values.get("panel");
+  if (panel !== null && PANELS.some(({ id }) => id === panel)) link.panel = panel;
+  const inside = values.get("inside");
+  if (inside !== null && /^\w{1,64}\.\d{1,9}$/.test(inside)) link.inside = inside;
   return link;
 }
 
 export function format(link: Link): string {
   const values = new URLSearchParams();
-  if (link.prompt !== undefined && new TextEncoder().encode(link.prompt).length <= LONGEST)
-    values.set("p", link.prompt);
+  if (link.prompt !== undefined && fits(link.prompt)) values.set("p", link.prompt);
   if (link.seed !== undefined) values.set("seed", String(link.seed));
   if (link.temperature !== undefined) values.set("T", String(link.temperature));
   if (link.tokens !== undefined) values.set("n", String(link.tokens));
@@ -62,6 +71,8 @@ export function format(link: Link): string {
   if (link.step !== undefined) values.set("step", String(link.step));
   if (link.camera !== undefined) values.set("cam", link.camera);
   if (link.renderer !== undefined) values.set("renderer", link.renderer);
+  if (link.panel !== undefined) values.set("panel", link.panel);
+  if (link.inside !== undefined) values.set("inside", link.inside);
   const text = values.toString();
   return text === "" ? "" : `#${text}`;
 }

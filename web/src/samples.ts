@@ -47,6 +47,8 @@ export function runCard(prompt: TokenCard[], text: string): RunCard {
     ignore_eos: false,
     first_step: 0,
     watched: [0, 0],
+    min_p: 0,
+    parent: null,
   };
 }
 

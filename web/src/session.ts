@@ -8,9 +8,11 @@ import * as form from "./form";
 import * as live from "./live";
 import * as player from "./player";
 import type { Link } from "./hash";
+import { free, kin } from "./kin";
 import { Run } from "./run";
 import type { ModelCard } from "./schema";
 import {
+  alone,
   asking,
   cache,
   head,
@@ -49,8 +51,26 @@ export async function follow(wanted: Link): Promise<void> {
   if (model.value === null) return; // the prompt box has it, and it runs when the model is there
   if (wanted.layer !== undefined || wanted.head !== undefined)
     select(wanted.layer ?? layer.value, wanted.head ?? head.value);
+  try {
+    if (wanted.inside !== undefined) await (await import("./chat/inside")).take(wanted.inside);
+  } catch (error) {
+    leave();
+    return report(error);
+  }
   if (wanted.prompt === "") leave();
   else await start(wanted.step ?? null);
+}
+
+/** Plays the run of a page that was saved as a file: no server is asked for anything. */
+export function playAlone(trace: string): void {
+  alone.value = true;
+  try {
+    const kept = readTrace(trace, "file", "this file");
+    show(kept, -1);
+    player.play();
+  } catch (error) {
+    report(error);
+  }
 }
 
 /** Waits until the model is there. Fails never: it asks for as long as the page is open. */
@@ -105,12 +125,8 @@ export async function start(stopAt: number | null = null): Promise<void> {
   });
   try {
     const card = await api.createRun(form.request(cache.value, layer.value, head.value));
-    resultClosed.value = false;
-    const before = run.value;
-    if (before?.origin === "live" && link.value !== "lost") api.deleteRun(before.id.value);
-    const fresh = new Run(model.value, card, "live");
-    show(fresh, -1);
-    watch(fresh);
+    free();
+    adopt(new Run(model.value, card, "live"));
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
   } catch (error) {
@@ -118,6 +134,14 @@ export async function start(stopAt: number | null = null): Promise<void> {
   } finally {
     asking.value = false;
   }
+}
+
+/** Shows a live run at its end, and follows it. What was shown before stays on the server, until `free`. */
+export function adopt(next: Run): void {
+  kin.add(next);
+  resultClosed.value = false;
+  show(next, next.count.value - 1);
+  watch(next);
 }
 
 function watch(current: Run): void {
@@ -140,8 +164,9 @@ async function rebuild(): Promise<void> {
   if (current?.origin !== "live" || current.ended) return;
   await ready();
   if (run.value !== current) return;
-  const { prompt, temperature, top_k, top_p, seed, max_tokens, stop, ignore_eos } = current.card;
-  const wanted = { prompt, temperature, top_k, top_p, seed, max_tokens, stop: [...stop], ignore_eos };
+  const { prompt, temperature, top_k, top_p, min_p, seed, max_tokens, stop, ignore_eos } = current.card;
+  const ids = current.card.tokens.map(({ id }) => id);
+  const wanted = { prompt, ids, temperature, top_k, top_p, min_p, seed, max_tokens, stop: [...stop], ignore_eos };
   try {
     const card = await api.createRun({
       ...wanted,
@@ -195,8 +220,7 @@ export function retryNow(): void {
 }
 
 function release(): void {
-  const before = run.value;
-  if (before?.origin === "live") api.deleteRun(before.id.value);
+  free();
   live.detach();
 }
 
@@ -212,7 +236,8 @@ function show(next: Run, index: number): void {
   player.reset(index);
 }
 
-function report(error: unknown): void {
+/** Tells of something that was asked for and did not happen. */
+export function report(error: unknown): void {
   problem.value =
     error instanceof api.ApiError
       ? { kind: error.kind, message: error.message }

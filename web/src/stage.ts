@@ -3,6 +3,7 @@
 // can, else 2-D), its size, and its pointers, wheels and keys. It draws only after something has changed.
 
 import { effect, signal, untracked } from "@preact/signals";
+import { chosenCell } from "./cell";
 import * as clock from "./clock";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
@@ -18,6 +19,7 @@ const TRIAL = 3; // pictures by which that is judged, drawn where nobody sees th
 const TRIAL_TOKENS = 60;
 const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
 const ORBIT = 0.008; // radians per CSS pixel
+const CLICK = 5; // CSS pixels that a pointer may move between press and release of a click
 const TURN = 0.12; // radians per key
 
 const builder = new SceneBuilder();
@@ -29,12 +31,12 @@ let canvas: HTMLCanvasElement | null = null;
 let renderer: Renderer | null = null;
 let scene: Scene | null = null;
 let stale = true; // whether the scene must be built anew
-let drawn = 0; // pictures since the page was opened
+let pictures = 0; // since the page was opened
 let spent = 0; // ms of this program in the last picture, without the GPU
 let making = 0; // the renderer being made; an older one is thrown away
 
 export const stats = (): RendererStats | null => renderer?.stats() ?? null;
-export const frames = (): number => drawn;
+export const frames = (): number => pictures;
 export const orthographic = (): boolean => renderer?.orthographic ?? false;
 export const words = () => renderer?.words() ?? [];
 /** ms of this program in the last picture, without the GPU. */
@@ -52,7 +54,7 @@ export function mount(element: HTMLElement): () => void {
   const stops = [
     effect(() => void make(preferred())),
     effect(() => {
-      void [run.value, shown.value, row.value, selected.value];
+      void [run.value, run.value?.shared.value, shown.value, row.value, selected.value];
       stale = true;
       clock.invalidate();
     }),
@@ -82,6 +84,12 @@ export function mount(element: HTMLElement): () => void {
 /** Draws at once, also where nothing has changed. */
 export function renderOnce(): void {
   draw(performance.now(), 1);
+}
+
+/** The canvas with the shown step at rest on it, drawn in this turn; null where there is none. */
+export function drawn(): HTMLCanvasElement | null {
+  renderOnce();
+  return canvas;
 }
 
 export function zoom(factor: number): void {
@@ -188,7 +196,7 @@ function draw(now: number, progress: number): boolean {
   const began = performance.now();
   const more = renderer.draw(picture, now);
   spent = performance.now() - began;
-  drawn++;
+  pictures++;
   const { first, last } = renderer.window();
   const known = windowed.peek();
   if (known.first !== first || known.last !== last) windowed.value = { first, last };
@@ -222,6 +230,7 @@ function trial(made: Renderer, element: HTMLElement): number {
 
 function handle(element: HTMLCanvasElement, own: Renderer): void {
   const pointers = new Map<number, { x: number; y: number }>();
+  let pressed = { x: 0, y: 0 };
   const at = (event: MouseEvent): { x: number; y: number } => {
     const box = element.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
@@ -233,6 +242,7 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
     element.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, at(event));
+    pressed = at(event);
   });
   element.addEventListener("pointermove", (event) => {
     const now = at(event);
@@ -254,6 +264,12 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     clock.invalidate();
   });
   const release = (event: PointerEvent): void => void pointers.delete(event.pointerId);
+  element.addEventListener("click", (event) => {
+    const now = at(event);
+    if (Math.hypot(now.x - pressed.x, now.y - pressed.y) > CLICK) return; // the end of a drag
+    const position = own.pick(now.x, now.y);
+    if (position !== null) chosenCell.value = { position, layer: own.layerAt(now.x, now.y) };
+  });
   element.addEventListener("pointerup", release);
   element.addEventListener("pointercancel", release);
   element.addEventListener("pointerleave", () => (hovered.value = null));

@@ -13,6 +13,8 @@ export const reachable = signal(true);
 export const model = signal<ModelCard | null>(null); // of the live engine
 export const asking = signal(false); // a run has been asked for and is not there yet
 
+export const alone = signal(false); // whether this page is a file with one run in it, and there is no server
+
 /** The link of the live run. */
 export type LinkState = "none" | "opening" | "open" | "broken" | "lost";
 export const link = signal<LinkState>("none");
@@ -40,6 +42,7 @@ export const renderer = signal<"2d" | "3d" | null>(null); // what is drawing
 export const rendererNote = signal(""); // why the renderer is not the one that was hoped for
 export const pictureTime = signal<number | null>(null); // ms, where 3-D was found to be too slow here
 export const tab = signal<"stage" | "numbers" | "next">("stage"); // on a narrow screen
+export const panel = signal<string | null>(null); // the panel in the rail's place; null: the figures
 export const helpOpen = signal(false);
 export const resultClosed = signal(false); // whether the card at the end of a run was put away
 

@@ -27,6 +27,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _TEXT_MODEL = re.compile(r"^(model\.)?language_model\.")
 _TOWER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector)\.")
 
+_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
 
 
@@ -84,9 +85,9 @@ class Family:
     """Architectures that share one config reader and one table of names.
 
     `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
-    without `.weight` and `.bias`; {i} is the layer. `prefix` is optional before the names in a file. `inert` matches
-    tensors that are not weights. `aliases`: from other names that files have to those of `names`. neighbours: whether
-    files turn dimensions 2 i and 2 i + 1 of a head together.
+    without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
+    `inert` matches tensors that are not weights. `aliases`: from other names that files have to those of `names`.
+    neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -107,9 +108,9 @@ class Family:
         found, rows = {}, _rows_of_parts(graph)
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
-            layer = re.match(r"layers\.(\d+)\.", base)
-            source = self.names[f"layers.{{i}}.{base[layer.end() :]}" if layer else base]
-            at = source.name.format(i=layer[1] if layer else "")
+            source = self.names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
+            layer, expert = _LAYER.match(base), _EXPERT.search(base)
+            at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
             part = rows[base] if source.fused else None
             found[name] = replace(
                 source,

@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import NoReturn
@@ -23,14 +22,16 @@ from tokenwright.checkpoints.families import parse_config, text_keys
 from tokenwright.checkpoints.family import Family, Source, tower_of
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
-from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
-from tokenwright.checkpoints.gguf_model import Held, as_stored, held, read_model
+from tokenwright.checkpoints.gguf_model import read_model
+from tokenwright.checkpoints.held import Held, as_stored, held
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
+from tokenwright.checkpoints.published import Compound, gather, read_scheme
+from tokenwright.checkpoints.reading import DTYPES, opened, read_rows, read_whole
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
 from tokenwright.config import DTYPE_BYTES, DType, GenerationDefaults, ModelConfig, WeightFormat
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
@@ -38,7 +39,6 @@ from tokenwright.text.metadata import read_metadata
 
 log = logging.getLogger(__name__)
 
-_DTYPES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 Report = Callable[[int, int], None]  # bytes read so far, total bytes
 
 HEAD = "lm_head.weight"  # in both families
@@ -57,7 +57,7 @@ class Checkpoint:
     stored: Mapping[str, Stored]  # the checkpoint's name, without prefix and buffers -> its bytes
     stamps: Mapping[Path, tuple[int, int]]  # of the weight files: length in bytes, mtime in ns
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
-    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that a GGUF file holds in our forms
+    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     skipped: Mapping[str, int] = field(default_factory=dict)  # encoders beside the text model: their tensors' number
 
@@ -74,6 +74,7 @@ class Checkpoint:
             raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
         settings = read_json(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
+        scheme = read_scheme(settings, str(folder / "config.json"))
         family, config, graph = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
         about = text_keys(settings, str(folder / "config.json"))
@@ -88,18 +89,22 @@ class Checkpoint:
             return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps, form)
         sources = family.sources(graph)
         stored, skipped = _read_headers(folder, family)
-        _check_fit(folder, graph, sources, stored)
+        if scheme is not None:
+            stored = gather(stored, scheme, read_whole)
+        joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
+        _check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined))
         wanted = {source.name for source in sources.values()}
-        dtype = _dtype_of(one for name, one in stored.items() if name in wanted)
+        dtype = _dtype_of(one for name, one in stored.items() if name in wanted and one.dtype in DTYPES)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
+        forms = as_stored(graph, sources, stored) if joined else {}
         config = replace(config, dtype=dtype)
-        return cls(folder, config, graph, generation, sources, stored, stamps, skipped=skipped)
+        return cls(folder, config, graph, generation, sources, stored, stamps, as_stored=forms, skipped=skipped)
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
         header = read_gguf(file)
         model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
-        _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*_DTYPES, *BLOCKS))
+        _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
         texts = read_metadata(header.metadata, str(file))
         config = replace(model.config, dtype=_dtype_of_blocks(model.stored.values()))
         generation = _within(model.generation, config.vocab_size, str(file))
@@ -122,8 +127,8 @@ class Checkpoint:
         return max(sizes, key=lambda one: sizes[one])
 
     def held(self, form: WeightFormat, dtype: DType) -> list[Held]:
-        """What becomes of each type of a GGUF file; empty for a folder."""
-        if not self.path.is_file():
+        """What becomes of each type of a GGUF file, or of a folder with quantised matrices; else empty."""
+        if self.path.is_dir() and not any(isinstance(one, Compound) for one in self.stored.values()):
             return []
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
 
@@ -206,6 +211,7 @@ def check_config(folder: Path) -> None:
     where = str(folder / "config.json")
     settings = read_json(folder / "config.json")
     own_quantisation(settings, where)
+    read_scheme(settings, where)
     parse_config(settings, where)
 
 
@@ -260,12 +266,12 @@ def _weight_files(folder: Path) -> list[Path]:
         missing = [file.name for file in files if not file.exists()]
         if missing:
             raise CheckpointError(
-                f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); download it again"
+                f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); {fetch_again(folder)}"
             )
         return files
     if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
         raise CheckpointError(hub.only_pickles(str(folder)))
-    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; download the model again")
+    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; {fetch_again(folder)}")
 
 
 def _check_fit(
@@ -274,7 +280,7 @@ def _check_fit(
     sources: Mapping[str, Source],
     stored: Mapping[str, Stored],
     facts: str = "config.json",
-    dtypes: Sequence[str] = tuple(_DTYPES),
+    dtypes: Sequence[str] = tuple(DTYPES),
 ) -> None:
     """Raises CheckpointError unless the tensors are exactly those of the graph, with its shapes and a known dtype.
 
@@ -296,7 +302,7 @@ def _check_fit(
         "neither F32, F16 nor BF16": [
             f"{name} is {one.dtype}"
             for name, one, shape in both
-            if one.dtype not in (dtypes if len(shape) > 1 else _DTYPES)
+            if one.dtype not in (dtypes if len(shape) > 1 else DTYPES)
         ],
     }
     complaints = [f"{len(names)} {what} ({_few(names)})" for what, names in found.items() if names]
@@ -318,7 +324,7 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
     """The dtype of most bytes."""
     sums: dict[DType, int] = {}
     for one in stored:
-        name = _DTYPES[one.dtype]
+        name = DTYPES[one.dtype]
         sums[name] = sums.get(name, 0) + one.nbytes
     return max(sums, key=lambda name: sums[name])
 
@@ -327,40 +333,6 @@ def _dtype_of_blocks(stored: Iterable[Stored]) -> DType:
     """The dtype of most bytes of matrices that are not made of blocks; bfloat16 if all of them are."""
     plain = [one for one in stored if len(one.shape) > 1 and one.dtype not in BLOCKS]
     return _dtype_of(plain) if plain else "bfloat16"
-
-
-def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
-    """Rows [first, last) of a tensor, blocks decoded to fp32; copied, not mapped: a file that shrinks is no bus error.
-
-    Raises CheckpointError if the file has become shorter or cannot be read.
-    """
-    if one.dtype in BLOCKS:
-        return dequantised(_read_blocks(one, first, last), one.dtype)
-    return _read_bytes(one, first, torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[_DTYPES[one.dtype]]))
-
-
-def read_codes(one: Stored, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [first, last) of a tensor that lies in one of our forms: codes [n, in] and scales [n, in / 32]."""
-    return codes_and_scales(_read_blocks(one, first, last), one.dtype)
-
-
-def _read_blocks(one: Stored, first: int, last: int) -> torch.Tensor:
-    return _read_bytes(one, first, torch.empty((last - first, one.nbytes // one.shape[0]), dtype=torch.uint8))
-
-
-def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
-    with _opened(one.file) as stream:
-        stream.seek(one.start + first * one.nbytes // max(1, one.shape[0]))
-        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
-            raise CheckpointError(f"{one.file} became shorter while it was read; download it again")
-    return raw
-
-
-def _opened(file: Path) -> BufferedReader:
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
@@ -392,7 +364,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 def _same_bytes(one: Stored, other: Stored) -> bool:
     if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
         return False
-    with _opened(one.file) as left, _opened(other.file) as right:
+    with opened(one.file) as left, opened(other.file) as right:
         left.seek(one.start)
         right.seek(other.start)
         for at in range(0, one.nbytes, _COMPARED):

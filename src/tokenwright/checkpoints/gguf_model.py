@@ -8,18 +8,17 @@ transformers does. Files of the architecture llama hold the rows of q and k in t
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.families import Source, parse_config
 from tokenwright.checkpoints.family import head_order
 from tokenwright.checkpoints.generation import parse_generation
-from tokenwright.checkpoints.gguf import BLOCKS, Header
-from tokenwright.checkpoints.gguf_blocks import AS_STORED
+from tokenwright.checkpoints.gguf import Header
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
-from tokenwright.config import DTYPE_BYTES, GenerationDefaults, ModelConfig, WeightFormat
-from tokenwright.errors import CheckpointError
+from tokenwright.config import GenerationDefaults, ModelConfig
+from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
 
 _MOST_PAIRS = 1 << 15  # of dimensions in a head
@@ -87,68 +86,15 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     settings = _settings(header, where, factors)
     _, config, graph = parse_config(settings, where)
     if ROPE_FACTORS in header.tensors and header.tensors[ROPE_FACTORS].shape[0] != config.head_size // 2:
-        raise CheckpointError(f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; download it again")
+        raise CheckpointError(
+            f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; {fetch_again(Path(where))}"
+        )
     stored = {name: one for name, one in header.tensors.items() if not _INERT_TENSORS.fullmatch(name)}
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
     paired = config.head_size if header.metadata["general.architecture"] == _PAIRED else 0
     return GgufModel(config, graph, generation, _sources(graph, paired), stored)
-
-
-def as_stored(graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> dict[str, WeightFormat]:
-    """The matrices, and the parts of joined ones, whose blocks are those of a packed form: with that form.
-
-    q, k and v are one matrix in memory, as are gate and up; where their types differ, all of them are decoded.
-    """
-    found: dict[str, WeightFormat] = {}
-    for matrix in graph.matrices.values():
-        parts = [name for name, _ in matrix.parts]
-        kinds = {stored[sources[f"{part}.weight"].name].dtype for part in parts}
-        if len(kinds) == 1 and (form := AS_STORED.get(*kinds)) is not None:
-            found |= dict.fromkeys(parts, form)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The tensors of one type in a file: their bytes there, and their format in memory.
-
-    copied: whether their codes and scales are copied, so that no weight is rounded again.
-    """
-
-    type: str
-    tensors: int
-    nbytes: int
-    format: str
-    copied: bool
-
-    @property
-    def converted(self) -> bool:
-        """Whether blocks are decoded, or numbers quantised: not where one dtype becomes another."""
-        return not self.copied and (self.type in BLOCKS or self.format not in DTYPE_BYTES)
-
-    def __str__(self) -> str:
-        how = "copied" if self.copied else "converted" if self.converted else "held"
-        return f"{self.type} {self.nbytes:,} bytes ({self.tensors} tensors), {how} as {self.format}"
-
-
-def held(
-    graph: Graph,
-    sources: Mapping[str, Source],
-    stored: Mapping[str, Stored],
-    form: WeightFormat,
-    kept: Mapping[str, WeightFormat],
-) -> list[Held]:
-    """What becomes of each type in a file, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
-    found: dict[tuple[str, str, bool], list[int]] = {}
-    for name in graph.shapes:
-        one, base = stored[sources[name].name], name.rsplit(".", 1)[0]
-        matrix = len(one.shape) > 1
-        target = kept.get(base) or (format_of(base, form) if matrix else WeightFormat("float32"))
-        found.setdefault((one.dtype, str(target), base in kept and matrix), []).append(one.nbytes)
-    rows = [Held(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
-    return sorted(rows, key=lambda row: -row.nbytes)
 
 
 def _sources(graph: Graph, paired: int) -> dict[str, Source]:

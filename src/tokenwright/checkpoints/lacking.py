@@ -12,10 +12,9 @@ from tokenwright.checkpoints.strict import Keys, shown
 # A key, and the operation that it stands for unless its value is null, false, 0 or empty; {} is the value.
 _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("kv_lora_rank", "multi-head latent attention"),
-    ("num_local_experts", "mixture of experts with {} experts"),
-    ("num_experts", "mixture of experts with {} experts"),
-    ("n_routed_experts", "mixture of experts with {} experts"),
-    ("moe_num_experts", "mixture of experts with {} experts"),
+    ("n_group", "mixture of experts with routing by groups"),
+    ("topk_method", "mixture of experts with routing by {}"),
+    ("swiglu_limit", "mixture of experts with clamped gates"),
     ("attention_chunk_size", "chunked attention, {} tokens at a time"),
     ("state_size", "state-space layers"),
     ("ssm_state_size", "state-space layers"),

@@ -2,7 +2,7 @@
 
 The loader first allocates all packed weights. Then two threads each read some rows of a tensor, pack them into the
 matrix and read the next, so that memory holds only two buffers of a few MiB beside the weights (or two whole tensors,
-if the checkpoint stores them transposed).
+if the checkpoint stores them transposed, or quantised by another tool).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +17,15 @@ from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, read_codes, read_rows, refuse_values
+from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, refuse_values
 from tokenwright.checkpoints.hub import WEIGHTS
 from tokenwright.checkpoints.packed_file import read_weights
+from tokenwright.checkpoints.published import Compound
+from tokenwright.checkpoints.reading import read_codes, read_rows
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.config import DType, WeightFormat
-from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.errors import CheckpointError, RequestError, fetch_again
 
 Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
 
@@ -155,7 +157,7 @@ class Job:
             ):
                 raise CheckpointError(
                     f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
-                    "damaged: download it again"
+                    f"damaged: {fetch_again(self.stored.file)}"
                 )
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
@@ -179,6 +181,7 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
     for name in sorted(users, key=lambda name: (checkpoint.stored[name].file, checkpoint.stored[name].start)):
         stored, targets = checkpoint.stored[name], tuple(users[name])
         whole = any(source.transpose or source.rows is not None for source, _ in targets)
+        whole = whole or isinstance(stored, Compound)
         rows = stored.shape[0]
         step = rows if whole else _rows_of_slab(stored.nbytes // rows)
         step += -step % lcm(LANES, *(source.order.block for source, _ in targets if source.order is not None))

@@ -21,7 +21,7 @@ from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked
 from tokenwright.cli.conversation import Conversation, answer_text, counted
 from tokenwright.cli.conversation import load as load_conversation
 from tokenwright.cli.conversation import save as save_conversation
-from tokenwright.cli.facts import memory_line, rate, seconds
+from tokenwright.cli.facts import ENDED, memory_line, rate, seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
@@ -86,28 +86,14 @@ def chat(
     Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache. With MESSAGE it answers
     once and exits.
     """
+    engine = opt.of_engine(locals())
     question = None if message is None else _question(message)
     talk = Conversation() if load is None else load_conversation(load)
     if save is not None:
         _check_target(save, load, force)
     if system is not None:
         talk = talk.with_system(system)
-    with opt.opened(
-        model,
-        quiet=quiet,
-        revision=revision,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        threads=threads,
-        kv_memory=kv_memory,
-        kv=kv,
-        window=window,
-        sinks=sinks,
-        page_size=page_size,
-        token_budget=token_budget,
-        max_sequences=1,
-    ) as llm:
+    with opt.opened(model, quiet=quiet, max_sequences=1, **engine) as llm:
         session = Session(llm, talk, chosen, quiet=quiet, plain=plain)
         session.markup, session.shift = markup, shift
         session.files |= {file.resolve() for file in (load, save) if file is not None}
@@ -191,6 +177,7 @@ class Session:
                 typed = self.reader.read()
                 if typed is None:
                     return
+                self.leaving = False
                 if typed.text.strip():
                     self._handle(typed)
             except RequestError as error:  # of the reader
@@ -204,7 +191,6 @@ class Session:
 
     def _handle(self, typed: Typed) -> None:
         """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
-        self.leaving = False
         text = typed.text
         try:
             if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
@@ -310,7 +296,7 @@ def turn_line(done: Completion, again: int) -> str:
         f"{again:,} of them again"
     ]
     if usage.ttft_s is not None:
-        parts.append(f"TTFT {seconds(usage.ttft_s)}")
+        parts.append(f"first token after {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
-    return " · ".join([*parts, str(done.finish_reason)])
+    return " · ".join([*parts, ENDED[str(done.finish_reason)]])

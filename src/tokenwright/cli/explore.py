@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -13,9 +12,6 @@ from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
 from tokenwright.errors import TokenwrightError
-
-if TYPE_CHECKING:
-    from tokenwright.llm import LLM
 
 USUAL_PORT = 8321
 DRAIN_S = 2.0  # requests have so long to finish when it is stopped
@@ -43,10 +39,10 @@ def explore(
 
     The server accepts connections from this machine alone. Ctrl-C stops it.
     """
-    name = opt.the_model(named, model)
-    opt.check_engine(device=device, dtype=dtype, weights=weights, page_size=page_size, token_budget=token_budget)
-    from tokenwright.serve.page import page_folder
+    engine, name = opt.of_engine(locals()), opt.the_model(named, model)
+    opt.check_engine(**engine)
     from tokenwright.serve.sockets import listen
+    from tokenwright.web_page import page_folder
 
     local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
@@ -55,36 +51,18 @@ def explore(
 
     failed: list[TokenwrightError] = []
 
-    def load(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.backends.device import leave_a_core
-        from tokenwright.llm import LLM
-
-        leave_a_core()
-        try:
-            return LLM(
-                name,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                weights=weights,
-                page_size=page_size,
-                token_budget=token_budget,
-                report=report,
-                trace=True,
-            )
-        except TokenwrightError as error:
-            failed.append(error)
-            server.should_exit = True
-            raise
+    def refused(error: TokenwrightError) -> None:
+        failed.append(error)
+        server.should_exit = True
 
     from tokenwright.serve.app import make_app
-    from tokenwright.serve.explore import Explorer
+    from tokenwright.serve.explorer import Explorer
     from tokenwright.serve.host import uncollected
     from tokenwright.serve.run import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, uncollected(load)), names, page)
+    app = make_app(Explorer(name, uncollected(opt.loader(name, refused, trace=True, **engine))), names, page)
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:

@@ -36,18 +36,19 @@ def inspect(
     checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form, kept = own_form(checkpoint, asked).resolved(config.dtype), checkpoint.kept(asked)
-    tokenizer = checkpoint.tokenizer()
+    tokenizer, types = checkpoint.tokenizer(), [str(row) for row in checkpoint.held(asked, config.dtype)]
     facts = {
         **_shape(config, graph),
         "native_step": compiles(graph),
         "parameters": graph.parameters,
+        "active_parameters": graph.active_parameters,
         "dtype": config.dtype,
         "weights": str(checkpoint.main_format(asked, config.dtype)),
         "weight_bytes": checkpoint.nbytes
-        if form == WeightFormat(config.dtype) and not checkpoint.texts
+        if form == WeightFormat(config.dtype) and not types
         else weight_bytes(graph, form, kept),
         "skipped": dict(checkpoint.skipped),
-        "types": [str(row) for row in checkpoint.held(asked, config.dtype)],
+        "types": types,
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
@@ -75,6 +76,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "mlp_width": config.mlp_width,
         "gated_mlp": config.gated,
         "activation": config.activation,
+        "experts": config.mixture and asdict(config.mixture),
         "norm": config.norm,
         "pre_norm": config.pre_norm,
         "post_norm": config.post_norm,
@@ -134,7 +136,8 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "heads": f"{heads} of {facts['head_size']}, over {kv_heads} KV heads ({heads // kv_heads} to one)",
         "width": f"{facts['width']:,}",
         **({"block": "attention and MLP side by side"} if facts["parallel"] else {}),
-        "MLP": mlp,
+        **({"MLP": mlp} if _dense(facts) else {}),
+        **({"experts": _experts(facts["experts"])} if facts["experts"] else {}),
         "norm": _norms(facts),
         **({"scales": scales} if (scales := _factors(facts["scales"])) else {}),
         **({"soft caps": caps} if (caps := _caps(facts)) else {}),
@@ -143,7 +146,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "context": f"{context:,} tokens",
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",
-        "parameters": f"{facts['parameters']:,}",
+        "parameters": f"{facts['parameters']:,}{_active(facts)}",
         "step": "one call of the native kernels, where compiled" if facts["native_step"] else "op by op",
         "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
         **({"in the file": "; ".join(facts["types"])} if facts["types"] else {}),
@@ -178,6 +181,24 @@ def _caps(facts: dict[str, Any]) -> str:
 def _skipped(towers: dict[str, int]) -> str:
     parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in towers.items())
     return f"{parts}: the text model runs alone"
+
+
+def _dense(facts: dict[str, Any]) -> bool:
+    """Whether some layer has an MLP."""
+    return not (facts["experts"] and all(facts["experts"]["layers"]))
+
+
+def _experts(mixture: dict[str, Any]) -> str:
+    """How many experts, how wide, how many of them a token meets, and in which layers."""
+    layers = mixture["layers"]
+    shared = f", and one of {mixture['shared_width']:,} that all tokens meet" if mixture["shared_width"] else ""
+    where = "" if all(layers) else f"; in {sum(layers)} of {len(layers)} layers"
+    return f"{mixture['experts']}, {mixture['width']:,} wide, {mixture['chosen']} for each token{shared}{where}"
+
+
+def _active(facts: dict[str, Any]) -> str:
+    active: int = facts["active_parameters"]
+    return "" if active == facts["parameters"] else f", of which a token meets {active:,}"
 
 
 def _factors(scales: dict[str, float | None]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tokenwright import busy
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.output import show_anything, write, write_json
@@ -63,6 +64,7 @@ def race(
     """
     from tokenwright.sampling_params import SamplingParams
 
+    engine = opt.of_engine(locals(), but=("kv", "window", "sinks"))  # these are of lanes of their own
     text = opt.read_prompt(prompt, file)
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
     other = EngineConfig(
@@ -72,28 +74,19 @@ def race(
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
     if out is not None:
         check_chart_file(out, force)
-    with opt.opened(
-        model,
-        quiet=json_,
-        revision=revision,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        page_size=page_size,
-        token_budget=token_budget,
-    ) as llm:
+    with opt.opened(model, quiet=json_, **engine) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
-        lanes = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
-        result = Result(lanes, about, llm.config.layers, page_size)
+        lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
+        result = Result(lanes, about, llm.config.layers, page_size, others)
     if out is not None:
         save_chart(out, picture(result))
+    drawn = None if out is None else str(out)
     if json_:
-        drawn = {} if out is None else {"chart": str(out)}
-        write_json({"model": model, "prompt": text, **as_json(result), **drawn})
+        write_json({"model": model, "prompt": text, **as_json(result), **opt.given(chart=drawn)})
     else:
         show_anything()
-        write(report(result) + "\n" + ("" if out is None else f"chart: {out}\n"))
+        write(report(result) + "\n" + (f"chart: {out}\n" if drawn else ""))
     if result.faults:
         typer.echo(f"tokenwright: {fault(result)}", err=True)
         raise typer.Exit(1)
@@ -120,13 +113,18 @@ class Entry:
         return Lane(self.kind, self.name, completion, cost, kept)
 
 
-def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool) -> tuple[Lane, ...]:
-    """Run all lanes on the same ids, at most to the context's end; `show`: draw bars if stderr is a terminal."""
+def _run(
+    llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
+) -> tuple[tuple[Lane, ...], str]:
+    """Run all lanes on the same ids, at most to the context's end, and notice who else used the processors meanwhile.
+
+    show: draw bars if stderr is a terminal.
+    """
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)
     if room == 0:
-        raise RequestError(f"the prompt fills the model's context of {llm.context} tokens; shorten it by some")
+        raise RequestError(f"the prompt fills the model's context of {llm.context} tokens; shorten it by a token")
     params = replace(params, max_tokens=min(params.max_tokens, room))
     with ExitStack() as opened:
         entries = _entries(llm, len(ids), params.max_tokens, other, opened)
@@ -136,12 +134,13 @@ def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConf
                 entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
         with _bars(max(len(entry.name) for entry in entries), show) as bars:
             tasks = [bars.add_task(entry.name, total=params.max_tokens, pace="", start=False) for entry in entries]
-            lanes = []
+            lanes, before = [], busy.read_times()
             for entry, task in zip(entries, tasks, strict=True):
                 bars.start_task(task)
                 lanes.append(entry.finished(_written(entry, ids, params, bars, task)))
                 bars.stop_task(task)
-    return tuple(lanes)
+            others = busy.load_between(before, busy.read_times())
+    return tuple(lanes), others
 
 
 def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tokenwright.busy import told
 from tokenwright.cli.chart import Line, Picture
 from tokenwright.cli.facts import binary, rate, seconds
 
@@ -52,12 +53,16 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device."""
+    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device.
+
+    busy: who else used the processors during the race, in words, or ''.
+    """
 
     lanes: tuple[Lane, ...]
     about: str
     layers: int
     page_size: int
+    busy: str = ""
 
     @property
     def cached(self) -> Completion:
@@ -114,6 +119,7 @@ def report(result: Result) -> str:
             *_table([("by shapes", "GFLOP", "K and V read", "K and V at the end"), *_derived(result)], 3),
             "",
             f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens",
+            *([told(result.busy)] if result.busy else []),
         ]
     )
 
@@ -133,7 +139,8 @@ def _agreement(result: Result) -> list[str]:
     if all(lane.kind != PREFIX for lane in result.lanes):
         prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
         lines.append(
-            f"No prefix to find again: that takes a prompt of {needed} tokens, a page and one; this has {prompt}."
+            f"No prefix lane: the prefix cache holds whole pages, so it takes a prompt of {needed} tokens or more; "
+            f"this one has {prompt}."
         )
     return lines
 
@@ -232,6 +239,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "prompt_tokens": result.cached.usage.prompt_tokens,
         "same_tokens": not result.faults,
         "ratio": result.ratio,
+        "busy": result.busy,
         **{lane.kind: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
     }
 

@@ -76,10 +76,7 @@ class Engine(Generic[T]):
         if parent is None or tuple(parent.tokens) != request.prompt:
             raise RequestError("a fork needs a sequence that has not ended, and its whole text as the prompt")
         child = self.accept(request)
-        if child.exhausted() is None:
-            self.scheduler.fork(parent, child)
-        else:
-            self.add(child)
+        self._add(child, parent, len(parent.tokens))
         return child
 
     def accept(self, request: Request) -> Sequence:
@@ -112,12 +109,17 @@ class Engine(Generic[T]):
         return sequence
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence of `accept`."""
+        """Queue a sequence of `accept`; one whose request has a parent goes on from the pages of that."""
+        self._add(sequence, sequence.request.parent, sequence.request.shared)
+
+    def _add(self, sequence: Sequence, parent: Sequence | None, shared: int) -> None:
         reason = sequence.exhausted()
-        if reason is None or sequence.needs_rows:
-            self.scheduler.add(sequence)
-        else:
+        if reason is not None and not sequence.needs_rows:
             self._ended.append(finished(sequence, reason))
+        elif reason is None and parent is not None:
+            self.scheduler.fork(parent, sequence, shared)
+        else:
+            self.scheduler.add(sequence)
 
     def step(self) -> list[Event]:
         """One turn of the loop. An error of the model ends the requests of this step, never the engine."""

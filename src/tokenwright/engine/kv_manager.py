@@ -58,11 +58,19 @@ class KVManager:
         if sequence.shares and sequence.pages:
             self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
 
-    def share(self, parent: Sequence, child: Sequence) -> None:
-        """Put a child on its parent's pages, if both keep theirs."""
-        if parent.cache and child.cache:
-            child.tables, child.prefix_hashes = self.pool.fork(parent.tables), parent.prefix_hashes.fork()
-            child.computed = child.reused = parent.computed
+    def share(self, parent: Sequence, child: Sequence, shared: int) -> bool:
+        """Put a child on its parent's pages of the first `shared` tokens. False: the parent does not have them all.
+
+        A parent that has gone further may have released some of them, behind an attention window.
+        """
+        computed = min(parent.computed, shared)
+        if not (parent.cache and child.cache and self.pool.covers(parent.tables, computed)):
+            return False
+        child.tables = self.pool.fork(parent.tables, computed)
+        if len(parent.tokens) == shared:  # else its pages from there on have other hashes
+            child.prefix_hashes = parent.prefix_hashes.fork()
+        child.computed = child.reused = computed
+        return True
 
     def swap_out(self, sequence: Sequence) -> None:
         """Swap the pages of a sequence out, if it has computed any and there is room; else it is left as it is."""

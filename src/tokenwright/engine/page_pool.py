@@ -288,13 +288,20 @@ class PagePool:
         for pool, table in zip(self.group_pools, tables, strict=True):
             pool.clear(table)
 
-    def fork(self, tables: PageTables) -> PageTables:
-        """Tables with the same pages; the first that writes to one gets a copy of it."""
-        for pool, table in zip(self.group_pools, tables, strict=True):
-            for page in table.values():
+    def fork(self, tables: PageTables, tokens: int | None = None) -> PageTables:
+        """Tables with the same pages, or those of the first `tokens`; who writes to one first gets a copy of it."""
+        end = None if tokens is None else -(-tokens // self.page_size)
+        forks = [table.copy() if end is None else table.head(end) for table in tables]
+        for pool, table, fork in zip(self.group_pools, tables, forks, strict=True):
+            for page in fork.values():
                 pool.incref(page)
             table.reserved = 0
-        return [table.copy() for table in tables]
+        return forks
+
+    def shared(self, tables: PageTables) -> list[int]:
+        """The pages of each group that stand in these tables and in others."""
+        pairs = zip(self.group_pools, tables, strict=True)
+        return [sum(pool.refcounts[page] > 1 for page in table.values()) for pool, table in pairs]
 
     def covers(self, tables: PageTables, computed: int) -> bool:
         """Whether the tables have every page that a row behind `computed` tokens reads of them."""

@@ -102,6 +102,7 @@ class Request:
     hidden: report the hidden states of the prompt's tokens, and write nothing (max_tokens is 0).
     width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
     1: each advances on its own. search: for the sampler, which picks for such a request through it.
+    parent: a sequence, ended or not, with the first `shared` tokens of the prompt; its pages of them are used again.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
@@ -116,6 +117,8 @@ class Request:
     width: int = 1
     search: Any = None
     hidden: bool = False
+    parent: "Sequence | None" = field(default=None, repr=False, compare=False)
+    shared: int = 0
     argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

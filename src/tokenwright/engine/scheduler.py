@@ -110,17 +110,16 @@ class Scheduler:
         self.sequences[sequence.id] = sequence
         self.waiting.append(sequence.group)
 
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Add `child`, whose prompt is the text of `parent`, on the parent's pages, as the youngest that runs.
+    def fork(self, parent: Sequence, child: Sequence, shared: int) -> None:
+        """Add `child` on the parent's pages of the first `shared` tokens, which both have, as the youngest that runs.
 
         It is queued like any other where the parent has no pages for it, or no slot is left.
         """
-        assert child.tokens == parent.tokens, "a fork goes on where its parent is"
+        assert child.tokens[:shared] == parent.tokens[:shared], "a fork goes on from its parent's text"
         self.add(child)
         may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # of one salt
-        both_keep = parent.cache and child.cache and parent.state is RUNNING
-        if may_share and both_keep and self._slots(child.group) <= self.max_sequences:
-            self.kv.share(parent, child)
+        may_run = parent.state is RUNNING and self._slots(child.group) <= self.max_sequences
+        if may_share and may_run and self.kv.share(parent, child, shared):
             self._run(child.group)
 
     def pause(self, identity: int, at: int | None) -> None:
@@ -261,7 +260,7 @@ class Scheduler:
                 self.waiting.append(group)
                 return child
             self.running.insert(self.running.index(after.group) + 1, group)
-        self.kv.share(parent, child)
+        self.kv.share(parent, child, len(parent.tokens))
         child.state = RUNNING
         return child
 

@@ -2,7 +2,7 @@
 
 The decoder calls the tap at every site with the layer and the value; the default tap is `ignore`. Observation must not
 change the result, so a tap must not write to the value. Legend: T tokens of the step, H query heads, G KV heads, D head
-size, d width.
+size, d width, m the numbers between the two products of an MLP.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,21 +15,29 @@ class Site(StrEnum):
     """A place in the forward pass; `DIMS` gives the dims of its value."""
 
     EMBEDDING = "embedding"  # the residual stream before the first layer (its layer is 0)
+    ATTENTION_INPUT = "attention_input"  # what attention projects: the norm of the residual stream
     QUERY = "query"  # after its norm and its rotation
     SINK_QUERY = "sink_query"  # the query, rotated for the keys of sinks; only in rotary layers with sinks
     KEY = "key"  # after its norm and its rotation, as stored in the cache
     VALUE = "value"
+    MIXED = "mixed"  # the values that each head has read, before the output projection
     ATTENTION = "attention"  # the residual stream after the layer's attention
+    MLP_INPUT = "mlp_input"  # what the MLP reads: the norm of the residual stream
+    MLP_HIDDEN = "mlp_hidden"  # after its activation; an op of another kind may lack both
     MLP = "mlp"  # the residual stream after the layer
 
 
 DIMS: Mapping[Site, tuple[str, ...]] = {
     Site.EMBEDDING: ("T", "d"),
+    Site.ATTENTION_INPUT: ("T", "d"),
     Site.QUERY: ("T", "H", "D"),
     Site.SINK_QUERY: ("T", "H", "D"),
     Site.KEY: ("T", "G", "D"),
     Site.VALUE: ("T", "G", "D"),
+    Site.MIXED: ("T", "H", "D"),
     Site.ATTENTION: ("T", "d"),
+    Site.MLP_INPUT: ("T", "d"),
+    Site.MLP_HIDDEN: ("T", "m"),
     Site.MLP: ("T", "d"),
 }
 

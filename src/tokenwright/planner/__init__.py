@@ -22,7 +22,7 @@ from tokenwright.planner.figures import Plan, native_dtype
 from tokenwright.planner.find import Blueprint, find
 from tokenwright.units import Size, read_bytes, read_count, read_rate, read_tokens
 
-__all__ = ["Bandwidth", "Blueprint", "Plan", "plan"]
+__all__ = ["Bandwidth", "Blueprint", "Plan", "plan", "plan_of"]
 
 
 def plan(
@@ -53,14 +53,28 @@ def plan(
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
     that the model does not support, where LLM would raise it too.
     """
+    room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
+    given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
+    found = plan_of(*find(model), context, batch, kv, weights, window, sinks)
+    return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given)
+
+
+def plan_of(
+    name: str,
+    found: Blueprint,
+    context: Size | None = None,
+    batch: int = 1,
+    kv: str | KVFormat = "native",
+    weights: str | WeightFormat = "native",
+    window: Size | None = None,
+    sinks: int = 0,
+) -> Plan:
+    """`plan` for a model that was found already, without memory and bandwidth. Raises the same RequestErrors."""
     tokens = None if context is None else read_tokens(context, "context")
     limit = None if window is None else read_tokens(window, "window")
-    room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
     sequences = read_count(batch, "batch")
     form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
     wanted = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
-    given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
-    name, found = find(model)
     if found.packed is not None and wanted not in (found.packed, WeightFormat("native")):
         raise RequestError(f"the weights of {name} are kept as {found.packed}; leave weights out")
     if found.main is not None and wanted == WeightFormat("native"):
@@ -70,8 +84,7 @@ def plan(
     specs = layer_specs(found.graph, native_dtype(found, stored), form, limit, sinks)
     if any(isinstance(spec.layout, Latent) and spec.k != spec.v for spec in specs):
         raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")
-    speed = measure() if bandwidth == "measured" else given
-    return Plan(name, found, tokens or found.graph.context, sequences, form, stored, specs, limit, sinks, room, speed)
+    return Plan(name, found, tokens or found.graph.context, sequences, form, stored, specs, limit, sinks)
 
 
 def _here() -> int:

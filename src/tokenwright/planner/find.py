@@ -9,15 +9,17 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.lacking import lacking_operations
 from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.nearest import nearest
 from tokenwright.checkpoints.packed_file import own_quantisation
+from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.sized import PLANNED, planned_only
 from tokenwright.checkpoints.strict import Keys, read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
-from tokenwright.planner.known import KNOWN, known_name
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
             return known, _drawn(KNOWN[known], known)
         if hub.is_hub_name(name):
             file = hub.fetch_config(name)
+    if file is None and (near := nearest(name, planned=True)) is not None:
+        raise CheckpointError(
+            f"there is no file or folder {name[:200]}, and it is no known model; did you mean {near}?"
+        )
     if file is None:
         raise CheckpointError(
             f"there is no file or folder {name[:200]}, and it is no known model; give a folder, a config.json, "
@@ -72,13 +78,14 @@ def _local(name: str) -> Path | None:
         raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
 
 
-def _in_file(file: Path) -> Blueprint:
-    """The blueprint of a GGUF file, from its header."""
-    found, native = Checkpoint.open(file), WeightFormat("native")
+def _in_file(path: Path) -> Blueprint:
+    """The blueprint of a GGUF file, or of a folder that another tool quantised, from the headers of its weights."""
+    found, native = Checkpoint.open(path), WeightFormat("native")
     dtype = found.config.dtype
     held = "; ".join(map(str, found.held(native, dtype)))
     main = found.main_format(native, dtype)
-    return Blueprint(found.graph, dtype, None, (f"the file has {held}",), found.kept(native), main)
+    what = "file" if path.is_file() else "folder"
+    return Blueprint(found.graph, dtype, None, (f"the {what} has {held}",), found.kept(native), main)
 
 
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
@@ -88,6 +95,9 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     if planned is not None:
         lacking = lacking_operations(Keys(settings, where))
         return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks, lacking=lacking)
+    scheme = read_scheme(settings, where)
+    if scheme is not None and any(Path(where).parent.glob("*.safetensors")):
+        return _in_file(Path(where).parent)
     try:
         _, parsed, graph = parse_config(settings, where)
     except UnknownArchitectureError as error:
@@ -96,8 +106,13 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
         return Blueprint(graph, own[1], own[0])
     about = text_keys(config, where)
     named = str(about.get("dtype") or about.get("torch_dtype")).removeprefix("torch.")
-    remarks: tuple[str, ...] = (
-        () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
-    )
-    remarks += () if about is config else ("the text model alone, without its image encoder",)
+    remarks: tuple[str, ...] = ()
+    if named != parsed.dtype:
+        remarks += ("config.json names no dtype that we know: float32 is assumed",)
+    if scheme is not None:
+        remarks += (
+            f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",
+        )
+    if about is not config:
+        remarks += ("the text model alone, without its image encoder",)
     return Blueprint(graph, parsed.dtype, remarks=remarks)

@@ -211,6 +211,7 @@ class Runs:
 
     def __init__(self) -> None:
         self._players: dict[str, Player] = {}
+        self._guests: list[Run] = []  # runs without a player
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
@@ -230,7 +231,7 @@ class Runs:
 
     def _make_place(self, run: Run) -> None:
         live = [player for player in self._players.values() if player.live]
-        while len(live) >= MOST_LIVE or not run.fits_beside(player.run for player in live):
+        while len(live) >= MOST_LIVE or not run.fits_beside([*self._guests, *(player.run for player in live)]):
             left = next((player for player in live if not player.viewed), None)
             if left is None:
                 raise CapacityError(
@@ -238,6 +239,34 @@ class Runs:
                 )
             left.close()
             live.remove(left)
+
+    @contextmanager
+    def guests(self, runs: list[Run]) -> Iterator[None]:
+        """Keep room for runs that the caller steps itself. Raises CapacityError as `add` does."""
+        with self._lock:
+            added: list[Run] = []
+            try:
+                for run in runs:
+                    self._make_place(run)
+                    self._guests.append(run)
+                    added.append(run)
+            except CapacityError:
+                self._dismiss(added)
+                raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._dismiss(added)
+
+    def _dismiss(self, runs: list[Run]) -> None:
+        for run in runs:
+            self._guests.remove(run)
+
+    def family(self, player: Player) -> list[tuple[str, Player]]:
+        """The runs that forked from one and the same text, with their ids, this one included; the oldest first."""
+        salt = player.run.start.salt
+        return [(identity, one) for identity, one in list(self._players.items()) if one.run.start.salt == salt]
 
     def _forget(self) -> None:
         """Drop the oldest ended runs while they exceed MOST_KEPT or their frames MOST_BYTES."""

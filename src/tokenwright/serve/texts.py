@@ -13,7 +13,7 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.api import body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted
-from tokenwright.serve.explore import Explorer
+from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.fields import MOST_ITEMS, Body, Name, Text
 from tokenwright.serve.openai_schema import AnyMessage, Id
 from tokenwright.serve.openai_wanted import messages_of

@@ -24,6 +24,7 @@ from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
 from tokenwright.models.taps import Site, Tap, ignore
 from tokenwright.trace.counted import Counts
+from tokenwright.trace.held import HeldLogits
 from tokenwright.trace.rows import attention_row, coded
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
@@ -75,6 +76,7 @@ class Watch:
     watched: tuple[int, int]  # layer and head; replaced as one tuple: a step may be under way
     step: int = 0  # number of the next frame
     seen: int = 0  # tokens of the longest prefix computed so far
+    held: HeldLogits = field(default_factory=HeldLogits)
     frames: deque[StepFrame] = field(default_factory=deque)
 
 
@@ -145,7 +147,7 @@ class Recorder:
         self._marks, self._parts = [], []
         output = self.runner.forward(step, self._tap)
         self._marks.append(self.clock())
-        self._parts.append(self.counts.turn())
+        self._parts.append(self.counts.turn(len(output.logits)))
         return output
 
     def _drafted(self, step: Step) -> list[_Draft]:
@@ -161,7 +163,7 @@ class Recorder:
             case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
                 self._marks.append(self.clock())
                 if site is Site.MLP and layer == self.costs.graph.layers - 1:
-                    self._parts.append(self.counts.turn())
+                    self._parts.append(self.counts.turn(len(value)))
             case Site.QUERY:
                 for draft in self._drafts:
                     if draft.watched[0] == layer:
@@ -189,6 +191,7 @@ class Recorder:
             identity = draft.chunk.sequence.id
             if identity in picks:
                 frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
+                draft.watch.held.add(draft.watch.step, choices[identity].logits)
             frames.append((draft.watch, frame))
         self._recording_s = self.clock() - sampled
         self._sampling_s = sampled - began

@@ -34,13 +34,13 @@ class Text:
     store: KVStore
     tables: Sequence[PageTable]
 
-    def holds(self, position: int) -> bool:
-        """Whether the store has all pages that the row at `position` reads; some may have expired."""
+    def holds(self, position: int, rows: int = 1) -> bool:
+        """Whether the store has all pages that `rows` rows from `position` on read; some may have expired."""
         size = self.store.page_size
         return all(
             page in table
             for group, table in zip(self.store.groups, self.tables, strict=True)
-            for pages in group.window.pages(position, position + 1, size)
+            for pages in group.window.pages(position, position + rows, size)
             for page in pages
         )
 
@@ -62,8 +62,8 @@ class AttentionReplay:
     def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
-        chunk = self._replayed(text, position, seen)
-        view, group = text.store.view(layer), self._group(head)
+        chunk = self.replayed(text, position, seen)
+        view, group = text.store.view(layer), self.group(head)
         return attention_row(view, chunk, seen.query, seen.sink_query, group, self.decoder.graph.scorings[layer])
 
     @torch.inference_mode()
@@ -78,19 +78,20 @@ class AttentionReplay:
             elif site is Site.SINK_QUERY:
                 sinks[layer] = value[-1]  # [H, D]
 
-        chunk = self._replayed(text, position, tap)
+        chunk = self.replayed(text, position, tap)
         found = []
         for layer, query in sorted(queries.items()):
             view, sink, scoring = text.store.view(layer), sinks.get(layer), self.decoder.graph.scorings[layer]
             for head in range(self.config.heads):
                 other = None if sink is None else sink[head]
-                found.append(attention_row(view, chunk, query[head], other, self._group(head), scoring))
+                found.append(attention_row(view, chunk, query[head], other, self.group(head), scoring))
         return torch.stack(found).view(len(queries), self.config.heads, -1)
 
-    def _replayed(self, text: Text, position: int, tap: Tap) -> ChunkRows:
-        """Run the row at `position` again under a tap, and store nothing. Returns the slots that it read."""
-        row = one_chunk([text.tokens[position]], position, text.tables, text.limit)
-        batch = Batcher(self.decoder.graph, text.store)(row)
+    @torch.inference_mode()
+    def replayed(self, text: Text, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
+        """Run `rows` rows from `position` on again under a tap, and store nothing. Returns the slots that they read."""
+        tokens = text.tokens[position : position + rows]
+        batch = Batcher(self.decoder.graph, text.store)(one_chunk(tokens, position, text.tables, text.limit))
         scratch = (torch.full_like(slots, text.store.scratch(group)) for group, slots in enumerate(batch.slots))
         self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, tap)
         return batch.chunks[0]
@@ -108,7 +109,7 @@ class AttentionReplay:
 
         It reads no page of the engine, so it can verify a row that does.
         """
-        seen, group = _Queries(layer, head), self._group(head)
+        seen, group = _Queries(layer, head), self.group(head)
         keys: list[torch.Tensor] = []
 
         def tap(site: Site, at: int, value: torch.Tensor) -> None:
@@ -143,7 +144,7 @@ class AttentionReplay:
             self.decoder.forward(batcher(rows), store, tap)
         return Text(tuple(tokens), limit, store, tables)
 
-    def _group(self, head: int) -> int:
+    def group(self, head: int) -> int:
         """The KV head that a query head reads."""
         return head * self.config.kv_heads // self.config.heads
 

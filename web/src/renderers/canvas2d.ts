@@ -34,7 +34,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   let lastHead = 0;
   let inView = { first: 0, last: -1 };
   let placed: readonly Placed[] = [];
-  let shown: { view: View; frame: Frame; tokens: number } | null = null;
+  let shown: { view: View; frame: Frame; tokens: number; layers: number } | null = null;
   const glide = new Glide<View>();
   const widths = new Map<string, number>();
 
@@ -80,7 +80,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     const layers = Math.max(1, scene.layers);
     const view = glide.at(now);
     const frame = frameOf(view, layers, width, height, ratio);
-    shown = { view, frame, tokens };
+    shown = { view, frame, tokens, layers: scene.layers };
     const picture: Picture = {
       c,
       scene,
@@ -181,6 +181,11 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       if (!shown || y < shown.frame.tileTop - 8) return null;
       const position = Math.floor(shown.view.left + (x - gutterOf(width)) / shown.view.pitch);
       return position >= 0 && position < shown.tokens ? position : null;
+    },
+    layerAt(_x, y) {
+      const { cellsTop, cell } = shown?.frame ?? { cellsTop: 0, cell: 0 };
+      const layer = cell > 0 ? Math.floor((y - cellsTop) / cell) : -1;
+      return layer >= 0 && layer < (shown?.layers ?? 0) ? layer : null;
     },
     words: () => placed,
     window: () => inView,

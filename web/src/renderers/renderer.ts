@@ -3,8 +3,8 @@
 
 import type { Placed } from "./layout";
 
-/** What a cell of the cache (one token in one layer) was in the shown step. */
-export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3 } as const;
+/** What a cell of the cache (one token in one layer) was in the shown step; `shared`: kept, in a page of several runs. */
+export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3, shared: 4 } as const;
 
 export type Camera = "iso" | "top" | "side" | "head" | "follow";
 export const CAMERAS: readonly Camera[] = ["iso", "top", "side", "head", "follow"];
@@ -59,6 +59,8 @@ export interface Renderer {
   project(position: number): { x: number; y: number };
   /** The position of the token whose column is under a point, or null. */
   pick(x: number, y: number): number | null;
+  /** The layer of the cell under a point in that column; null outside the wall. */
+  layerAt(x: number, y: number): number | null;
   /** The words of the last picture, with the corners of their rectangles. */
   words(): readonly Placed[];
   /** The positions that the last picture shows. */

@@ -59,6 +59,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   let frames = 0;
   let lastHead = 0;
   let lastTokens = 0;
+  let lastLayers = 1;
   let [firstInView, lastInView] = [0, -1];
   let placed: readonly Placed[] = [];
   const glide = new Glide<Pose>();
@@ -88,6 +89,16 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     matricesOf(pose, width / height, eye.matrixWorld, eye.projectionMatrix);
     eye.matrixWorldInverse.copy(eye.matrixWorld).invert();
     eye.projectionMatrixInverse.copy(eye.projectionMatrix).invert();
+  }
+
+  /** What lies under a point of the canvas: from the near plane on, and which way. */
+  function ray(x: number, y: number): { near: Vector3; way: Vector3 } {
+    const at = (depth: number) =>
+      new Vector3((x / width) * 2 - 1, 1 - (y / height) * 2, depth)
+        .applyMatrix4(eye.projectionMatrixInverse)
+        .applyMatrix4(eye.matrixWorld);
+    const [near, far] = [at(-1), at(1)];
+    return { near, way: far.sub(near) };
   }
 
   function spot(place: Vector3): Spot {
@@ -122,6 +133,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     lastHead = scene.head;
     const tokens = scene.tokens.length;
     lastTokens = tokens;
+    lastLayers = scene.layers;
     const pose = glide.at(now);
     stand(pose);
     if (states.update(scene)) uniforms.uStates.value = states.texture;
@@ -228,12 +240,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     },
     pick(x, y) {
       if (!current || width < 2 || height < 2) return null;
-      const at = (depth: number) =>
-        new Vector3((x / width) * 2 - 1, 1 - (y / height) * 2, depth)
-          .applyMatrix4(eye.projectionMatrixInverse)
-          .applyMatrix4(eye.matrixWorld);
-      const [near, far] = [at(-1), at(1)];
-      const way = far.sub(near);
+      const { near, way } = ray(x, y);
       const token = (place: Vector3): number | null => {
         const position = Math.round(place.x);
         return position >= 0 && position < lastTokens ? position : null;
@@ -248,6 +255,13 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       const front = near.clone().addScaledVector(way, (FRONT - near.z) / way.z);
       if (front.y > TILE.high || front.y < -(EDGE + current.strip + current.wall) - 0.3) return null;
       return token(front);
+    },
+    layerAt(x, y) {
+      const { near, way } = ray(x, y);
+      if (!current || way.z > -1e-9) return null;
+      const front = near.clone().addScaledVector(way, (FRONT - near.z) / way.z);
+      const layer = Math.floor((-(EDGE + current.strip) - front.y) / (current.wall / lastLayers));
+      return layer >= 0 && layer < lastLayers ? layer : null;
     },
     words: () => placed,
     window: () => ({ first: firstInView, last: lastInView }),

@@ -2,12 +2,13 @@
 // in the document, so that nothing is built again when tabs change.
 
 import { moment } from "../clock";
-import { tab } from "../store";
+import { alone, panel, tab } from "../store";
 import { announcement } from "../words";
 import { Attention } from "./Attention";
 import { Help } from "./Help";
 import { BadgeKey, Compute, Details, KvCache, SeqLen } from "./Instruments";
 import { NextToken } from "./NextToken";
+import { PanelButtons, PanelPlace } from "./Panel";
 import { Prompt } from "./Prompt";
 import { Stage } from "./Stage";
 import { Text } from "./Text";
@@ -22,13 +23,15 @@ const TABS = [
 
 export function App() {
   return (
-    <div class="page" data-tab={tab.value} data-moment={moment.value}>
+    <div class="page" data-tab={tab.value} data-moment={moment.value} data-panel={panel.value !== null}>
       <Top />
-      <Prompt />
+      {!alone.value && <Prompt />}
       <Stage />
       <Text />
       <Transport />
       <aside class="rail" aria-label="Instruments">
+        {!alone.value && <PanelButtons />}
+        <PanelPlace />
         <BadgeKey />
         <div class="rail-numbers">
           <Compute />

@@ -2,7 +2,8 @@
 // sampler left of it (fill), the one that was taken, and the random number that decided.
 
 import { percent } from "../format";
-import { frame, run } from "../store";
+import { fork } from "../branches";
+import { asking, frame, live, run } from "../store";
 import { marked, quoted } from "../text";
 import type { Candidate, StepFrame } from "../schema";
 import { Instrument } from "./Instruments";
@@ -78,7 +79,7 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
     <>
       <ol class="bars">
         {shown.map((candidate) => (
-          <Bar key={candidate.token} candidate={candidate} most={most} chosen={candidate.token === token} />
+          <Bar key={candidate.token} step={step.step} candidate={candidate} most={most} chosen={candidate.token === token} />
         ))}
       </ol>
       <p class="bars-key" aria-hidden="true">
@@ -88,7 +89,14 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
   );
 }
 
-function Bar({ candidate, most, chosen }: { candidate: Candidate; most: number; chosen: boolean }) {
+interface BarProps {
+  step: number;
+  candidate: Candidate;
+  most: number;
+  chosen: boolean;
+}
+
+function Bar({ step, candidate, most, chosen }: BarProps) {
   const p = Math.exp(candidate.logprob);
   const text = run.value?.named(candidate.token).text ?? "";
   const cut = candidate.sampled === 0;
@@ -103,6 +111,16 @@ function Bar({ candidate, most, chosen }: { candidate: Candidate; most: number; 
       data-sampled={candidate.sampled}
     >
       <span class="sr">{words}</span>
+      {live.value && !chosen && (
+        <button
+          type="button"
+          class="bar-fork"
+          disabled={asking.value}
+          aria-label={`Go on with ${quoted(text)} instead, in a branch`}
+          title={`${words}. Click: go on with it instead, in a branch`}
+          onClick={() => void fork(step, candidate.token)}
+        />
+      )}
       <span class="bar-mark" aria-hidden="true">
         {chosen ? "▸" : ""}
       </span>

@@ -2,7 +2,7 @@
 // badge: M measured by the engine's clock, C counted where the work is done, D derived by a formula.
 
 import { shown } from "../format";
-import { NUMBERS, type Source, type StepFrame } from "../schema";
+import { NUMBERS, type About, type Source, type StepFrame } from "../schema";
 import { frame } from "../store";
 
 const WORDS: Record<Source, string> = {
@@ -50,6 +50,12 @@ export function Figure({ name, value, source, unit, meaning, class: look = "" }:
       <Badge source={source} meaning={meaning} />
     </span>
   );
+}
+
+/** A number of a message whose table says what it is. `name` is the statistic's, for whoever reads the DOM. */
+export function Told({ name, value, about }: { name: string; value: Value; about: About | undefined }) {
+  if (!about) return null;
+  return <Figure name={name} value={value} source={about.source} unit={about.unit} meaning={about.meaning} />;
 }
 
 /** A number of the shown step, by its name in the frame. */

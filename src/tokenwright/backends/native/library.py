@@ -19,6 +19,7 @@ from tokenwright.errors import RequestError
 NAME = "_native.so"
 ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
+SCORES = {"softmax": 0, "sigmoid": 1}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 
 
@@ -108,11 +109,35 @@ class HeadOp(Structure):
     _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double), ("cap", c_double))
 
 
+class Routing(Structure):
+    _fields_ = (
+        ("experts", c_int64),
+        ("chosen", c_int64),
+        ("scores", c_int64),
+        ("renormalise", c_int64),
+        ("shared_gate", c_int64),
+    )
+
+
+class ExpertsOp(Structure):
+    _fields_ = (
+        ("routing", Routing),
+        ("activation", c_int64),
+        ("norm", Norm),
+        ("router", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("shared_up", Matrix),
+        ("shared_down", Matrix),
+        ("after", After),
+    )
+
+
 class ParallelOp(Structure):
     _fields_ = (("attention", AttentionOp), ("mlp", MLPOp))
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ParallelOp)  # an op's kind is its index here
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ExpertsOp, ParallelOp)  # an op's kind is its index here
 
 
 class Op(Structure):
@@ -157,7 +182,7 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries, Routing)
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
 # pointer, `s`: a C string, `n`: an integer, `d`: a double.
@@ -177,6 +202,7 @@ _FUNCTIONS = {
     "tw_gated": ("", "knnnpp"),
     "tw_soft_cap": ("", "kdnp"),
     "tw_rotate": ("", "knnnppp"),
+    "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
     "tw_pack": ("n", "kpnpnnnn"),
     "tw_read": ("n", "kpnn"),

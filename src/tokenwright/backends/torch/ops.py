@@ -5,8 +5,10 @@ few branches. The changing state (the batch, the cache) is an argument.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MethodType
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,10 +16,12 @@ from tokenwright.backends import Dense, Kernels, Linear
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
+from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+AnyOp = TypeVar("AnyOp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ class TorchAttention:
     def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
-        projected = self.kernels.linear(self.norm(x), self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        normed = self.norm(x)
+        tap(Site.ATTENTION_INPUT, self.layer, normed)
+        projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
@@ -87,6 +93,7 @@ class TorchAttention:
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
+        tap(Site.MIXED, self.layer, mixed)
         return self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
 
     def _rotated(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
@@ -115,13 +122,16 @@ class TorchMLP:
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
-        x = x + self.added(x)
+        x = x + self.added(x, state)
         state.tap(Site.MLP, self.layer, x)
         return x
 
-    def added(self, x: torch.Tensor) -> torch.Tensor:
+    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
-        hidden = self.activate(self.kernels.linear(self.norm(x), self.up), self.activation)
+        normed = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, normed)
+        hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
+        state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         return self.after(self.kernels.linear(hidden, self.down))
 
 
@@ -134,9 +144,43 @@ class TorchParallel:
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         after = self.attention(x, state)
-        after = after + self.mlp.added(x)  # [T, width]
+        after = after + self.mlp.added(x, state)  # [T, width]
         state.tap(Site.MLP, self.mlp.layer, after)
         return after
+
+
+class TorchExperts:
+    """One layer's router and experts: each expert computes the rows that chose it, in the order of its number."""
+
+    def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.routing = op.routing
+        self.activation = op.activation
+        self.norm = norm(op.norm, kernels, weights)
+        self.router = linear(weights, op.router)
+        ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
+        self.experts = list(zip(ups, downs, strict=True))
+        self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
+        self.after = _after(op, kernels, weights)
+
+    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        rows = self.norm(x)
+        chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing)
+        total = torch.zeros_like(rows)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            at, place = (chosen == expert).nonzero(as_tuple=True)  # [n], [n]
+            total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
+        if self.shared is not None:
+            result = self._mlp(rows, *self.shared)
+            total += weights[:, -1:] * result if self.routing.shared_gate else result
+        x = x + self.after(total)  # [T, width]
+        state.tap(Site.MLP, self.layer, x)
+        return x
+
+    def _mlp(self, rows: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
+        """[n, width] -> [n, width]."""
+        return self.kernels.linear(self.kernels.gated(self.kernels.linear(rows, up), self.activation), down)
 
 
 class TorchHead:
@@ -158,12 +202,24 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Attention: TorchAttention,
     MLP: TorchMLP,
     Parallel: TorchParallel,
+    Experts: TorchExperts,
 }
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
     """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
+
+
+def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
+    """A copy of an op of `before` that computes with other kernels, over the same weights. Norms keep their kernels."""
+    other = copy(op)
+    for name, value in vars(op).items():
+        if value is before:
+            setattr(other, name, kernels)
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `rotate`
+            setattr(other, name, getattr(kernels, value.__name__))
+    return other
 
 
 def lacking(graph: Graph) -> list[str]:
@@ -215,7 +271,7 @@ def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weig
     return lambda x: function(x.flatten(1)).view_as(x)
 
 
-def _after(op: Attention | MLP, kernels: Kernels, weights: Weights) -> Function:
+def _after(op: Attention | MLP | Experts, kernels: Kernels, weights: Weights) -> Function:
     """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
     function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
     return lambda x: scale(function(x))

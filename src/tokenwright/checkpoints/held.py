@@ -1,0 +1,72 @@
+"""What a checkpoint's tensors become in memory: codes and scales that are copied, or numbers that are converted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenwright.backends.layout import format_of
+from tokenwright.checkpoints.family import Source
+from tokenwright.checkpoints.gguf_blocks import AS_STORED
+from tokenwright.checkpoints.published import Compound
+from tokenwright.checkpoints.reading import DTYPES
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.config import DTYPE_BYTES, WeightFormat
+from tokenwright.models.graph import Graph
+
+
+def as_stored(graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> dict[str, WeightFormat]:
+    """The matrices, and the parts of joined ones, whose blocks are those of a packed form: with that form.
+
+    q, k and v are one matrix in memory, as are gate and up; where their forms differ, all of them are decoded.
+    """
+    found: dict[str, WeightFormat] = {}
+    for matrix in graph.matrices.values():
+        parts = [name for name, _ in matrix.parts]
+        forms = {_form_of(stored[sources[f"{part}.weight"].name]) for part in parts}
+        if len(forms) == 1 and (form := forms.pop()) is not None:
+            found |= dict.fromkeys(parts, form)
+    return found
+
+
+def _form_of(one: Stored) -> WeightFormat | None:
+    return one.form if isinstance(one, Compound) else AS_STORED.get(one.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The tensors of one type in a checkpoint: their bytes there, and their format in memory.
+
+    copied: whether their codes and scales are copied, so that no weight is rounded again.
+    """
+
+    type: str
+    tensors: int
+    nbytes: int
+    format: str
+    copied: bool
+
+    @property
+    def converted(self) -> bool:
+        """Whether blocks are decoded, or numbers quantised: not where one dtype becomes another."""
+        return not self.copied and (self.type not in DTYPES or self.format not in DTYPE_BYTES)
+
+    def __str__(self) -> str:
+        how = "copied" if self.copied else "converted" if self.converted else "held"
+        return f"{self.type} {self.nbytes:,} bytes ({self.tensors} tensors), {how} as {self.format}"
+
+
+def held(
+    graph: Graph,
+    sources: Mapping[str, Source],
+    stored: Mapping[str, Stored],
+    form: WeightFormat,
+    kept: Mapping[str, WeightFormat],
+) -> list[Held]:
+    """What becomes of each type, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    for name in graph.shapes:
+        one, base = stored[sources[name].name], name.rsplit(".", 1)[0]
+        matrix = len(one.shape) > 1
+        target = kept.get(base) or (format_of(base, form) if matrix else WeightFormat("float32"))
+        found.setdefault((one.dtype, str(target), base in kept and matrix), []).append(one.nbytes)
+    rows = [Held(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
+    return sorted(rows, key=lambda row: -row.nbytes)

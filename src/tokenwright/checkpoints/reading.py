@@ -1,0 +1,77 @@
+"""Read rows of a stored tensor: as numbers, whatever the form that they are stored in, or as codes and scales."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+import torch
+
+from tokenwright.cache import TORCH_DTYPES
+from tokenwright.checkpoints.gguf import BLOCKS
+from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
+from tokenwright.checkpoints.published import Compound
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.config import DType
+from tokenwright.errors import CheckpointError, fetch_again
+
+DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
+_OF_PARTS = {
+    "I8": torch.int8, "U8": torch.uint8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F64": torch.float64, "BOOL": torch.bool,
+    **{name: TORCH_DTYPES[dtype] for name, dtype in DTYPES.items()},
+}  # fmt: skip
+
+
+def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
+    """Rows [first, last) of a tensor, blocks decoded to fp32; copied, not mapped: a file that shrinks is no bus error.
+
+    Raises CheckpointError if the file has become shorter or cannot be read.
+    """
+    if isinstance(one, Compound):
+        assert (first, last) == (0, one.shape[0]), "a matrix of several tensors is read as a whole"
+        return one.codec.numbers(_parts(one))
+    if one.dtype in BLOCKS:
+        return dequantised(_read_blocks(one, first, last), one.dtype)
+    return _read_bytes(one, first, torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[DTYPES[one.dtype]]))
+
+
+def read_codes(one: Stored, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [first, last) of a tensor that lies in one of our forms: codes [n, in] and scales [n, in / group]."""
+    if isinstance(one, Compound):
+        assert one.form is not None and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
+        return one.codec.codes(_parts(one), one.form)
+    return codes_and_scales(_read_blocks(one, first, last), one.dtype)
+
+
+def read_whole(one: Stored) -> torch.Tensor:
+    """A tensor of any dtype as it is stored. Raises CheckpointError for a dtype that torch lacks."""
+    if one.dtype not in _OF_PARTS:
+        raise CheckpointError(f"{one.file} has a tensor of dtype {one.dtype}, which Tokenwright does not read")
+    return _read_bytes(one, 0, torch.empty(one.shape, dtype=_OF_PARTS[one.dtype]))
+
+
+def _parts(one: Compound) -> dict[str, torch.Tensor]:
+    return {name: read_whole(part) for name, part in one.parts.items()}
+
+
+def _read_blocks(one: Stored, first: int, last: int) -> torch.Tensor:
+    return _read_bytes(one, first, torch.empty((last - first, one.nbytes // one.shape[0]), dtype=torch.uint8))
+
+
+def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
+    with opened(one.file) as stream:
+        stream.seek(one.start + (first * one.nbytes // one.shape[0] if first else 0))
+        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
+            raise CheckpointError(f"{one.file} became shorter while it was read; {fetch_again(one.file)}")
+    return raw
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[BufferedReader]:
+    """A file to read. Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
+    try:
+        with file.open("rb") as stream:
+            yield stream
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error

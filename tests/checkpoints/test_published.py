@@ -1,0 +1,158 @@
+"""Folders that other tools quantised hold the numbers of the formats' definitions, and lose nothing where we say so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.models.fixtures import make_checkpoint
+from tests.models.published_files import write
+from tokenwright import LLM
+from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
+from tokenwright.config import WeightFormat
+from tokenwright.errors import CheckpointError
+from tokenwright.planner import plan
+
+SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+NATIVE = WeightFormat("native")
+# How a folder is written, and the packed form that holds its matrices as they are.
+CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "gptq-128": ("gptq", {}, "int4:64"),
+    "gptq-64-v2": ("gptq", {"group": 64, "version": "gptq_v2"}, "int4:64"),
+    "gptq-32": ("gptq", {"group": 32}, "int4:32"),
+    "gptq-whole": ("gptq", {"group": -1}, "int4:64"),
+    "gptq-zeros": ("gptq", {"group": 32, "sym": False}, "int8:32"),
+    "gptq-order": ("gptq", {"group": 32, "act_order": True}, None),
+    "gptq-8": ("gptq", {"bits": 8, "sym": False}, None),
+    "awq": ("awq", {}, "int8:64"),
+    "awq-32": ("awq", {"group": 32}, "int8:32"),
+    "fp8-blocks": ("fp8", {}, None),
+    "fp8-odd-blocks": ("fp8", {"block": [48, 100]}, None),
+    "fp8-whole": ("fp8", {"block": None}, None),
+    "compressed-4": ("compressed", {}, "int4:32"),
+    "compressed-zeros": ("compressed", {"sym": False, "group": 128}, "int8:64"),
+    "compressed-8": ("compressed", {"bits": 8, "group": 128}, None),
+    "compressed-int8": ("compressed", {"format": "int-quantized", "bits": 8}, None),
+    "compressed-fp8": ("compressed", {"format": "float-quantized", "bits": 8}, None),
+    "nf4": ("nf4", {}, None),
+    "nf4-plain": ("nf4", {"nested": False}, None),
+    "bitsandbytes-8": ("int8", {}, None),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("published") / "model", "llama2", changes=SIZES).path
+
+
+def written(model: Path, folder: Path, case: str) -> tuple[Path, Path]:
+    """The quantised folder, and the one with the numbers that its codes stand for."""
+    method, options, _ = CASES[case]
+    tensors = load_file(model / "model.safetensors")
+    (folder / "model").mkdir()
+    for file in model.iterdir():
+        (folder / "model" / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, folder / "model/model.safetensors")
+    return write(folder / "model", folder / "plain", method, **options), folder / "plain"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_of_the_definition(model: Path, case: str, tmp_path: Path) -> None:
+    folder, plain = written(model, tmp_path, case)
+    ours, theirs = Checkpoint.open(folder), Checkpoint.open(plain)
+    expected = theirs.tensors(torch.float32)
+    assert all(torch.equal(one, expected[name]) for name, one in ours.tensors(torch.float32).items())
+    form = CASES[case][2]
+    assert set(ours.as_stored.values()) == ({WeightFormat.parse(form)} if form else set())
+    assert all(torch.equal(one, expected[name]) for name, one in decoded(ours).items())
+    kept = {row.copied for row in ours.held(NATIVE, "float32") if row.type not in ("F32", "F16")}
+    assert kept == {form is not None}
+
+
+def decoded(checkpoint: Checkpoint, form: WeightFormat = NATIVE) -> dict[str, torch.Tensor]:
+    """The weights as they are in memory, decoded to fp32."""
+    weights = load_packed(checkpoint, form, "float32")
+    resolved = form.resolved("float32")
+    assert nbytes(weights) == weight_bytes(checkpoint.graph, resolved, checkpoint.kept(form))
+    return unpacked(checkpoint.graph, weights)
+
+
+@pytest.mark.parametrize("case", ["gptq-128", "gptq-order", "awq", "fp8-blocks", "compressed-4", "nf4"])
+def test_logits_are_those_of_the_numbers_in_transformers(model: Path, case: str, tmp_path: Path) -> None:
+    """In fp32: what is copied as int4 or int8 is decoded first, as its kernels would round activations."""
+    folder, plain = written(model, tmp_path, case)
+    oracle = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
+    with LLM(folder, weights="float32", dtype="float32") as llm:
+        ids = llm.tokenizer.encode("the model said hello 12, and then nothing for a long time")
+        with torch.no_grad():
+            rows = oracle(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = rows[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        ours = torch.from_numpy(llm.score(ids)).float()
+    assert (ours - expected).abs().max() < 1e-4
+
+
+def test_a_folder_says_what_becomes_of_it_and_generates(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = written(model, tmp_path, "awq")
+    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with caplog.at_level("INFO", "tokenwright"), LLM(folder) as llm:
+        assert "AWQ int4" in caplog.text and "copied as int8" in caplog.text
+        assert len(llm.generate("the model", **asked)[0].token_ids) == 8
+
+
+def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
+    folder, _ = written(model, tmp_path, "gptq-128")
+    found = plan(str(folder))
+    with LLM(folder) as llm:
+        assert found.weight_bytes == llm.weight_bytes
+    config = tmp_path / "config.json"
+    config.write_bytes((folder / "config.json").read_bytes())
+    assert "another tool quantised" in " ".join(plan(str(config)).remarks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bits": 3}, "bits is 3; Tokenwright reads 4 and 8"),
+        ({"checkpoint_format": "marlin"}, "Tokenwright reads gptq and gptq_v2"),
+        ({"dynamic": {"-:.*gate.*": {}}}, "other bits for some modules"),
+        ({"quant_method": "aqlm"}, "asks for quantised weights"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(
+    model: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder, _ = written(model, tmp_path, "gptq-32")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("damage", ["no scales", "short zeros", "group beyond", "bad state", "no absmax"])
+def test_damaged_folders_are_refused(model: Path, tmp_path: Path, damage: str) -> None:
+    folder, _ = written(model, tmp_path, "nf4" if damage in ("bad state", "no absmax") else "gptq-32")
+    tensors = load_file(folder / "model.safetensors")
+    at = "model.layers.1.mlp.down_proj"
+    match damage:
+        case "no scales":
+            del tensors[f"{at}.scales"]
+        case "short zeros":
+            tensors[f"{at}.qzeros"] = tensors[f"{at}.qzeros"][1:].contiguous()
+        case "group beyond":
+            tensors[f"{at}.g_idx"][5] = 99
+        case "bad state":
+            tensors[f"{at}.weight.quant_state.bitsandbytes__nf4"][0] = 7
+        case _:
+            del tensors[f"{at}.weight.absmax"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=at.removeprefix("model.")):
+        Checkpoint.open(folder)

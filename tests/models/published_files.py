@@ -1,0 +1,238 @@
+"""Folders as other tools quantise them, by the published definition of each format.
+
+    write(folder, plain, "gptq", group=32)      # the folder's linear layers quantised, as AutoGPTQ stores them
+
+`plain` becomes the same folder with the numbers that the codes stand for, in fp32: what the quantised one must compute.
+Everything is written number by number from the definitions, in numpy; nothing of ours takes part.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors.torch import load_file, save_file
+
+Tensors = dict[str, torch.Tensor]
+Written = tuple[torch.Tensor, Tensors]  # the numbers [out, in] in fp32, and the tensors by the end of their names
+AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each nibble of a word, from the lowest
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
+    """Quantise the linear layers of `folder` in place, but the head; `plain` gets the numbers that they stand for."""
+    shutil.copytree(folder, plain)
+    settings = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    quantise, config = METHODS[method](options)
+    numbers: Tensors = dict(tensors)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        base = name.removesuffix(".weight")
+        numbers[name], parts = quantise(tensors.pop(name).float(), options)
+        tensors |= {f"{base}.{part}": one.contiguous() for part, one in parts.items()}
+    save_file(tensors, folder / "model.safetensors")
+    save_file(numbers, plain / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
+    return folder
+
+
+def packed(codes: numpy.ndarray[Any, Any], bits: int) -> torch.Tensor:
+    """Unsigned codes [n, m] as int32 words [n / k, m], k of them to a word, the first in the lowest bits."""
+    each = 32 // bits
+    words = numpy.zeros((-(-len(codes) // each), codes.shape[1]), dtype=numpy.uint32)
+    for at, row in enumerate(codes):
+        words[at // each] |= row.astype(numpy.uint32) << numpy.uint32(at % each * bits)
+    return torch.from_numpy(words.view(numpy.int32))
+
+
+def grouped(weight: torch.Tensor, bits: int, group: int, zeros: bool, order: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Codes [out, in], zeros [out, groups] and fp16 scales [out, groups] of the groups in `order` [in]."""
+    out, top = len(weight), (1 << bits) - 1
+    count = int(order.max()) + 1
+    codes, middle = torch.zeros_like(weight), torch.zeros(out, count)
+    scales = torch.zeros(out, count, dtype=torch.float16)
+    for at in range(count):
+        mine = weight[:, order == at]
+        low, high = (mine.amin(1), mine.amax(1)) if zeros else (-mine.abs().amax(1), mine.abs().amax(1))
+        scales[:, at] = ((high - low) / top).clamp(min=1e-4).half()
+        step = scales[:, at].float()
+        middle[:, at] = (-low / step).round().clamp(0, top) if zeros else (top + 1) // 2
+        codes[:, order == at] = (mine / step[:, None] + middle[:, at : at + 1]).round().clamp(0, top)
+    return codes, middle, scales
+
+
+def _numbers(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return (codes - zeros[:, order]) * scales.float()[:, order]
+
+
+def _gptq(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    bits, group = options.get("bits", 4), options.get("group", 128)
+    sym, version = options.get("sym", True), options.get("version", "gptq")
+    config = {
+        "bits": bits, "group_size": group, "desc_act": options.get("act_order", False), "sym": sym,
+        "quant_method": "gptq", "checkpoint_format": version, "damp_percent": 0.1, "lm_head": False,
+        "true_sequential": True, "static_groups": False, "meta": {"quantizer": "gptqmodel:1.0"},
+    }  # fmt: skip
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        inner = weight.shape[1]
+        order = torch.arange(inner) // (inner if group == -1 else group)
+        if options.get("act_order"):
+            order = order[torch.randperm(inner, generator=torch.Generator().manual_seed(inner))]
+        codes, zeros, scales = grouped(weight, bits, group, not sym, order)
+        stored = zeros - 1 if version == "gptq" else zeros
+        stored = stored.remainder(1 << bits)
+        parts = {
+            "qweight": packed(codes.t().numpy(), bits),
+            "qzeros": packed(stored.numpy(), bits).t(),
+            "scales": scales.t(),
+            "g_idx": order.to(torch.int32),
+        }
+        return _numbers(codes, zeros, scales, order), parts
+
+    return quantise, config
+
+
+def _awq(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    group = options.get("group", 128)
+    config = {
+        "bits": 4, "group_size": group, "modules_to_not_convert": None, "quant_method": "awq", "version": "gemm",
+        "zero_point": True,
+    }  # fmt: skip
+
+    def words(columns: torch.Tensor) -> torch.Tensor:
+        """[n, out] as [n, out / 8] in AWQ's order."""
+        shuffled = columns.unflatten(1, (-1, 8))[:, :, list(AWQ)].flatten(1)
+        return packed(shuffled.t().numpy(), 4).t()
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        order = torch.arange(weight.shape[1]) // group
+        codes, zeros, scales = grouped(weight, 4, group, True, order)
+        parts = {"qweight": words(codes.t()), "qzeros": words(zeros.t()), "scales": scales.t()}
+        return _numbers(codes, zeros, scales, order), parts
+
+    return quantise, config
+
+
+def _fp8(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    block = options.get("block", [128, 128])
+    config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+    config |= {"weight_block_size": block} if block else {}
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        outs, inputs = block or weight.shape
+        codes = torch.zeros(weight.shape, dtype=torch.float8_e4m3fn)
+        numbers = torch.zeros_like(weight)
+        scales = torch.zeros(-(-len(weight) // outs), -(-weight.shape[1] // inputs))
+        for row in range(len(scales)):
+            for column in range(scales.shape[1]):
+                at = (slice(row * outs, (row + 1) * outs), slice(column * inputs, (column + 1) * inputs))
+                scales[row, column] = weight[at].abs().max() / 448
+                codes[at] = (weight[at] / scales[row, column]).to(torch.float8_e4m3fn)
+                numbers[at] = codes[at].float() * scales[row, column]
+        if block:
+            return numbers, {"weight": codes, "weight_scale_inv": scales}
+        return numbers, {"weight": codes, "weight_scale": scales[0, 0], "input_scale": torch.tensor(1.0)}
+
+    return quantise, config
+
+
+def _compressed(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    kind, bits = options.get("format", "pack-quantized"), options.get("bits", 4)
+    group, sym = options.get("group", 32), options.get("sym", True)
+    weights = {
+        "num_bits": bits, "type": "float" if kind == "float-quantized" else "int", "symmetric": sym,
+        "group_size": group, "strategy": "group" if kind == "pack-quantized" else "channel", "dynamic": False,
+        "actorder": None,
+    }  # fmt: skip
+    one = {"weights": weights, "input_activations": None, "output_activations": None, "targets": ["Linear"]}
+    config = {
+        "quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": one}, "ignore": ["lm_head"],
+        "kv_cache_scheme": None, "quantization_status": "compressed", "global_compression_ratio": 1.5,
+    }  # fmt: skip
+
+    def in_groups(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        order = torch.arange(weight.shape[1]) // group
+        codes, zeros, scales = grouped(weight, bits, group, not sym, order)
+        parts = {
+            "weight_packed": packed(codes.t().numpy(), bits).t(),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not sym:
+            parts["weight_zero_point"] = packed(zeros.numpy(), bits)
+        return _numbers(codes, zeros, scales, order), parts
+
+    def by_output(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        top = 448 if kind == "float-quantized" else 127
+        scale = (weight.abs().amax(1, keepdim=True) / top).bfloat16()
+        steps = weight / scale.float()
+        codes = steps.clamp(-448, 448).to(torch.float8_e4m3fn) if top == 448 else steps.round().clamp(-128, 127).char()
+        return codes.float() * scale.float(), {"weight": codes, "weight_scale": scale}
+
+    return in_groups if kind == "pack-quantized" else by_output, config
+
+
+def _nf4(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    nested = options.get("nested", True)
+    config = {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": nested, "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8",
+        "_load_in_4bit": True, "_load_in_8bit": False, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None,
+    }  # fmt: skip
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        table = torch.tensor(NF4)
+        blocks = weight.reshape(-1, 64)
+        absmax = blocks.abs().amax(1)
+        index = (blocks / absmax[:, None])[..., None].sub(table).abs().argmin(-1).flatten()
+        codes = (index[0::2] << 4 | index[1::2]).to(torch.uint8)[:, None]
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+        parts: Tensors = {"weight": codes, "weight.absmax": absmax, "weight.quant_map": table}
+        if nested:
+            offset = float(absmax.mean())
+            levels = torch.linspace(-1, 1, 256)
+            chunks = torch.nn.functional.pad(absmax - offset, (0, -len(absmax) % 256)).view(-1, 256)
+            top = chunks.abs().amax(1)
+            small = (chunks / top[:, None])[..., None].sub(levels).abs().argmin(-1).flatten()[: len(absmax)]
+            absmax = levels[small] * top.repeat_interleave(256)[: len(absmax)] + offset
+            parts |= {
+                "weight.absmax": small.to(torch.uint8),
+                "weight.nested_absmax": top,
+                "weight.nested_quant_map": levels,
+            }
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        text = json.dumps(state).encode()
+        parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
+        return (table[index].view(-1, 64) * absmax[:, None]).view(weight.shape), parts
+
+    return quantise, config
+
+
+def _int8(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False, "llm_int8_threshold": 6.0}
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        absmax = weight.abs().amax(1)
+        codes = (weight * 127 / absmax[:, None]).round().char()
+        parts = {"weight": codes, "SCB": absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        return codes.float() * (absmax * (1 / 127))[:, None], parts
+
+    return quantise, config
+
+
+METHODS: dict[str, Callable[[dict[str, Any]], tuple[Callable[..., Written], dict[str, Any]]]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+    "compressed": _compressed,
+    "nf4": _nf4,
+    "int8": _int8,
+}

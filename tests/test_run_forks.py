@@ -1,0 +1,125 @@
+"""Runs that fork: they go on from an earlier step on the same pages, and their logits are held for other samplers."""
+
+import pytest
+import torch
+
+from tests.engines import settled
+from tests.models.fixtures import make_checkpoint
+from tokenwright import LLM, RequestError
+from tokenwright.trace.held import HeldLogits
+
+DRAWN = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True}
+PROMPT = list(range(2, 22))
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder, _ = make_checkpoint(tmp_path_factory.mktemp("m") / "qwen2", "qwen2")
+    with LLM(folder, pages=64, trace=True) as llm:
+        yield llm
+
+
+def written(run, steps):
+    for _ in range(steps):
+        run.step()
+    return run.tokens
+
+
+def alone(llm, prompt, tokens, count):
+    """The logits after each of `count` further tokens, of a run that shares nothing."""
+    run = llm.run(prompt, written=tokens, **DRAWN)
+    text = written(run, count)
+    found = [run.logits(frame.step) for frame in run.frames]
+    run.close()
+    return text, found
+
+
+@pytest.mark.parametrize("step", [0, 3, 11, 14])
+@pytest.mark.parametrize("ended", [False, True], ids=["live", "ended"])
+def test_a_fork_writes_what_a_run_of_its_own_would(llm, step, ended):
+    parent = llm.run(PROMPT, **DRAWN)
+    before = written(parent, 15)
+    if ended:
+        parent.close()
+    forced = (before[20 + step] + 1) % llm.config.vocab_size
+    child = llm.fork(parent, step, forced)
+    assert child.tokens == (*before[: 20 + step], forced) and child.first_step == step + 1
+    if not ended:
+        [use, theirs] = child.pages([parent])
+        pages = -(-(20 + step) // 16)
+        assert (use.pages, use.shared, theirs.shared) == (pages, pages, pages)
+        assert use.shared_bytes == pages * 16 * llm.costs.bytes_per_token
+    text = written(child, 12)
+    assert child.frames[0].start == child.sequence.reused
+    assert child.frames[0].start == (20 + step if not ended else child.frames[0].start) >= 16
+    expected, logits = alone(llm, PROMPT, [*before[20 : 20 + step], forced], 12)
+    assert text == expected
+    assert all(torch.equal(child.logits(frame.step), row) for frame, row in zip(child.frames, logits, strict=True))
+    if not ended:
+        after = written(parent, 10)
+        assert after[:35] == before and after == alone(llm, PROMPT, [], 25)[0], "the parent goes on undisturbed"
+        assert all(torch.equal(parent.logits(n), row) for n, row in enumerate(alone(llm, PROMPT, [], 25)[1]))
+    for run in (child, parent):
+        run.close()
+    pool = settled(llm).pool
+    assert pool.available == pool.pages
+
+
+def test_a_rewind_keeps_the_token_and_may_change_the_settings(llm):
+    with llm.run(PROMPT, **DRAWN) as parent:
+        before = written(parent, 10)
+        with llm.fork(parent, 4) as child:
+            assert written(child, 5) == before, "the same seed and settings"
+        with llm.fork(parent, 4, temperature=0.0) as child:
+            assert written(child, 1)[:25] == before[:25]
+            assert child.tokens[25] == int(child.logits(5).argmax())
+
+
+def test_a_fork_of_a_fork_shares_with_both(llm):
+    with llm.run(PROMPT, **DRAWN) as parent:
+        before = written(parent, 20)
+        with llm.fork(parent, 15, 7) as child:
+            written(child, 10)
+            with llm.fork(child, 18, 9) as grandchild:
+                assert written(grandchild, 1)[:36] == (*before[:35], 7)
+                use = grandchild.pages()[0]
+                assert use.shared == 2, "the two pages that all three have"
+
+
+def test_what_cannot_be_gone_on_from_is_refused(llm):
+    with llm.run(PROMPT, temperature=0.0, max_tokens=4) as run:
+        written(run, 4)
+        for step, token, why in [
+            (9, None, "there is no step 9"),
+            (3, 5, "max_tokens is 4, and step 3 writes the last"),
+            (1, min(llm.eos_ids), "the text ends with the token"),
+            (1, llm.config.vocab_size, "token ids must be from 0"),
+        ]:
+            with pytest.raises(RequestError, match=why):
+                llm.fork(run, step, token)
+        with llm.fork(run, 3, 5, max_tokens=6) as child:
+            assert child.tokens[-1] == 5
+    assert settled(llm).pool.available == 64
+
+
+def test_the_last_logits_are_held_and_the_oldest_go():
+    rows = torch.randn(9, 100)
+    held = HeldLogits(most=1000)  # two rows
+    for step, row in enumerate(rows):
+        held.add(step, row)
+    rows.zero_()
+    assert held.first == 7 and held.get(6) is None
+    assert held.get(8) is not None and held.get(8).abs().max() > 0, "a copy"
+    assert held.nbytes == 800
+    one = HeldLogits(most=1)
+    one.add(0, torch.ones(5))
+    assert torch.equal(one.get(0), torch.ones(5)), "the newest is held whatever its size"
+
+
+def test_a_step_whose_logits_are_gone_says_from_where_on_they_are_there(llm, monkeypatch):
+    with llm.run(PROMPT, **DRAWN) as run:
+        run._watch.held.most = 3 * 4 * llm.config.vocab_size
+        written(run, 6)
+        assert run.logits(3).shape == (llm.config.vocab_size,)
+        with pytest.raises(RequestError, match="step 2 are not held any more; from step 3"):
+            run.logits(2)

@@ -1,0 +1,13 @@
+// The live runs that this page holds on the server: the one that is shown, and those that it forked from or that forked
+// from it. They are freed together, when another text begins.
+
+import * as api from "./api";
+import type { Run } from "./run";
+
+export const kin = new Set<Run>();
+
+/** Ends all of them on the server. */
+export function free(): void {
+  for (const run of kin) api.deleteRun(run.id.value);
+  kin.clear();
+}

@@ -1,0 +1,178 @@
+// The cache lab: the text of the shown run, scored again under another cache and under the full one. The engine computes
+// both on the same weights; what differs is what it keeps of K and V.
+
+import { signal } from "@preact/signals";
+import { call, post } from "../api";
+import { joined, percent, plural, shown as inUnit } from "../format";
+import { last, live, run } from "../store";
+import { marked, quoted } from "../text";
+import { LAB_CARD, type LabCard } from "../schema/lab";
+import { Choice, Datum, Failed, Lead, Nothing, Whole, asked } from "./common";
+import "../style/lab.css";
+
+const KV = ["native", "float32", "bfloat16", "fp8", "int8", "int4"];
+const STRONG = 0.5; // nats of KL that are shaded fully
+
+const found = asked<LabCard>();
+const of = signal<{ run: string; ids: readonly string[] } | null>(null); // the text that was scored
+const kv = signal("int4");
+const window_ = signal<number | null>(null);
+const sinks = signal<number | null>(null);
+const pageSize = signal<number | null>(16);
+const pointed = signal<number | null>(null);
+
+function compare(): void {
+  const current = run.value;
+  if (current === null) return;
+  const texts = current.tokens.map((token) => token.text);
+  const body = {
+    kv: kv.value,
+    window: window_.value,
+    sinks: sinks.value ?? 0,
+    page_size: pageSize.value ?? 16,
+  };
+  void found.ask(async () => {
+    const card = await call<LabCard>(`runs/${current.id.value}/lab`, { ...post(body), timeout: 120_000 });
+    of.value = { run: current.id.value, ids: texts };
+    return card;
+  });
+}
+
+export default function Lab() {
+  const card = found.value.value;
+  return (
+    <>
+      <Lead>
+        Keep less of K and V, and see what it costs: the text of this run is scored again with the cache that you choose,
+        and with the full one.
+      </Lead>
+      {!live.value || last.value < 0 ? (
+        <Nothing />
+      ) : (
+        <form
+          class="panel-form"
+          onSubmit={(event) => {
+            event.preventDefault();
+            compare();
+          }}
+        >
+          <Choice name="K and V as" value={kv} options={KV} />
+          <Whole name="window" value={window_} least={1} placeholder="none" />
+          <Whole name="sinks" value={sinks} least={0} placeholder="0" />
+          <Whole name="page size" value={pageSize} least={1} placeholder="16" />
+          <button type="submit" class="panel-go" disabled={found.busy.value}>
+            {found.busy.value ? "Comparing…" : "Compare"}
+          </button>
+        </form>
+      )}
+      <Failed of={found} />
+      {card && <Shown card={card} />}
+    </>
+  );
+}
+
+function Shown({ card }: { card: LabCard }) {
+  const share = card.kept_bytes / card.full_bytes;
+  const words = of.value?.ids ?? [];
+  return (
+    <>
+      <p class="lab-result">
+        <b>{percent(share)}</b> of the full cache, <b>{joined(inUnit(card.mean_kl, "nat"))}</b> of mean KL,{" "}
+        <b>{plural(card.changed.length, "guess", "guesses")}</b> of {card.positions} changed
+        <span class="under">{card.kv}</span>
+      </p>
+      <dl class="lab-bars">
+        <div>
+          <dt>full cache</dt>
+          <span class="lab-bar" aria-hidden="true">
+            <i style={{ width: "100%" }} />
+          </span>
+          <dd>
+            <Datum of={card} table={LAB_CARD} field="full_bytes" name="lab_full_bytes" label={false} />
+          </dd>
+        </div>
+        <div>
+          <dt>this cache</dt>
+          <span class="lab-bar" aria-hidden="true">
+            <i style={{ width: `${share * 100}%` }} />
+          </span>
+          <dd>
+            <Datum of={card} table={LAB_CARD} field="kept_bytes" name="lab_kept_bytes" label={false} />
+          </dd>
+        </div>
+      </dl>
+      <dl class="panel-figures">
+        {(["page_bytes", "pages", "tokens", "same", "mean_kl", "max_kl", "mean_delta"] as const).map((field) => (
+          <Datum key={field} of={card} table={LAB_CARD} field={field} name={`lab_${field}`} />
+        ))}
+      </dl>
+      <h2>
+        The text <span class="under">shaded by KL; underlined where the first guess is another word</span>
+      </h2>
+      <Words card={card} words={words} />
+      <Changes card={card} />
+    </>
+  );
+}
+
+function Words({ card, words }: { card: LabCard; words: readonly string[] }) {
+  const changed = new Map(card.changed.map((one) => [one.position, one]));
+  return (
+    <p class="lab-text">
+      {words.slice(0, card.positions + card.first).map((word, position) => {
+        const kl = card.kl[position - card.first] ?? 0;
+        const other = changed.get(position);
+        const says = other ? `; first guess ${quoted(other.lab.text)}, not ${quoted(other.full.text)}` : "";
+        const title = position < card.first ? "the first token is not predicted" : `KL ${kl.toFixed(4)} nat${says}`;
+        return (
+          <span
+            key={position}
+            class={`${other ? "changed" : ""} ${pointed.value === position ? "pointed" : ""}`}
+            style={{ "--kl": `${Math.min(1, Math.sqrt(kl / STRONG)) * 100}%` }}
+            data-kl={kl}
+            title={title}
+          >
+            {word.replaceAll("\n", "⏎")}
+          </span>
+        );
+      })}
+    </p>
+  );
+}
+
+const MOST = 24; // changes that are listed
+
+function Changes({ card }: { card: LabCard }) {
+  if (card.changed.length === 0)
+    return <p class="panel-note">Every first guess is the same: greedy decoding would write the same text.</p>;
+  return (
+    <div class="panel-scroll">
+      <table class="panel-table lab-changes">
+        <thead>
+          <tr>
+            <th scope="col">position</th>
+            <th scope="col">first guess, full cache</th>
+            <th scope="col">first guess, this cache</th>
+            <th scope="col">KL, nat</th>
+          </tr>
+        </thead>
+        <tbody>
+          {card.changed.slice(0, MOST).map((one) => (
+            <tr
+              key={one.position}
+              data-changed={one.position}
+              onPointerEnter={() => (pointed.value = one.position)}
+              onPointerLeave={() => (pointed.value = null)}
+            >
+              <td>{one.position}</td>
+              <td>{marked(one.full.text)}</td>
+              <td>{marked(one.lab.text)}</td>
+              <td>{(card.kl[one.position - card.first] ?? 0).toFixed(4)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {card.changed.length > MOST && <p class="panel-note">and {card.changed.length - MOST} more</p>}
+    </div>
+  );
+}

@@ -1,0 +1,351 @@
+// The race: one text by two lanes, with the KV cache and without it. The uncached lane gets the cached lane's tokens and
+// really computes all of them at every step. Every number is the server's; the page draws them as they come.
+
+import { computed, signal } from "@preact/signals";
+import * as api from "../api";
+import * as form from "../form";
+import * as player from "../player";
+import { count, flop, joined, micros, sentence } from "../format";
+import { model } from "../store";
+import { quoted } from "../text";
+import { RACE_STEP, RACE_SUMS, type RaceCard, type RaceEnd, type RaceStep } from "../schema/race";
+import { Told } from "../ui/Stat";
+import { Chart } from "../ui/Chart";
+import "../style/race.css";
+
+const card = signal<RaceCard | null>(null);
+const steps = signal<readonly RaceStep[]>([]);
+const end = signal<RaceEnd | null>(null);
+const failure = signal("");
+const running = signal<AbortController | null>(null);
+const tokens = signal(64);
+const every = signal(1);
+const budget = signal(20);
+
+const last = computed(() => steps.value.at(-1) ?? null);
+/** The newest step that both lanes computed. */
+const compared = computed(() => steps.value.findLast((step) => step.uncached_us !== null) ?? null);
+
+export default function Race() {
+  return (
+    <>
+      <p class="panel-lead">
+        Two lanes write the same text. One keeps the keys and values of every token; the other computes the whole text
+        again for each new token. Press Race.
+      </p>
+      <Controls />
+      {failure.value !== "" && <p class="panel-problem">{failure.value}</p>}
+      {card.value !== null && (
+        <>
+          <Status />
+          <Lanes />
+          <Charts />
+          <Sums />
+          <AgreementMeter />
+        </>
+      )}
+    </>
+  );
+}
+
+async function start(): Promise<void> {
+  const control = new AbortController();
+  player.pause(); // two runs at once would slow each other
+  running.value = control;
+  steps.value = [];
+  card.value = end.value = null;
+  failure.value = "";
+  const { temperature, top_k, top_p, seed, prompt } = form.request(true, 0, 0);
+  const wanted = { prompt, temperature, top_k, top_p, seed, max_tokens: tokens.value };
+  try {
+    await api.race({ ...wanted, every: every.value, budget_s: budget.value }, control.signal, take);
+    if (end.value === null) failure.value = "The connection ended before the race did. Is the engine still running?";
+  } catch (error) {
+    if (!control.signal.aborted)
+      failure.value = sentence(error instanceof Error ? error.message : String(error));
+  } finally {
+    if (running.value === control) running.value = null;
+  }
+}
+
+function take(message: RaceCard | RaceStep | RaceEnd): void {
+  if (message.kind === "race") card.value = message;
+  else if (message.kind === "step") steps.value = [...steps.value, message];
+  else end.value = message;
+}
+
+function stop(): void {
+  running.value?.abort();
+  running.value = null;
+}
+
+function Controls() {
+  const busy = running.value !== null;
+  return (
+    <form
+      class="race-controls"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (busy) stop();
+        else void start();
+      }}
+    >
+      <Whole name="tokens" state={tokens} most={4096} />
+      <label>
+        <span>uncached lane</span>
+        <select value={every.value} onChange={(event) => (every.value = Number(event.currentTarget.value))}>
+          <option value={1}>every step</option>
+          <option value={2}>every 2nd step</option>
+          <option value={4}>every 4th step</option>
+          <option value={8}>every 8th step</option>
+          <option value={16}>every 16th step</option>
+        </select>
+      </label>
+      <Whole name="budget, s" state={budget} most={120} />
+      <button type="submit" class="primary" disabled={model.value === null || form.prompt.value === ""}>
+        {busy ? "Stop" : "Race"}
+      </button>
+    </form>
+  );
+}
+
+function Whole({ name, state, most }: { name: string; state: { value: number }; most: number }) {
+  return (
+    <label>
+      <span>{name}</span>
+      <input
+        type="number"
+        min={1}
+        max={most}
+        value={state.value}
+        onChange={(event) => {
+          const value = Math.round(Number(event.currentTarget.value));
+          state.value = Math.min(most, Math.max(1, value || 1));
+          event.currentTarget.value = String(state.value);
+        }}
+      />
+    </label>
+  );
+}
+
+function Status() {
+  const about = card.value;
+  if (about === null) return null;
+  const sampled = about.every === 1 ? "every step in both lanes" : `uncached lane sampled 1/${about.every}`;
+  return (
+    <p class="race-status" role="status" data-race={end.value?.reason ?? (running.value ? "running" : "stopped")}>
+      <strong>{outcome()}</strong> <span class="under">{sampled}</span>
+    </p>
+  );
+}
+
+function outcome(): string {
+  const step = last.value;
+  const at = step === null ? "" : ` at t = ${count(step.context)}`;
+  if (end.value === null) return running.value ? `Step ${count(steps.value.length)}${at}` : `Stopped${at}.`;
+  switch (end.value.reason) {
+    case "budget":
+      return `Stopped${at}: the budget of ${card.value?.budget_s ?? 0} s is spent.`;
+    case "failed":
+      return `${sentence(end.value.message)} It ended${at}.`;
+    case "closed":
+      return `Stopped${at}.`;
+    default:
+      return `Finished${at}.`;
+  }
+}
+
+/** What each lane sent through the layers at its newest step: one token, or the whole text. */
+function Lanes() {
+  const step = compared.value;
+  const about = card.value;
+  if (about === null) return null;
+  const most = about.prompt_tokens + about.max_tokens;
+  const share = (value: number) => `${(value / most) * 100}%`;
+  const text = step?.context ?? 0;
+  const kept = text - (step?.cached_tokens ?? 0);
+  return (
+    <dl class="race-lanes">
+      <div>
+        <dt>with the cache</dt>
+        <dd>
+          <span class="race-cells" aria-hidden="true">
+            <i class="kept" style={{ width: share(kept) }} />
+            <i class="fresh" style={{ width: share(step?.cached_tokens ?? 0) }} />
+          </span>
+          <Told name="race_cached_tokens" value={step?.cached_tokens ?? null} about={RACE_STEP.cached_tokens} />
+        </dd>
+      </div>
+      <div>
+        <dt>without</dt>
+        <dd>
+          <span class="race-cells" aria-hidden="true">
+            <i key={step?.step} class="again" style={{ width: share(Math.max(0, text - 1)) }} />
+            <i class="fresh" style={{ width: share(step === null ? 0 : 1) }} />
+          </span>
+          <Told name="race_uncached_tokens" value={step?.uncached_tokens ?? null} about={RACE_STEP.uncached_tokens} />
+        </dd>
+      </div>
+      <div>
+        <dt>computed again</dt>
+        <dd class="race-again">
+          <Told name="race_recomputed" value={step?.recomputed ?? null} about={RACE_STEP.recomputed} />
+          <span class="under">of the uncached step’s tokens: (t − 1) / t</span>
+        </dd>
+      </div>
+    </dl>
+  );
+}
+
+function Charts() {
+  const both = steps.value;
+  const points = (of: (step: RaceStep) => number | null) =>
+    both.flatMap((step) => {
+      const y = of(step);
+      return y === null ? [] : [{ x: step.context, y }];
+    });
+  return (
+    <>
+      <Chart
+        name="Time of each step"
+        format={(value) => joined(micros(value))}
+        lines={[
+          { name: "without", role: "recomputed", points: points((step) => step.uncached_us) },
+          { name: "with the cache", role: "kept", points: points((step) => step.cached_us) },
+        ]}
+      />
+      <Chart
+        name="FLOPs of each step"
+        format={(value) => joined(flop(value))}
+        lines={[
+          { name: "without", role: "recomputed", points: points((step) => step.uncached_flops) },
+          { name: "with the cache", role: "kept", points: points((step) => step.cached_flops) },
+        ]}
+      />
+    </>
+  );
+}
+
+function Sums() {
+  const sums = last.value?.sums;
+  const cell = (name: keyof typeof RACE_SUMS & string, value: number | null | undefined) => (
+    <td>
+      <Told name={`race_sum_${name}`} value={value ?? null} about={RACE_SUMS[name]} />
+    </td>
+  );
+  return (
+    <table class="sums race-sums">
+      <caption>
+        Sums over the{" "}
+        <Told name="race_sum_compared" value={sums?.compared ?? null} about={RACE_SUMS.compared} /> steps that both lanes
+        computed
+      </caption>
+      <thead>
+        <tr>
+          <td />
+          <th scope="col">with the cache</th>
+          <th scope="col">without</th>
+        </tr>
+      </thead>
+      <tbody>
+        <tr>
+          <th scope="row">time</th>
+          {cell("cached_us", sums?.cached_us)}
+          {cell("uncached_us", sums?.uncached_us)}
+        </tr>
+        <tr>
+          <th scope="row">FLOPs</th>
+          {cell("cached_flops", sums?.cached_flops)}
+          {cell("uncached_flops", sums?.uncached_flops)}
+        </tr>
+        <tr>
+          <th scope="row">tokens</th>
+          {cell("cached_tokens", sums?.cached_tokens)}
+          {cell("uncached_tokens", sums?.uncached_tokens)}
+        </tr>
+        <tr>
+          <th scope="row">slower</th>
+          <td />
+          {cell("times", sums?.times)}
+        </tr>
+      </tbody>
+    </table>
+  );
+}
+
+function AgreementMeter() {
+  const sums = last.value?.sums;
+  const about = card.value;
+  if (sums === undefined || about === null || sums.compared === 0) return null;
+  const agrees = sums.divergent === null;
+  const apart = steps.value.find((step) => step.equal === false);
+  return (
+    <section class="race-agreement" data-agrees={agrees}>
+      <h3>
+        AGREEMENT <span>{agrees ? "✓ the same argmax at every step" : "✗ the lanes differ"}</span>
+      </h3>
+      <div
+        class="race-meter"
+        role="meter"
+        aria-label="steps with the same argmax"
+        aria-valuemin={0}
+        aria-valuemax={sums.compared}
+        aria-valuenow={sums.equal}
+      >
+        <span style={{ width: `${(sums.equal / sums.compared) * 100}%` }} />
+      </div>
+      <dl class="pairs">
+        <div>
+          <dt>argmax equal</dt>
+          <dd>
+            <Told name="race_equal" value={sums.equal} about={RACE_SUMS.equal} /> of {count(sums.compared)}
+          </dd>
+        </div>
+        <div>
+          <dt>max |Δ logit|</dt>
+          <dd>
+            <Small name="race_max_delta" value={sums.max_delta} />
+          </dd>
+        </div>
+        <div>
+          <dt>KL, mean</dt>
+          <dd>
+            <Small name="race_kl" value={sums.kl} /> nat
+          </dd>
+        </div>
+        <div>
+          <dt>computed in</dt>
+          <dd>
+            {about.dtype}
+            {about.weights === about.dtype ? "" : `, ${about.weights} weights`}
+          </dd>
+        </div>
+        <div>
+          <dt>first divergent step</dt>
+          <dd>
+            {apart ? `${apart.step}, ${quoted(apart.token.text)}` : <span class="none">none</span>}
+            <span class="sr" data-stat="race_divergent" data-value={sums.divergent ?? ""} data-src="counted" />
+          </dd>
+        </div>
+      </dl>
+      <p class="sentence-note">
+        {about.dtype === "float32"
+          ? "Both lanes compute the same sums, so in fp32 they should agree to a few millionths."
+          : "In 16 bits two logits can lie so close that the order of additions decides; that is rounding, not a fault of the cache."}
+      </p>
+    </section>
+  );
+}
+
+/** A number that is often 0 or a few millionths. */
+function Small({ name, value }: { name: "race_max_delta" | "race_kl"; value: number | null }) {
+  const about = name === "race_kl" ? RACE_SUMS.kl : RACE_SUMS.max_delta;
+  const text = value === null ? "–" : value === 0 ? "0" : value.toExponential(1);
+  return (
+    <span class="figure">
+      <span class="value" title={about?.meaning} data-stat={name} data-value={value ?? ""} data-src={about?.source}>
+        {text}
+      </span>
+    </span>
+  );
+}
