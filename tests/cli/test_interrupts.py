@@ -108,9 +108,10 @@ def interrupted(tmp_path: Path, model: Path) -> Callable[[str, float | None], En
                 if moment is not None:
                     time.sleep(moment)
                     began = time.monotonic()
-                    for _ in range(2 if name == "chat" else 1):  # in a conversation the first stops an answer
+                    process.send_signal(signal.SIGINT)
+                    while name == "chat" and process.poll() is None:  # the first stops an answer, the second leaves
+                        time.sleep(0.05)
                         process.send_signal(signal.SIGINT)
-                        time.sleep(0.02)
                 code = process.wait(120)
                 took = time.monotonic() - began
             finally:
