@@ -130,6 +130,11 @@ class Op(ABC):
         return None
 
     @property
+    def parts(self) -> "tuple[Op, ...]":
+        """The ops that it holds side by side; itself, if it is one."""
+        return (self,)
+
+    @property
     def scores(self) -> Scoring | None:
         """How its attention scores follow from q k, for views of a row; None unless the op is attention over heads."""
         return None
@@ -246,6 +251,10 @@ class Parallel(Op):
 
     attention: Attention
     mlp: MLP
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.attention, self.mlp
 
     @property
     def shapes(self) -> dict[str, Shape]:

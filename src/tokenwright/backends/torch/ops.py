@@ -166,6 +166,7 @@ class TorchExperts:
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         rows = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, rows)
         chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing)
         total = torch.zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
