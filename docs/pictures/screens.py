@@ -23,7 +23,7 @@ from tokenwright import LLM
 from tokenwright.backends.device import leave_a_core
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.page import page_folder
+from tokenwright.web_page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 8329

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenwright.llm import LLM
     from tokenwright.planner import plan
     from tokenwright.sampling_params import Grammar, SamplingParams
+    from tokenwright.show import show
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "SamplingParams",
     "TokenwrightError",
     "plan",
+    "show",
 ]
 
 _HOMES = {
@@ -52,6 +54,7 @@ _HOMES = {
     "SamplingParams": "tokenwright.sampling_params",
     "Grammar": "tokenwright.sampling_params",
     "plan": "tokenwright.planner",
+    "show": "tokenwright.show",
 }
 
 

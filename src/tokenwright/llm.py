@@ -96,13 +96,6 @@ class LLM(ScoringModel):
             )
         super().__init__(model, options)
 
-    def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
-
-        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
-        """
-        return self._requests.sampling(**overrides)
-
     def stream(
         self,
         prompt: Prompt,
@@ -338,16 +331,19 @@ class LLM(ScoringModel):
 
     def _run(self, request: Request, start: Start) -> Run:
         from tokenwright.run import Run
+        from tokenwright.run_file import trace_of
 
         recorder, replay = self._recorder, self._replay
         assert recorder is not None and replay is not None, "a traced LLM has both"
         inbox = Inbox()
         [handle] = self._submit([request], inbox, paused=True)
         try:
-            return Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, replay, start)
+            run = Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, replay, start)
         except RequestError:
             handle.cancel()
             raise
+        run.describe = partial(trace_of, self)
+        return run
 
 
 def _completions(written: Sequence[Transcript]) -> list[Completion]:

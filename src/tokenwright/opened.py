@@ -139,6 +139,13 @@ class OpenedModel:
         """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
         return self._requests.eos_ids
 
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
+
+        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
+        """
+        return self._requests.sampling(**overrides)
+
     @property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""

@@ -23,6 +23,7 @@ from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
 from tokenwright.trace.summary import summarise
 from tokenwright.transcript import Transcript
+from tokenwright.web_page import alone, framed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Run:
         self._replay = replay
         self._cache = handle.sequence.cache
         self.start = start
+        self.describe: Callable[[Run], dict[str, Any]] | None = None  # its trace, by the LLM that made it
         self.first_step = start.first_step
         self.frames: list[StepFrame] = []
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
@@ -297,6 +299,15 @@ class Run:
     def completion(self) -> Completion:
         """The text so far, and its usage."""
         return self._transcript.completion()
+
+    def trace(self) -> dict[str, Any]:
+        """The steps so far as the values of a trace file, which the explorer's page plays."""
+        assert self.describe is not None, "an LLM makes runs"
+        return self.describe(self)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: the explorer's page, which plays it. Raises RequestError where the page is missing."""
+        return framed(alone(self.trace()))
 
     def close(self) -> None:
         """End the text and free its pages. The frames remain."""

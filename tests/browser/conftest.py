@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib.image
@@ -24,7 +25,8 @@ from playwright.sync_api import sync_playwright
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.page import page_folder
+from tokenwright.serve.guard import Policy
+from tokenwright.web_page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -45,8 +47,8 @@ SIZE = {"width": 1280, "height": 800}
 class Server:
     """A server in a thread of this process, so that tests can reach into its engine; it can be killed and come back."""
 
-    def __init__(self, load):
-        self.load = load
+    def __init__(self, load, keys=()):
+        self.load, self.keys = load, keys
         self.port = 0
         self.start()
 
@@ -57,7 +59,8 @@ class Server:
         listener.bind(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         self.explorer = Explorer("stories", self.load)
-        app = make_app(self.explorer, [f"127.0.0.1:{self.port}"], page_folder())
+        app = make_app(self.explorer, Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
+        self.service = app.state.service
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self.thread.start()
@@ -79,13 +82,22 @@ def load(report):
     return LLM("stories", trace=True, report=report, pages=512)
 
 
+@contextmanager
+def serving(load, **options):
+    """A server whose model has been read."""
+    server = Server(load, **options)
+    try:
+        while server.explorer.loading.phase == "loading":
+            time.sleep(0.05)
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.fixture(scope="package")
 def server():
-    server = Server(load)
-    while server.explorer.loading.phase == "loading":
-        time.sleep(0.05)
-    yield server
-    server.stop()
+    with serving(load) as server:
+        yield server
 
 
 def executable():

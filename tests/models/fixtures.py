@@ -21,6 +21,7 @@ byte-level BPE of the special tokens, 256 bytes and a few merges; ids 0 to 2 are
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tokenwright.checkpoints.local import STORIES
 
 VOCAB = 320
 MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d", "Ġ and", "o n", "Ġ s", "e r", "r e", "Ġ o"]
@@ -339,6 +342,16 @@ def write_tokenizer(folder: Path, bare: bool = False) -> None:
         tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": CHAT}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def plain_stories(folder: Path) -> Path:
+    """The model that ships inside, without its chat template."""
+    made = shutil.copytree(STORIES, folder / "plain")
+    (made / "chat_template.jinja").unlink()
+    settings = json.loads((made / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del settings["chat_template"]
+    (made / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return made
 
 
 def write_json(file: Path, content: object) -> None:

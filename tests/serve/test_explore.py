@@ -6,6 +6,7 @@ import math
 import re
 import threading
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
+from tests.serve.talking import until
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import player as player_module
 from tokenwright.serve import viewer as viewer_module
@@ -320,6 +322,37 @@ def step_on(client, card):
         page.until(lambda p: False)
 
 
+def crowd(client, player, stayer):
+    """Ten more pages watch a run, and one that acknowledges nothing; all see the same, and leave."""
+    run = player.card.run
+    with ExitStack() as leaves:
+        others = [leaves.enter_context(watching(client, run)) for _ in range(10)]
+        silent = leaves.enter_context(watching(client, run, acks=False))
+        for step in range(WINDOW + 3):
+            others[step % 10].send(op="step")
+            for page in (stayer, *others):
+                page.until(lambda p, step=step: p.frames and p.frames[-1].step == step)
+        assert all(page.frames == stayer.frames for page in others)
+        silent.until(lambda p: len(p.frames) == WINDOW)  # and no more, while it acknowledges none
+        assert len(player._viewers) == 12
+
+
+def test_many_viewers_see_the_same_and_one_that_leaves_keeps_nothing(server):
+    client, explorer = server
+    card = begin(client, max_tokens=40)
+    player = explorer.player(card["run"])
+    with watching(client, card["run"]) as stayer:
+        crowd(client, player, stayer)
+        until(lambda: len(player._viewers) == 1)
+        stayer.send(op="step")
+        stayer.until(lambda p: p.frames[-1].step == WINDOW + 3)
+        assert player.live, "the run goes on for those who stay"
+    until(lambda: not player.viewed)
+    assert client.delete(f"/runs/{card['run']}").status_code == 204
+    player.join()
+    assert settled(explorer.llm).pool.available == 64
+
+
 def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):
     """A pool of 64 pages, runs of up to 25 each: two fit."""
     client, explorer = server
@@ -531,6 +564,9 @@ ROUTES = [
     ("GET", "/runs/x/attention"),
     ("GET", "/runs/x/heads"),
     ("GET", "/runs/x/trace.json"),
+    ("GET", "/runs/x/perfetto.json"),
+    ("GET", "/chat/model"),
+    ("POST", "/chat/prompt"),
     ("GET", "/runs/x/logits"),
     ("GET", "/runs/x/sampler"),
     ("GET", "/runs/x/branches"),
@@ -657,6 +693,30 @@ def test_a_run_can_be_taken_home(server):
     assert trace["steps"] == json.loads(json.dumps([as_json(frame) for frame in frames]))
     named = {label["id"] for label in trace["labels"]}
     assert named >= {candidate["token"] for step in trace["steps"] for candidate in step["candidates"]}
+
+
+def test_a_chrome_trace_has_the_engines_time(server):
+    """As Perfetto reads it: slices that never overlap in their row, with a name each, and the counts of the frames."""
+    client, explorer = server
+    card = begin(client, prompt="ab" * 30, max_tokens=6)
+    with watching(client, card["run"]) as page:
+        played(page)
+    player = explorer.player(card["run"])
+    trace = client.get(f"/runs/{card['run']}/perfetto.json").json()
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in slices if event["cat"] == "step"]
+    assert sum(event["dur"] for event in steps) == pytest.approx(player.run.summary.engine_us, rel=0.01)
+    assert len(steps) == len(player.run.frames)
+    for row in (1, 2):
+        its = [event for event in slices if event["tid"] == row]
+        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(its))
+    for frame, event in zip(player.run.frames, steps, strict=True):
+        parts = [one for one in slices if one["cat"] == "part" and 0 <= one["ts"] - event["ts"] < max(1, event["dur"])]
+        assert sum(one["dur"] for one in parts if "attention" in one["name"]) == frame.attention_us
+        assert sum(one["dur"] for one in parts) <= event["dur"]
+    counted = [e["args"]["kv_resident"] for e in trace["traceEvents"] if e["ph"] == "C" and "kv_resident" in e["args"]]
+    assert counted == [frame.kv_resident for frame in player.run.frames]
+    assert all({"pid", "name", "ph"} <= event.keys() for event in trace["traceEvents"])
 
 
 def test_the_recorded_run_is_what_the_model_inside_does():

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.page import build_notes, page_folder
+from tokenwright.web_page import build_notes, page_folder
 
 
 def built(folder: Path, age: float = 0) -> Path:

@@ -1,10 +1,8 @@
 // What a person can do, one function each: the buttons, the keys and the test hook all call these.
 
-import { address } from "./api";
 import * as live from "./live";
 import * as player from "./player";
 import * as session from "./session";
-import { writeTrace } from "./trace";
 import { select } from "./rows";
 import {
   cache,
@@ -13,7 +11,6 @@ import {
   head,
   last,
   layer,
-  link,
   playing,
   problem,
   renderer,
@@ -82,20 +79,6 @@ export function setRenderer(kind: "2d" | "3d"): void {
 
 export function toggleRenderer(): void {
   setRenderer(renderer.value === "3d" ? "2d" : "3d");
-}
-
-/** The whole run as trace.json: the server's own, which lacks nothing, or what the page holds. */
-export async function exportTrace(): Promise<void> {
-  const current = run.value;
-  if (current === null) return;
-  const whole = current.origin === "live" && link.value === "open" && current.card.first_step === 0;
-  const answer = whole ? await fetch(address(`runs/${current.id.value}/trace.json`)).catch(() => null) : null;
-  const text = answer?.ok ? await answer.blob() : new Blob([writeTrace(current)], { type: "application/json" });
-  const anchor = document.createElement("a");
-  anchor.href = URL.createObjectURL(text);
-  anchor.download = "trace.json";
-  anchor.click();
-  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
 }
 
 export function chooseTrace(): void {

@@ -2,7 +2,7 @@
 // without an entry in the history, and not more often than once in a while.
 
 import { effect } from "@preact/signals";
-import { format, parse, type Link } from "./hash";
+import { fits, format, parse, type Link } from "./hash";
 import * as form from "./form";
 import {
   PACE,
@@ -52,7 +52,9 @@ export function listen(follow: (link: Link) => void): void {
 /** What the page shows now, as far as it differs from the defaults. */
 function now(): Link {
   const link: Link = {};
-  if (form.prompt.value !== form.PROMPTS[0].text) link.prompt = form.prompt.value;
+  const came = form.givenNow();
+  if (came !== null) link.inside = came.from;
+  else if (form.prompt.value !== form.PROMPTS[0].text) link.prompt = form.prompt.value;
   if (form.seed.value !== null) link.seed = form.seed.value;
   if (form.temperature.value !== null) link.temperature = form.temperature.value;
   if (form.maxTokens.value !== form.MAX_TOKENS) link.tokens = form.maxTokens.value;
@@ -65,6 +67,10 @@ function now(): Link {
   if (live.value && !playing.value && shown.value < last.value && frame.value) link.step = frame.value.step;
   return link;
 }
+
+/** Whether a link can hold the run that is shown; a trace file always can. */
+export const linkable = (): boolean =>
+  live.value && fits(run.value?.card.prompt ?? "") && form.givenNow() === null;
 
 /** A link to exactly this run: with the seed that it drew. */
 export function share(): string {

@@ -18,6 +18,7 @@ export class ApiError extends Error {
 
 export interface RunRequest {
   prompt: string;
+  ids?: number[]; // of the prompt, where its text alone does not tell them
   written?: number[];
   max_tokens: number;
   temperature: number;
@@ -65,7 +66,8 @@ export async function call<T>(path: string, options: RequestInit & { timeout?: n
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
-    answer = await fetch(address(path), { ...init, signal: AbortSignal.timeout(timeout) });
+    const limit = AbortSignal.timeout(timeout);
+    answer = await fetch(address(path), { ...init, signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit });
   } catch {
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }

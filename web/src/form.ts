@@ -21,20 +21,36 @@ export const maxTokens = signal(MAX_TOKENS);
 export const temperature = signal<number | null>(null); // null: what the checkpoint suggests
 export const seed = signal<number | null>(null); // null: a fresh one for each run
 
+/** A prompt that came with its ids and its sampling: an answer of the chat page. It holds while the text is as it came. */
+export interface Given {
+  from: string; // conversation and turn
+  text: string;
+  ids: number[];
+  top_k: number;
+  top_p: number;
+  stop: string[];
+}
+export const given = signal<Given | null>(null);
+
+/** What was given with the prompt that stands in the form; null: it was typed. */
+export const givenNow = (): Given | null => (given.value?.text === prompt.value ? given.value : null);
+
 /** The tokens of the prompt as the engine reads it; `text` says of which prompt. */
 export const tokens = signal<{ text: string; cards: TokenCard[] } | null>(null);
 
 export const usedTemperature = computed(() => temperature.value ?? card.value?.temperature ?? 1);
 
 export function request(cache: boolean, layer: number, head: number): RunRequest {
+  const came = givenNow();
   return {
     prompt: prompt.value,
+    ...(came && { ids: came.ids }),
     max_tokens: maxTokens.value,
     temperature: usedTemperature.value,
-    top_k: model.value?.top_k ?? 0,
-    top_p: model.value?.top_p ?? 1,
+    top_k: came?.top_k ?? model.value?.top_k ?? 0,
+    top_p: came?.top_p ?? model.value?.top_p ?? 1,
     seed: seed.value,
-    stop: [],
+    stop: came?.stop ?? [],
     ignore_eos: false,
     cache,
     layer,

@@ -17,9 +17,13 @@ export interface Link {
   camera?: Camera;
   renderer?: "2d" | "3d";
   panel?: string;
+  inside?: string; // an answer of the chat page, which this browser keeps: conversation.turn
 }
 
 const LONGEST = 1500; // bytes of a prompt in a link
+
+/** Whether a prompt is short enough for a link. */
+export const fits = (prompt: string): boolean => new TextEncoder().encode(prompt).length <= LONGEST;
 
 export function parse(hash: string): Link {
   const values = new URLSearchParams(hash.replace(/^#/, ""));
@@ -49,13 +53,14 @@ export function parse(hash: string): Link {
   if (renderer === "2d" || renderer === "3d") link.renderer = renderer;
   const panel = values.get("panel");
   if (panel !== null && PANELS.some(({ id }) => id === panel)) link.panel = panel;
+  const inside = values.get("inside");
+  if (inside !== null && /^\w{1,64}\.\d{1,9}$/.test(inside)) link.inside = inside;
   return link;
 }
 
 export function format(link: Link): string {
   const values = new URLSearchParams();
-  if (link.prompt !== undefined && new TextEncoder().encode(link.prompt).length <= LONGEST)
-    values.set("p", link.prompt);
+  if (link.prompt !== undefined && fits(link.prompt)) values.set("p", link.prompt);
   if (link.seed !== undefined) values.set("seed", String(link.seed));
   if (link.temperature !== undefined) values.set("T", String(link.temperature));
   if (link.tokens !== undefined) values.set("n", String(link.tokens));
@@ -67,6 +72,7 @@ export function format(link: Link): string {
   if (link.camera !== undefined) values.set("cam", link.camera);
   if (link.renderer !== undefined) values.set("renderer", link.renderer);
   if (link.panel !== undefined) values.set("panel", link.panel);
+  if (link.inside !== undefined) values.set("inside", link.inside);
   const text = values.toString();
   return text === "" ? "" : `#${text}`;
 }

@@ -7,10 +7,12 @@ import { install } from "./hook";
 import { listen } from "./keys";
 import { acknowledge } from "./live";
 import { take } from "./player";
-import { boot, follow, openTrace } from "./session";
+import { boot, follow, openTrace, playAlone } from "./session";
 import { App } from "./ui/App";
 import "./style/roles.css";
 import "./style/base.css";
+import "./style/top.css";
+import "./style/numbers.css";
 import "./style/layout.css";
 import "./style/panels.css";
 import "./style/rail.css";
@@ -32,5 +34,8 @@ addEventListener("drop", (event) => {
   if (file) void openTrace(file);
 });
 
-address.listen((link) => void follow(link));
-void boot(wanted).finally(address.keep);
+const inside = document.getElementById("trace")?.textContent ?? ""; // of a file that plays alone
+if (inside === "") {
+  address.listen((link) => void follow(link));
+  void boot(wanted).finally(address.keep);
+} else playAlone(inside);

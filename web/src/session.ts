@@ -12,6 +12,7 @@ import { free, kin } from "./kin";
 import { Run } from "./run";
 import type { ModelCard } from "./schema";
 import {
+  alone,
   asking,
   cache,
   head,
@@ -50,8 +51,26 @@ export async function follow(wanted: Link): Promise<void> {
   if (model.value === null) return; // the prompt box has it, and it runs when the model is there
   if (wanted.layer !== undefined || wanted.head !== undefined)
     select(wanted.layer ?? layer.value, wanted.head ?? head.value);
+  try {
+    if (wanted.inside !== undefined) await (await import("./chat/inside")).take(wanted.inside);
+  } catch (error) {
+    leave();
+    return report(error);
+  }
   if (wanted.prompt === "") leave();
   else await start(wanted.step ?? null);
+}
+
+/** Plays the run of a page that was saved as a file: no server is asked for anything. */
+export function playAlone(trace: string): void {
+  alone.value = true;
+  try {
+    const kept = readTrace(trace, "file", "this file");
+    show(kept, -1);
+    player.play();
+  } catch (error) {
+    report(error);
+  }
 }
 
 /** Waits until the model is there. Fails never: it asks for as long as the page is open. */
@@ -146,7 +165,8 @@ async function rebuild(): Promise<void> {
   await ready();
   if (run.value !== current) return;
   const { prompt, temperature, top_k, top_p, min_p, seed, max_tokens, stop, ignore_eos } = current.card;
-  const wanted = { prompt, temperature, top_k, top_p, min_p, seed, max_tokens, stop: [...stop], ignore_eos };
+  const ids = current.card.tokens.map(({ id }) => id);
+  const wanted = { prompt, ids, temperature, top_k, top_p, min_p, seed, max_tokens, stop: [...stop], ignore_eos };
   try {
     const card = await api.createRun({
       ...wanted,

@@ -31,12 +31,12 @@ let canvas: HTMLCanvasElement | null = null;
 let renderer: Renderer | null = null;
 let scene: Scene | null = null;
 let stale = true; // whether the scene must be built anew
-let drawn = 0; // pictures since the page was opened
+let pictures = 0; // since the page was opened
 let spent = 0; // ms of this program in the last picture, without the GPU
 let making = 0; // the renderer being made; an older one is thrown away
 
 export const stats = (): RendererStats | null => renderer?.stats() ?? null;
-export const frames = (): number => drawn;
+export const frames = (): number => pictures;
 export const orthographic = (): boolean => renderer?.orthographic ?? false;
 export const words = () => renderer?.words() ?? [];
 /** ms of this program in the last picture, without the GPU. */
@@ -84,6 +84,12 @@ export function mount(element: HTMLElement): () => void {
 /** Draws at once, also where nothing has changed. */
 export function renderOnce(): void {
   draw(performance.now(), 1);
+}
+
+/** The canvas with the shown step at rest on it, drawn in this turn; null where there is none. */
+export function drawn(): HTMLCanvasElement | null {
+  renderOnce();
+  return canvas;
 }
 
 export function zoom(factor: number): void {
@@ -190,7 +196,7 @@ function draw(now: number, progress: number): boolean {
   const began = performance.now();
   const more = renderer.draw(picture, now);
   spent = performance.now() - began;
-  drawn++;
+  pictures++;
   const { first, last } = renderer.window();
   const known = windowed.peek();
   if (known.first !== first || known.last !== last) windowed.value = { first, last };

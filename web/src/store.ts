@@ -13,6 +13,8 @@ export const reachable = signal(true);
 export const model = signal<ModelCard | null>(null); // of the live engine
 export const asking = signal(false); // a run has been asked for and is not there yet
 
+export const alone = signal(false); // whether this page is a file with one run in it, and there is no server
+
 /** The link of the live run. */
 export type LinkState = "none" | "opening" | "open" | "broken" | "lost";
 export const link = signal<LinkState>("none");

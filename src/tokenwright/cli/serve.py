@@ -137,10 +137,10 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     from tokenwright.serve.guard import Policy, read_keys
     from tokenwright.serve.host import uncollected
     from tokenwright.serve.log import log_access
-    from tokenwright.serve.page import page_folder
     from tokenwright.serve.run import Server
     from tokenwright.serve.service import Limits
     from tokenwright.serve.telemetry import spans_of
+    from tokenwright.web_page import page_folder
 
     spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)

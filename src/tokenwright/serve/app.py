@@ -46,8 +46,14 @@ class Served:
     alone: bool = False
 
 
+PAGES = {"chat": "chat.html"}  # pages by the paths that people type
+
+
 class Page(StaticFiles):
-    """The explorer's page, at all paths that no route has. Other methods of a route's path are refused as such."""
+    """The explorer's page and the chat's, at all paths that no route has.
+
+    Other methods of a route's path are refused as such.
+    """
 
     def __init__(self, folder: Path, app: FastAPI) -> None:
         super().__init__(directory=folder, html=True)
@@ -62,7 +68,7 @@ class Page(StaticFiles):
             raise HTTPException(405, message, headers={"Allow": allowed})
         if path != "." and scope["method"] not in ("GET", "HEAD"):
             raise HTTPException(404, f"there is no {scope['path']} here; /openapi.json lists what there is")
-        return await super().get_response(path, scope)
+        return await super().get_response(PAGES.get(path, path), scope)
 
 
 def make_app(

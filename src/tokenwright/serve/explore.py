@@ -17,8 +17,11 @@ from tokenwright.serve import (
     explorer_beams,
     explorer_branches,
     explorer_calculator,
+    explorer_chat,
+    explorer_export,
     explorer_inside,
     explorer_lab,
+    explorer_learn,
     explorer_pages,
     explorer_race,
     explorer_sampler,
@@ -64,8 +67,11 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     explorer_race.add(app, explorer)
     explorer_branches.add(app, explorer)
     explorer_sampler.add(app, explorer)
+    explorer_chat.add(app, explorer)
+    explorer_export.add(app, explorer)
     for panel in (explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages):
         panel.add(app, explorer)
+    explorer.closing.append(explorer_learn.add(app, explorer).close)
 
 
 def _add_model(app: FastAPI, explorer: Explorer) -> None:
@@ -110,11 +116,6 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
         player = explorer.player(identity)
         player.renew()
         return player.run.heads(step)
-
-    @app.get("/runs/{identity}/trace.json", **HIDDEN)
-    def trace(identity: str) -> JSONResponse:
-        name = f'attachment; filename="trace-{identity}.json"'
-        return JSONResponse(explorer.trace(explorer.player(identity)), headers={"content-disposition": name})
 
     @app.websocket("/runs/{identity}/stream")
     async def stream(socket: WebSocket, identity: str, since_step: int = 0) -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-import tokenwright
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.engine import SamplingParams
 from tokenwright.serve.host import Host, Load
 from tokenwright.serve.player import Player, Runs, new_identity
-from tokenwright.text import TextStream
-from tokenwright.trace.codec import as_json
-from tokenwright.trace.schema import VERSION, Loading, ModelCard, RunCard, StepFrame, TokenCard, Trace
+from tokenwright.trace.schema import Loading, ModelCard, RunCard, TokenCard
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server (run_file.py needs it too)
     from tokenwright.llm import LLM
     from tokenwright.run import Run
 
@@ -35,9 +31,14 @@ class Strict(BaseModel):
 
 
 class NewRun(Strict):
-    """POST /runs. `written`: ids already generated after the prompt, where a lost run resumes at `first_step`."""
+    """POST /runs. `ids`: those of the prompt; None: those of its text. Control tokens that a person has written in a
+    message are text, which the prompt's text alone does not tell.
+
+    `written`: ids already generated after the prompt, where a lost run resumes at `first_step`.
+    """
 
     prompt: str
+    ids: list[int] | None = None
     written: list[int] = []
     max_tokens: int = 64
     temperature: float | None = None
@@ -105,32 +106,9 @@ class Explorer:
         return player
 
     def model(self) -> ModelCard:
-        llm, config, costs = self.llm, self.llm.config, self.llm.costs
-        suggested = llm.sampling()
-        return ModelCard(
-            name=self.name,
-            version=tokenwright.__version__,
-            device=llm.device,
-            dtype=llm.dtype,
-            layers=config.layers,
-            width=config.width,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_size=config.head_size,
-            vocab_size=config.vocab_size,
-            context=config.context,
-            windows=config.windows,
-            block_weights=costs.block_weights,
-            head_weights=costs.head_weights,
-            weight_bytes=llm.weight_bytes,
-            kv_bytes_per_token=costs.bytes_per_token,
-            page_size=llm.engine.pool.page_size,
-            pages=llm.engine.pool.pages,
-            eos_ids=tuple(sorted(llm.eos_ids)),
-            temperature=suggested.temperature,
-            top_k=suggested.top_k,
-            top_p=suggested.top_p,
-        )
+        from tokenwright.run_file import model_card
+
+        return model_card(self.llm, self.name)
 
     def begin(self, wanted: NewRun) -> RunCard:
         """A new run, paused before its first step.
@@ -143,7 +121,7 @@ class Explorer:
         seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
         params = replace(params, seed=None if params.greedy else seed)
         run = llm.run(
-            wanted.prompt,
+            wanted.prompt if wanted.ids is None else wanted.ids,
             params,
             cache=wanted.cache,
             written=wanted.written,
@@ -170,44 +148,19 @@ class Explorer:
 
     def _added(self, run: Run, prompt: str, parent: str | None = None) -> RunCard:
         """Add a new run; `prompt` is its text."""
-        start, tokenizer = run.start, self.llm.tokenizer
-        ids = run.tokens[len(start.prompt) :]
-        written = TextStream(tokenizer, start.params.stop, start.prompt)  # their text as a viewer has seen it
-        for token in ids:
-            written.push(token)
-        card = RunCard(
-            run=new_identity(),
-            model=self.name,
-            prompt=prompt,
-            tokens=self.looks(start.prompt),
-            written=self.looks(ids),
-            written_text=written.text,
-            **_sampling(start.params),
-            first_step=run.first_step,
-            watched=run.watched,
-            parent=parent,
-        )
+        from tokenwright.run_file import run_card
+
+        card = replace(run_card(self.llm, run, self.name, prompt), run=new_identity(), parent=parent)
         self.runs.add(run, card)
         return card
 
     def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
-        tokenizer = self.llm.tokenizer
-        return tuple(TokenCard(i, tokenizer.token_text(i), i in tokenizer.special_ids) for i in ids)
+        from tokenwright.run_file import token_cards
+
+        return token_cards(self.llm, ids)
 
     def trace(self, player: Player) -> dict[str, Any]:
         """A run as the content of a trace file."""
-        frames = list(player.run.frames)
-        named = {token for frame in frames for token in named_ids(frame)}
-        labels, state = self.looks(sorted(named)), player.state()
-        whole = asdict(Trace("tokenwright-trace", VERSION, self.model(), player.card, state, labels, ()))
-        return whole | {"steps": [as_json(frame) for frame in frames]}
+        from tokenwright.run_file import trace_values
 
-
-def _sampling(params: SamplingParams) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "ignore_eos")
-    return {name: getattr(params, name) for name in names}
-
-
-def named_ids(frame: StepFrame) -> list[int]:
-    """The token ids of a frame's candidates."""
-    return [candidate.token for candidate in frame.candidates]
+        return trace_values(self.llm, player.card, player.state(), player.run.frames)

@@ -17,9 +17,9 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.explorer import Explorer, Index, Step, Strict, named_ids
+from tokenwright.serve.explorer import Explorer, Index, Step, Strict
 from tokenwright.serve.player import Player
-from tokenwright.trace.codec import pack
+from tokenwright.trace.codec import named_ids, pack
 from tokenwright.trace.schema import Labels, RunState
 
 WINDOW = 8  # unacknowledged frames of a page at most
@@ -89,7 +89,8 @@ class Viewer:
         except* (WebSocketDisconnect, RuntimeError):  # the page disconnected, perhaps during a message
             pass
         finally:
-            await asyncio.to_thread(self.player.leave, changed)
+            # Not `to_thread`: where this task is cancelled too, a call that waits for a thread would be lost.
+            await asyncio.shield(loop.run_in_executor(None, self.player.leave, changed))
 
     async def _listen(self) -> None:
         while True:

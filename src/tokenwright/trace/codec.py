@@ -107,3 +107,8 @@ def from_json(values: dict[str, Any]) -> StepFrame:
             "attention": row and AttentionRow(**row | {"codes": base64.b64decode(row["codes"])}),
         }
     )
+
+
+def named_ids(frame: StepFrame) -> list[int]:
+    """The token ids of a frame's candidates."""
+    return [candidate.token for candidate in frame.candidates]

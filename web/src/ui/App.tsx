@@ -2,7 +2,7 @@
 // in the document, so that nothing is built again when tabs change.
 
 import { moment } from "../clock";
-import { panel, tab } from "../store";
+import { alone, panel, tab } from "../store";
 import { announcement } from "../words";
 import { Attention } from "./Attention";
 import { Help } from "./Help";
@@ -25,12 +25,12 @@ export function App() {
   return (
     <div class="page" data-tab={tab.value} data-moment={moment.value} data-panel={panel.value !== null}>
       <Top />
-      <Prompt />
+      {!alone.value && <Prompt />}
       <Stage />
       <Text />
       <Transport />
       <aside class="rail" aria-label="Instruments">
-        <PanelButtons />
+        {!alone.value && <PanelButtons />}
         <PanelPlace />
         <BadgeKey />
         <div class="rail-numbers">

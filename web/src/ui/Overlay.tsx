@@ -9,7 +9,7 @@ import * as actions from "../actions";
 import * as form from "../form";
 import { plural, sentence } from "../format";
 import * as session from "../session";
-import { last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
+import { alone, last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -251,9 +251,11 @@ function Replay() {
       title="Replay"
       text={`${current.name}, made by ${current.model.name} on ${current.model.device}. Nothing is computed here.`}
     >
-      <button type="button" onClick={session.leave}>
-        <Icon name="close" /> Close
-      </button>
+      {!alone.value && (
+        <button type="button" onClick={session.leave}>
+          <Icon name="close" /> Close
+        </button>
+      )}
     </Banner>
   );
 }

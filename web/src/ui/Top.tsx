@@ -1,15 +1,13 @@
 // The top bar: what runs here, whether it can be reached, and what concerns the page as a whole.
 
 import { useSignal } from "@preact/signals";
-import { chooseTrace, exportTrace } from "../actions";
-import { share } from "../address";
-import { card, helpOpen, pageState, run } from "../store";
-import { choice, choose, type Choice } from "../theme";
+import { chooseTrace } from "../actions";
+import { linkable, share } from "../address";
+import { alone, card, helpOpen, pageState, run } from "../store";
 import { connection } from "../words";
+import { Export } from "./Export";
 import { Icon } from "./icons";
-
-const NEXT: Record<Choice, Choice> = { auto: "dark", dark: "light", light: "auto" };
-const PICTURE = { auto: "auto", dark: "moon", light: "sun" } as const;
+import { Theme } from "./Theme";
 
 export function Top() {
   const shownCard = card.value;
@@ -21,6 +19,14 @@ export function Top() {
         Tokenwright
         <span class="caret" aria-hidden="true" />
       </h1>
+      {!alone.value && (
+        <nav class="pages" aria-label="Pages">
+          <a href="./" aria-current="page">
+            Explorer
+          </a>
+          <a href="chat">Chat</a>
+        </nav>
+      )}
       <p class="facts">
         {shownCard && (
           <>
@@ -41,7 +47,7 @@ export function Top() {
       )}
       <span class="fill" />
       <nav class="tools" aria-label="Page">
-        <CopyLink />
+        {!alone.value && <CopyLink />}
         <button
           type="button"
           class="tool"
@@ -51,25 +57,8 @@ export function Top() {
           <Icon name="open" />
           <span class="tool-word">Open trace</span>
         </button>
-        <button
-          type="button"
-          class="tool"
-          onClick={() => void exportTrace()}
-          disabled={(run.value?.count.value ?? 0) === 0}
-          title="Save this run as trace.json: it plays again without an engine"
-        >
-          <Icon name="save" />
-          <span class="tool-word">Export trace</span>
-        </button>
-        <button
-          type="button"
-          class="tool square"
-          onClick={() => choose(NEXT[choice.value])}
-          aria-label={`Colours: ${choice.value}`}
-          title={`Colours: ${choice.value}. Next: ${NEXT[choice.value]}`}
-        >
-          <Icon name={PICTURE[choice.value]} />
-        </button>
+        <Export />
+        <Theme />
         <button
           type="button"
           class="tool square"
@@ -97,8 +86,12 @@ function CopyLink() {
       type="button"
       class="tool wide-only"
       onClick={() => void copy()}
-      disabled={run.value?.origin !== "live"}
-      title="Copy a link that runs this prompt again, with the same seed"
+      disabled={!linkable()}
+      title={
+        linkable() || run.value?.origin !== "live"
+          ? "Copy a link that runs this prompt again, with the same seed"
+          : "This prompt is too long for a link, or came from the chat; export the trace instead"
+      }
     >
       <Icon name="link" />
       <span class="tool-word">{copied.value ? "Copied" : "Copy link"}</span>

@@ -5,8 +5,10 @@ few branches. The changing state (the batch, the cache) is an argument.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MethodType
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,6 +22,7 @@ from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+AnyOp = TypeVar("AnyOp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class TorchExperts:
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         rows = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, rows)
         chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing)
         total = torch.zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
@@ -181,6 +185,17 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
     """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
+
+
+def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
+    """A copy of an op of `before` that computes with other kernels, over the same weights. Norms keep their kernels."""
+    other = copy(op)
+    for name, value in vars(op).items():
+        if value is before:
+            setattr(other, name, kernels)
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `rotate`
+            setattr(other, name, getattr(kernels, value.__name__))
+    return other
 
 
 def lacking(graph: Graph) -> list[str]:

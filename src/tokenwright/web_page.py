@@ -1,18 +1,23 @@
-"""Finds the built page, and the notes that the build of this installation wrote.
+"""Finds the built page and the notes of its build, and makes a page of a run that plays alone.
 
 The build (CMakeLists.txt and scripts/page.py) puts the page into `tokenwright/web` and its notes into
 `tokenwright/_build.json`. An editable installation has its sources in one folder and its build outputs in
-another: both are in `tokenwright.__path__`. `explore.py` serves the page.
+another: both are in `tokenwright.__path__`. `serve/app.py` serves the page.
 """
 
+import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tokenwright
 from tokenwright.errors import RequestError
 
-__all__ = ["build_notes", "page_folder", "why_no_page"]
+__all__ = ["alone", "build_notes", "framed", "page_folder", "why_no_page"]
+
+SLOT = '<script type="application/json" id="trace">'  # of alone.html: the trace comes after it
+HEIGHT = 760  # CSS px of a page in a notebook
 
 
 def build_notes(folders: Iterable[str] = tokenwright.__path__) -> dict[str, str]:
@@ -37,3 +42,22 @@ def page_folder(folders: Iterable[str] = tokenwright.__path__) -> Path:
     if not built:
         raise RequestError(f"there is no web page in this installation: {why_no_page(build_notes(map(str, roots)))}")
     return max(built, key=lambda index: index.stat().st_mtime).parent
+
+
+def alone(trace: Mapping[str, Any]) -> str:
+    """An HTML page that plays a trace (the values of trace.json) without a server: page, program and trace in one.
+
+    Raises RequestError where the page was not built.
+    """
+    page = page_folder() / "alone.html"
+    if not page.exists():
+        raise RequestError(f"there is no page that plays alone in this installation: {why_no_page(build_notes())}")
+    values = json.dumps(trace, separators=(",", ":")).replace("<", "\\u003c")  # nothing in it ends the element
+    return page.read_text(encoding="utf-8").replace(SLOT, SLOT + values, 1)
+
+
+def framed(page: str, height: int = HEIGHT) -> str:
+    """A page as an element of another one, such as a notebook: in a sandbox, so it sees nothing of that page."""
+    style = f"width: 100%; height: {height}px; border: 0"
+    source = html.escape(page)
+    return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{source}"></iframe>'

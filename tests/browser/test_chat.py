@@ -1,0 +1,237 @@
+"""The chat page: what is said is what the model says, branches keep it all, and the explorer runs the same ids."""
+
+import json
+
+import pytest
+
+from tests.browser.conftest import HANGS, SIZE, Explored, serving
+from tests.models.fixtures import plain_stories
+from tokenwright import LLM
+
+HOSTILE = (
+    '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script> [x](javascript:window.pwned=1) '
+    "<|end|> **bold** `<b>code</b>`\n\n"
+    "```html\n</code></pre><iframe src=x></iframe>\n```\n\n- <svg onload=window.pwned=1>"
+)
+KEY = "a-key-for-the-tests"
+
+
+class Talk:
+    """A tab with the chat page in it."""
+
+    def __init__(self, explored):
+        self.explored, self.tab = explored, explored.tab
+        self.tab.goto(f"{explored.address}/chat")
+
+    def until(self, condition):
+        self.tab.wait_for_function(f"() => {condition}", timeout=HANGS)
+
+    def option(self, label, value):
+        self.tab.get_by_label(label).fill(str(value))
+
+    def say(self, text):
+        self.tab.get_by_label("Message").fill(text)
+        self.tab.get_by_role("button", name="Send").click()
+        self.written()
+
+    def written(self):
+        """Until the answer is complete."""
+        self.until("document.querySelector('.chat').dataset.writing === 'false'")
+
+    @property
+    def turns(self):
+        """The turns that are shown: who, state, text."""
+        return self.tab.eval_on_selector_all(
+            ".turn",
+            "all => all.map(e => [e.classList[1], e.dataset.state ?? 'said',"
+            " e.querySelector('.said, .prose')?.textContent ?? ''])",
+        )
+
+    def stat(self, name):
+        """The exact value below the last answer."""
+        return float(self.tab.locator(f".turn.assistant [data-stat={name}]").last.get_attribute("data-value"))
+
+    def kept(self):
+        return self.tab.evaluate(
+            "Object.keys(localStorage).filter(name => name.startsWith('tokenwright-chat-')).length"
+        )
+
+
+@pytest.fixture
+def talk(explored):
+    return Talk(explored)
+
+
+def answered(server, messages, seed, tokens=24):
+    """The ids of the prompt, and what the model answers."""
+    ids = server.llm.render(messages).ids
+    [answer] = server.llm.generate([ids], server.llm.sampling(temperature=2.0, top_k=0, seed=seed, max_tokens=tokens))
+    return list(ids), answer
+
+
+def said(text):
+    """A text without what Markdown takes from it: stories have none but line breaks."""
+    return " ".join(text.split())
+
+
+def test_a_conversation_its_branches_and_the_way_inside(talk, server):
+    talk.option("max tokens", 24)
+    talk.option("seed", 5)
+    talk.option("temperature", 2)
+    talk.option("top-k", 0)
+    talk.option("system prompt", "You tell stories.")
+    first = "Tell me of a fox. <|end|> </script>"
+    talk.say(first)
+    messages = [{"role": "system", "content": "You tell stories."}, {"role": "user", "content": first}]
+    ids, answer = answered(server, messages, 5)
+    assert talk.turns[0] == ["user", "said", first]
+    assert (talk.turns[1][1], said(talk.turns[1][2])) == ("done", said(answer.text))
+    assert (talk.stat("prompt_tokens"), talk.stat("completion_tokens")) == (len(ids), len(answer.token_ids))
+
+    talk.say("Tell me a story about a bear.")
+    text = json.loads(
+        talk.tab.evaluate("Object.entries(localStorage).find(([k]) => k.startsWith('tokenwright-chat-'))[1]")
+    )
+    messages += [
+        {"role": "assistant", "content": text["turns"][2]["text"]},
+        {"role": "user", "content": "Tell me a story about a bear."},
+    ]
+    ids, answer = answered(server, messages, 5)
+    assert said(talk.turns[3][2]) == said(answer.text)
+    cached = talk.stat("cached_tokens")
+    assert cached >= 16, "the second prompt begins as the first one did, whose pages are cached"
+    assert cached < len(ids)
+    assert talk.stat("tokens_per_s") > 0
+
+    talk.option("seed", 6)
+    talk.tab.get_by_role("button", name="Regenerate").last.click()
+    talk.written()
+    other = talk.turns[3][2]
+    assert said(other) == said(answered(server, messages, 6)[1].text) != said(answer.text)
+    assert talk.tab.locator(".branch-count").inner_text() == "2/2"
+    talk.tab.get_by_role("button", name="Version before").click()
+    assert said(talk.turns[3][2]) == said(answer.text)
+    talk.tab.get_by_role("button", name="Edit").first.click()
+    talk.tab.get_by_label("Edited message").fill("Tell me of a bear.")
+    talk.tab.get_by_role("button", name="Say this instead").click()
+    talk.written()
+    assert talk.turns[0][2] == "Tell me of a bear."
+    assert len(talk.turns) == 2
+    talk.tab.get_by_role("button", name="Version before").click()
+    assert len(talk.turns) == 4, "with all that followed it"
+
+    talk.tab.get_by_role("link", name="Look inside").last.click()
+    talk.explored.until("window.__explorer?.state.state === 'paused' || window.__explorer?.state.steps > 0")
+    talk.explored.pace(None)
+    talk.explored.until_state("done")
+    assert talk.explored.state["ids"] == [*ids, *answer.token_ids], "the very run: prompt, seed and options"
+    assert "<|end|>" in talk.tab.locator("#prompt").input_value()
+    assert talk.tab.get_by_role("button", name="Copy link").is_disabled(), "a prompt of the chat is in no link"
+
+    talk.tab.get_by_role("link", name="Chat").click()
+    talk.until("document.querySelectorAll('.turn').length === 4")
+    assert talk.kept() == 1
+    talk.tab.on("dialog", lambda dialog: dialog.accept())
+    talk.tab.get_by_role("button", name="Delete:").click()
+    assert talk.kept() == 0
+    assert talk.turns == []
+
+
+def test_what_a_model_writes_stays_text_and_an_answer_can_be_stopped(talk, server):
+    chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE}, "finish_reason": None}]}
+    hostile = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    talk.tab.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body=hostile, content_type="text/event-stream")
+    )
+    talk.say(HOSTILE)
+    prose = talk.tab.locator(".prose")
+    for text in ('<img src=x onerror="window.pwned=1">', "</code></pre><iframe src=x></iframe>", "<b>code</b>", "<svg"):
+        assert text in prose.inner_text()
+    assert talk.turns[0][2] == HOSTILE
+    assert prose.locator("strong").inner_text() == "bold"
+    assert talk.tab.locator(".turn :is(img, script, iframe, svg[onload], b, a[href^=javascript])").count() == 0
+    assert talk.tab.evaluate("window.pwned") is None
+
+    talk.tab.unroute("**/v1/chat/completions")
+    endless = lambda route: route.continue_(post_data=route.request.post_data_json | {"ignore_eos": True})  # noqa: E731
+    talk.tab.route("**/v1/chat/completions", endless)
+    talk.option("max tokens", 1900)
+    talk.tab.get_by_label("Message").fill("Tell me a long story.")
+    talk.tab.get_by_role("button", name="Send").click()
+    talk.until("document.querySelector('.turn:last-child .prose').textContent.length > 20")
+    talk.tab.get_by_role("button", name="Stop").click()
+    talk.written()
+    assert talk.turns[-1][1] == "stopped"
+    talk.tab.wait_for_timeout(300)
+    assert server.service.running == 0, "the engine writes for nobody"
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_it_fits_the_window(talk, size):
+    talk.tab.set_viewport_size({"width": size[0], "height": size[1]})
+    if size[0] < 1100:
+        talk.tab.get_by_role("button", name="Options").click()
+    talk.option("max tokens", 60)
+    if size[0] < 1100:
+        talk.tab.get_by_role("button", name="Options").click()
+        small = talk.tab.eval_on_selector_all(
+            "button, a", "all => all.filter(e => e.offsetParent && e.getBoundingClientRect().height < 44).length"
+        )
+        assert small == 0
+    talk.say("a " * 400 + "averyveryverylongword" * 20)
+    width, height, scrolled = talk.tab.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.scrollHeight,"
+        " document.querySelector('.composer').getBoundingClientRect().bottom]"
+    )
+    assert width <= size[0]
+    assert height <= size[1]
+    assert scrolled <= size[1]
+
+
+def test_a_model_without_a_chat_template_goes_on_with_the_text(browser, tmp_path):
+    folder = plain_stories(tmp_path)
+    with serving(lambda report: LLM(folder, trace=True, report=report, pages=128)) as server:
+        explored = Explored(browser.new_context(viewport=SIZE).new_page(), server.address)
+        talk = Talk(explored)
+        talk.until("document.querySelector('.notice')?.textContent.includes('no chat template')")
+        talk.option("max tokens", 12)
+        talk.option("seed", 3)
+        talk.tab.get_by_label("Text").fill("Once upon a time")
+        talk.tab.get_by_role("button", name="Continue").click()
+        talk.written()
+        params = server.llm.sampling(seed=3, max_tokens=12)
+        [first] = server.llm.generate(["Once upon a time"], params)
+        assert talk.turns[1][2] == first.text
+        talk.tab.get_by_role("button", name="Continue").click()
+        talk.written()
+        [second] = server.llm.generate([f"Once upon a time{first.text}"], params)
+        assert talk.turns[2][2] == second.text
+        talk.tab.get_by_role("link", name="Look inside").last.click()
+        explored.until("window.__explorer?.state.steps > 0")
+        explored.pace(None)
+        explored.until_state("done")
+        assert explored.state["ids"] == [
+            *server.llm.tokenizer.encode(f"Once upon a time{first.text}"),
+            *second.token_ids,
+        ]
+        assert explored.errors == []
+        talk.tab.context.close()
+
+
+def test_a_key_is_asked_for_where_one_is_demanded(browser, server):
+    with serving(server.load, keys=[KEY]) as locked:
+        context = browser.new_context(viewport=SIZE, extra_http_headers={"authorization": f"Bearer {KEY}"})
+        explored = Explored(context.new_page(), locked.address)
+        talk = Talk(explored)
+        talk.until("document.querySelector('.facts')")
+        context.set_extra_http_headers({})  # the page is here; its calls now need a key of their own
+        talk.say("Hello")
+        assert talk.turns[1][1] == "failed"
+        talk.option("This server demands a key", KEY)
+        talk.tab.get_by_role("button", name="Use this key").click()
+        talk.option("max tokens", 6)
+        talk.tab.get_by_role("button", name="Regenerate").click()
+        talk.written()
+        assert talk.turns[1][1] == "done"
+        assert talk.tab.evaluate("Object.values(localStorage).join('')").count(KEY) == 0
+        context.close()

@@ -1,0 +1,33 @@
+// An answer of the chat page, opened in the explorer: its prompt as the model read it, its seed and its options go into
+// the explorer's form. The conversation is in this browser's storage, so the address names it and holds no text.
+
+import { batch } from "@preact/signals";
+import * as form from "../form";
+import * as calls from "./calls";
+import * as keep from "./keep";
+
+/** Fills the form with the answer `from` names. Throws an Error with a sentence for people. */
+export async function take(from: string): Promise<void> {
+  const [id = "", number = ""] = from.split(".");
+  const conversation = keep.one(id);
+  const asked = conversation?.turns[Number(number)]?.asked;
+  if (!conversation || !asked)
+    throw new Error("This answer is not kept in this browser, or was deleted. Ask again on the chat page.");
+  const { template } = await calls.model();
+  const { text, tokens } = await calls.promptOf(conversation, Number(number), template);
+  batch(() => {
+    form.given.value = {
+      from,
+      text,
+      ids: tokens.map((token) => token.id),
+      top_k: asked.top_k,
+      top_p: asked.top_p,
+      stop: asked.stop,
+    };
+    form.prompt.value = text;
+    form.tokens.value = { text, cards: tokens };
+    form.seed.value = asked.seed;
+    form.temperature.value = asked.temperature;
+    form.maxTokens.value = asked.max_tokens;
+  });
+}

@@ -1,0 +1,84 @@
+// What the next answer is asked for. An empty field means what the checkpoint suggests, which stands in it dimly.
+
+import { model, options, setOptions } from "../store";
+import type { Options } from "../keep";
+
+type Numbers = "temperature" | "top_k" | "top_p" | "max_tokens" | "seed";
+
+interface Dial {
+  name: Numbers;
+  label: string;
+  title: string;
+  min: number;
+  max: number;
+  whole: boolean;
+}
+
+const DIALS: readonly Dial[] = [
+  { name: "temperature", label: "temperature", title: "0 takes the most probable token each time", min: 0, max: 2, whole: false },
+  { name: "top_p", label: "top-p", title: "draw from the most probable tokens that together have this share", min: 0.01, max: 1, whole: false },
+  { name: "top_k", label: "top-k", title: "draw from so many tokens at most; 0: from all", min: 0, max: 2 ** 20, whole: true },
+  { name: "max_tokens", label: "max tokens", title: "of one answer", min: 1, max: 2 ** 20, whole: true },
+  { name: "seed", label: "seed", title: "the same seed gives the same answer; empty: a fresh one each time", min: 0, max: 2 ** 32 - 1, whole: true },
+];
+
+export function Settings() {
+  const card = model.value;
+  return (
+    <aside class="options" aria-label="Options">
+      {card?.template !== false && (
+        <label class="field">
+          system prompt
+          <textarea
+            rows={5}
+            value={options.value.system}
+            placeholder="What the model is told before the conversation"
+            onInput={(event) => setOptions({ system: event.currentTarget.value })}
+          />
+        </label>
+      )}
+      <div class="dials">
+        {DIALS.map((dial) => (
+          <Field key={dial.name} dial={dial} />
+        ))}
+        <label class="field" title="the answer ends before this text">
+          stop at
+          <input
+            type="text"
+            value={options.value.stop}
+            maxLength={1000}
+            onInput={(event) => setOptions({ stop: event.currentTarget.value })}
+          />
+        </label>
+      </div>
+      <p class="under">They count for the next answer. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.</p>
+    </aside>
+  );
+}
+
+function Field({ dial }: { dial: Dial }) {
+  const card = model.value;
+  const suggested = dial.name in SUGGESTED ? card?.[dial.name as keyof typeof SUGGESTED] : undefined;
+  const set = (text: string) => {
+    const value = Number(text);
+    const fits = text !== "" && value >= dial.min && value <= dial.max && (!dial.whole || Number.isInteger(value));
+    if (fits) setOptions({ [dial.name]: value } as Partial<Options>);
+    else if (text === "" && dial.name !== "max_tokens") setOptions({ [dial.name]: null } as Partial<Options>);
+  };
+  return (
+    <label class="field" title={dial.title}>
+      {dial.label}
+      <input
+        type="number"
+        min={dial.min}
+        max={dial.max}
+        step={dial.whole ? 1 : "any"}
+        value={options.value[dial.name] ?? ""}
+        placeholder={suggested === undefined ? (dial.name === "seed" ? "random" : "") : String(suggested)}
+        onInput={(event) => set(event.currentTarget.value)}
+      />
+    </label>
+  );
+}
+
+const SUGGESTED = { temperature: 0, top_k: 0, top_p: 0 };

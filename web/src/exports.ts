@@ -1,0 +1,60 @@
+// What can be taken home of a run: the trace, the same trace with a page around it that plays alone, a Chrome trace for
+// Perfetto, and a picture of the stage. A prompt of any length goes into these files; a link has room for a short one.
+
+import { address } from "./api";
+import { link, problem, run } from "./store";
+import { writeTrace } from "./trace";
+
+const SLOT = '<script type="application/json" id="trace">'; // of alone.html; see alone.config.ts
+
+/** Whether the server has the whole run, and can be asked. */
+export const served = (): boolean =>
+  run.value?.origin === "live" && link.value === "open" && run.value.card.first_step === 0;
+
+/** The run as trace.json: the server's own, which lacks nothing, or what the page holds. */
+async function trace(): Promise<string> {
+  const current = run.value;
+  if (current === null) return "";
+  const answer = served() ? await fetch(address(`runs/${current.id.value}/trace.json`)).catch(() => null) : null;
+  return answer?.ok ? answer.text() : writeTrace(current);
+}
+
+export async function saveTrace(): Promise<void> {
+  if (run.value !== null) save(new Blob([await trace()], { type: "application/json" }), "trace.json");
+}
+
+/** One HTML file: page and trace, no server, no network. */
+export async function savePage(): Promise<void> {
+  if (run.value === null) return;
+  const page = await text("alone.html");
+  if (page === null) return;
+  const safe = (await trace()).replaceAll("<", "\\u003c"); // nothing in it can end the element
+  save(new Blob([page.replace(SLOT, () => SLOT + safe)], { type: "text/html" }), "run.html");
+}
+
+export async function savePerfetto(): Promise<void> {
+  const found = run.value === null ? null : await text(`runs/${run.value.id.value}/perfetto.json`);
+  if (found !== null) save(new Blob([found], { type: "application/json" }), "perfetto.json");
+}
+
+export async function savePicture(): Promise<void> {
+  const { picture } = await import("./picture");
+  const found = await picture();
+  if (found === null) problem.value = { kind: "export", message: "There is no picture: the stage shows nothing yet." };
+  else save(found, "run.png");
+}
+
+async function text(path: string): Promise<string | null> {
+  const answer = await fetch(address(path)).catch(() => null);
+  if (answer?.ok) return answer.text();
+  problem.value = { kind: "export", message: "The server does not answer, so this file cannot be made. Save the trace instead." };
+  return null;
+}
+
+function save(content: Blob, name: string): void {
+  const anchor = document.createElement("a");
+  anchor.href = URL.createObjectURL(content);
+  anchor.download = name;
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
+}
