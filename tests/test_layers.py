@@ -16,7 +16,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 ROWS = (
     ("errors", "progress"),
     ("checks", "web_page"),
-    ("units",),
+    ("units", "busy"),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -30,7 +30,7 @@ ROWS = (
     ("opened",),
     ("scoring", "run_file"),
     ("llm",),
-    ("bench",),
+    ("bench", "learn"),
     ("serve",),
     ("cli",),
 )

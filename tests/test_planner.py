@@ -20,6 +20,7 @@ from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.packing import pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
 from tokenwright.checkpoints.sized import Sized
@@ -30,7 +31,6 @@ from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm
 from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
-from tokenwright.planner.known import KNOWN, known_name
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens
 

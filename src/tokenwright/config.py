@@ -152,6 +152,20 @@ class Scales:
     logits: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts in place of one MLP, in some layers: gated MLPs, of which a router chooses some for each row."""
+
+    experts: int  # in a layer
+    chosen: int  # for each row
+    width: int  # of each expert's MLP
+    layers: tuple[bool, ...]  # whether layer i has experts
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True  # whether the weights of a row's experts are divided by their sum
+    shared_width: int = 0  # of the expert that every row meets; 0: none
+    shared_gate: bool = False  # whether a sigmoid of the row weights the shared expert
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The hyperparameters of one decoder-only model.
@@ -183,6 +197,7 @@ class ModelConfig:
     qk_norm: Literal["head", "whole"] | None = None  # RMSNorm over each head of q and k, or over all heads of each
     post_norm: bool = False  # norms stand after attention and MLP, on what they add, and not before
     scales: Scales = Scales()
+    mixture: Mixture | None = None
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 
@@ -334,6 +349,7 @@ class Environment:
     settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
     settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
     defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
+    otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -359,6 +375,7 @@ class Environment:
             Path(settings),
             bool(named),
             defaults,
+            {name: text for name, text in variables.items() if name.startswith("OTEL_")},
         )
 
     def cache_folder(self, name: str) -> Path:

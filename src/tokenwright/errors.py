@@ -10,6 +10,7 @@ TokenwrightError
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -71,3 +72,15 @@ class EngineError(TokenwrightError):
     def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.completions = completions
+
+
+def fetch_again(path: Path) -> str:
+    """How to replace a damaged file or folder of a model, as the end of a message.
+
+    In the hub's cache (models--owner--name/snapshots/...) it must be removed first: what is there is not fetched again.
+    """
+    for part in path.parts:
+        kind, _, name = part.partition("--")
+        if kind == "models" and name:
+            return f"remove it with `tokenwright rm {name.replace('--', '/', 1)}`, and the next use fetches it again"
+    return "download it again"

@@ -1,12 +1,14 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import EngineConfig, KVFormat, WeightFormat
@@ -17,14 +19,14 @@ from tokenwright.loaded import LoadedModel
 from tokenwright.opened import specs_of
 from tokenwright.progress import progress_bar
 from tokenwright.requests import Prompt, prompts_of
-from tokenwright.run import Run, Start
-from tokenwright.run_file import trace_of
 from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
 from tokenwright.text.chat import check_messages
-from tokenwright.trace.recorder import Recorder
 from tokenwright.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tokenwright.run import Run, Start
 
 
 class LLM(ScoringModel):
@@ -290,12 +292,13 @@ class LLM(ScoringModel):
         params = self._requests.params(params, sampling)
         if max(params.choices, params.beams) > 1:
             raise RequestError("a run follows one text; leave n, best_of and beams out")
-        if self._recorder is None:
-            raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+        self._check_traced()
+        from tokenwright.run import Start
+
         ids, salt = self._requests.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
         request = self._requests.build(ids, params, cache=cache, written=written, salt=salt)
         params = replace(params, seed=request.params.seed)
-        return self._run(self._recorder, request, Start(tuple(ids), params, salt, (layer, head), first_step))
+        return self._run(request, Start(tuple(ids), params, salt, (layer, head), first_step))
 
     def fork(self, run: Run, step: int, token: int | None = None, **sampling: Any) -> Run:
         """Go on from an earlier step of a run, which itself stays as it is: a run of its own, on the same pages.
@@ -306,8 +309,9 @@ class LLM(ScoringModel):
         the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
         token, and for a text that would end at once; and as `run` does.
         """
-        if self._recorder is None:
-            raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+        self._check_traced()
+        from tokenwright.run import Start
+
         start, context = run.start, run.context(step)
         last = run.tokens[context] if token is None else token
         written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
@@ -319,13 +323,22 @@ class LLM(ScoringModel):
             raise RequestError(f"the text ends with the token {last} at step {step}; take another token or step")
         request = replace(request, parent=run.sequence, shared=context)
         params = replace(params, seed=request.params.seed)
-        return self._run(self._recorder, request, Start(start.prompt, params, start.salt, run.watched, step + 1))
+        return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))
 
-    def _run(self, recorder: Recorder, request: Request, start: Start) -> Run:
+    def _check_traced(self) -> None:
+        if self._recorder is None:
+            raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+
+    def _run(self, request: Request, start: Start) -> Run:
+        from tokenwright.run import Run
+        from tokenwright.run_file import trace_of
+
+        recorder, replay = self._recorder, self._replay
+        assert recorder is not None and replay is not None, "a traced LLM has both"
         inbox = Inbox()
         [handle] = self._submit([request], inbox, paused=True)
         try:
-            run = Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, self._replay, start)
+            run = Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, replay, start)
         except RequestError:
             handle.cancel()
             raise

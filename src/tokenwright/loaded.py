@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 
@@ -99,6 +100,21 @@ class LoadedModel:
         """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
         ends = () if self.template is None else self.template.end_ids
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
+
+    @property
+    def plain_kernels(self) -> Kernels:
+        """The kernels without counters."""
+        return self.decoder.kernels if self.counted is None else self.counted.kernels
+
+    def again(self, *, trace: bool = False) -> "LoadedModel":
+        """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
+
+        trace: with counters of its own; otherwise with none. It must not outlive the engines of this one.
+        """
+        other = copy(self)
+        other.counted = CountedKernels(self.plain_kernels) if trace else None
+        other.decoder = self.decoder.using(other.counted or self.plain_kernels)
+        return other
 
     def enter(self) -> None:
         """Register an engine that uses the model."""

@@ -1,5 +1,7 @@
 """An engine opened over a loaded model: its KV memory, its thread, and facts about both. LLM generates text with it."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import finalize
 
 import torch
@@ -31,9 +33,11 @@ from tokenwright.restore import load_pages, save_pages
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.streams import AsyncStreams
 from tokenwright.text import ChatTemplate
-from tokenwright.trace.recorder import Recorder, device_clock
-from tokenwright.trace.replay import AttentionReplay
 from tokenwright.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tokenwright.trace.recorder import Recorder
+    from tokenwright.trace.replay import AttentionReplay
 
 T = TypeVar("T")
 
@@ -60,11 +64,15 @@ class OpenedModel:
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
         self._store = store
         self._model = Model(loaded.decoder, self.specs, loaded.device)
-        self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
         runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()
         self._recorder: Recorder | None = None
+        self._replay: AttentionReplay | None = None
         if loaded.counted is not None:
+            from tokenwright.trace.recorder import Recorder, device_clock  # here: a tenth of our own import time
+            from tokenwright.trace.replay import AttentionReplay
+
+            self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
             clock = device_clock(loaded.device)
             runner = sampler = self._recorder = Recorder(runner, sampler, loaded.counted.counts, self.costs, clock)
         engine = Engine(runner, sampler, scheduler, self.context)

@@ -1,8 +1,8 @@
 """SamplingParams: sampling, bans, output format and stopping of a request, checked on construction."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
 from typing import Any, Literal
@@ -75,12 +75,15 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
 class Grammar:
     """A grammar that the whole text must match; use one of its constructors. Raises RequestError.
 
+    special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others.
+
     >>> Grammar.choice(["yes", "no"])
     Grammar(kind='choice', text='["yes", "no"]')
     """
 
     kind: Literal["json_schema", "regex", "lark", "choice"]
     text: str
+    special: frozenset[int] = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark", "choice"):
@@ -112,9 +115,9 @@ class Grammar:
         return cls("regex", pattern)
 
     @classmethod
-    def lark(cls, grammar: str) -> "Grammar":
+    def lark(cls, grammar: str, special: Iterable[int] = ()) -> "Grammar":
         """Text of a context-free grammar in llguidance's variant of Lark. Raises RequestError."""
-        return cls("lark", grammar)
+        return cls("lark", grammar, frozenset(special))
 
     @classmethod
     def choice(cls, texts: list[str] | tuple[str, ...]) -> "Grammar":

@@ -46,6 +46,9 @@ KINDS = (
     "granite",
     "olmo2",
     "starcoder2",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
 )
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64")
 KEPT = (  # how K and V are kept, the window, the sinks

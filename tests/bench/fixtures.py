@@ -2,7 +2,8 @@
 
 import pytest
 
-from tokenwright.bench import busy, limits, measures
+from tokenwright import busy
+from tokenwright.bench import limits, measures
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:

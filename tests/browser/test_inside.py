@@ -52,11 +52,12 @@ def check_block(explored):
     opened(explored, "Block")
     for position, layer in ((25, 4), (7, 1)):
         if position == 7:  # a cell of the wall on the stage
-            x = explored.project(position)["x"]
-            [word] = [word for word in tab.evaluate("window.__explorer.words") if word["text"] == f"L{layer}"]
-            y = sum(corner["y"] for corner in word["corners"]) / 4
-            box = tab.locator(".canvas canvas").bounding_box()
-            tab.mouse.click(box["x"] + x, box["y"] + y)
+            explored.settle()  # the panel has made the stage narrower
+            tile, box = explored.project(position), tab.locator(".canvas canvas").bounding_box()
+            for down in range(20, round(box["height"] - tile["y"]), 5):
+                tab.mouse.click(box["x"] + tile["x"], box["y"] + tile["y"] + down)
+                if explored.state["layer"] == layer:
+                    break
         else:
             tab.evaluate("document.querySelector('[data-cell=\"25/4\"]').click()")
         right = explored.api(f"/block?step=14&layer={layer}&position={position}")
@@ -94,7 +95,7 @@ def check_heads(explored):
 
 
 def test_calculator_lab_and_beams(explored):
-    explored.run(PROMPT, 40, renderer="2d", stop=20)
+    explored.run(PROMPT, 40, renderer="2d", stop=10)
     tab = explored.tab
     opened(explored, "Calculator")
     tab.get_by_label("context", exact=True).fill("8192")

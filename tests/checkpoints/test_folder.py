@@ -68,6 +68,7 @@ def oracle(model: PreTrainedModel) -> Tensors:
         ("wte.", "embed."), ("wpe.", "positions."), ("ln_f.", "norm."), ("embed_tokens.", "embed."),
         ("ln_1.", "attention_norm."), ("ln_2.", "mlp_norm."), ("input_layernorm.", "attention_norm."),
         ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
+        ("mlp.gate.", "mlp.router."), ("shared_expert_gate.", "shared_gate."), ("shared_expert.", "shared."),
         ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
     if config.model_type == "olmo2":
@@ -89,6 +90,11 @@ def oracle(model: PreTrainedModel) -> Tensors:
         elif "attention.qkv." in name:  # 4 heads of q, 2 of k and 2 of v, of 16 numbers each
             for part, letter in zip(value.split([64, 32, 32]), "qkv", strict=True):
                 found[name.replace("qkv", letter)] = part
+        elif ".experts." in name:  # of all experts in one
+            at, _, part = name.rpartition(".")
+            for i, one in enumerate(value):
+                halves = zip(("gate", "up"), one.chunk(2), strict=True) if "gate_up" in part else [("down", one)]
+                found |= {f"{at}.{i}.{half}.weight": piece for half, piece in halves}
         elif "gate_up" in name:
             found |= {
                 name.replace("gate_up", half): part for half, part in zip(("gate", "up"), value.chunk(2), strict=True)

@@ -120,9 +120,11 @@ def test_a_hub_that_is_gone_is_asked_once_and_told_once(
     monkeypatch.setattr(settings, "ENDPOINT", "http://127.0.0.1:1")
     assert Checkpoint.open(NAME).path == first.path
     [line] = caplog.messages
-    assert line.startswith("the hub cannot be reached (") and line.endswith(f"looking for {NAME} in the local cache")
+    assert line.startswith("the hub cannot be reached (") and line.endswith(f"): {NAME} is taken from the local cache")
     (first.path / "model.safetensors").unlink()
-    assert "not complete in the local cache" in refusal(NAME)
+    said = refusal(NAME)
+    assert f"{NAME} is not complete in the local cache, and the hub cannot be reached (" in said
+    assert caplog.messages == [line]  # the error says it, and nothing else
     with pytest.raises(CheckpointError, match=f"{NAME} cannot be fetched: the hub cannot be reached"):
         download(NAME, None, False, lambda folder: None, again=True)
 
@@ -177,6 +179,40 @@ def test_unknown_models_and_revisions_are_told_apart(hub: FakeHub, monkeypatch: 
     assert "there is no model maker/none on the hub, nor a folder" in refusal("maker/none")
     assert "no revision 'v9'" in refusal(NAME, "v9")
     assert hub.fetched() == set()
+
+
+def test_a_name_that_is_nearly_known_is_hinted_at(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model inside, folders beside the path, models in the hub's cache, and published ones that we run."""
+    Checkpoint.open(NAME)
+    (tmp_path / "models" / "llama-tuned").mkdir(parents=True)
+    (tmp_path / "models" / "llama-tuned" / "config.json").touch()
+    (tmp_path / "models" / "llama-tunes").mkdir()  # no model
+    (tmp_path / "small.gguf").touch()
+    for wrong, meant in {
+        "storie": "stories",
+        "Stories": "stories",
+        "./models/lama-tuned": "./models/llama-tuned",
+        "smal.gguf": "small.gguf",
+        "maker/smal": NAME,
+        "smalll": NAME,
+        "Qwen/Qwen3-0.6": "Qwen/Qwen3-0.6B",
+    }.items():
+        assert f"id you mean {meant}?" in refusal(wrong), wrong
+    for wrong in ("google/gemma-3-4b-p", "models/nothing/like/it", "x" * 300):
+        assert "id you mean" not in refusal(wrong), wrong
+    monkeypatch.setattr(settings, "HF_HUB_OFFLINE", True)
+    said = refusal("maker/smal")
+    assert "(HF_HUB_OFFLINE is set). Did you mean maker/small?" in said
+
+
+def test_a_damaged_file_in_the_cache_is_removed_first(hub: FakeHub) -> None:
+    """What is in the cache is not fetched again."""
+    config = Checkpoint.open(NAME).path / "config.json"
+    config.unlink()
+    config.write_text("{")
+    assert refusal(NAME).endswith(f"remove it with `tokenwright rm {NAME}`, and the next use fetches it again")
 
 
 @pytest.mark.parametrize("revision", ["../../x", "", "a b", "x\n", "a..b", "/etc/passwd"])

@@ -17,9 +17,11 @@ HANG_S = 240.0  # far more than any session takes
 # To wait for a text that it shows, to type, and its process.
 Terminal = tuple[Callable[..., str], Callable[[str], None], "subprocess.Popen[bytes]"]
 
-# Ten milliseconds a step: Ctrl-C comes while the answer is being written, also on a busy machine.
+# Ten milliseconds a step: Ctrl-C comes while the answer is being written, also on a busy machine. A test run in the
+# background ignores SIGINT, and its children would.
 SLOWLY = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 from tokenwright.backends.runner import ModelRunner
 forward = ModelRunner.forward
 ModelRunner.forward = lambda *given: time.sleep(0.01) or forward(*given)
@@ -30,7 +32,7 @@ main()
 
 @contextmanager
 def terminal(
-    talker: Path, *options: str, kind: str = "dumb", new_tokens: int = 450, echo: bool = False
+    talker: Path, *options: str, kind: str = "dumb", new_tokens: int = 450, echo: bool = False, hang_s: float = HANG_S
 ) -> Iterator[Terminal]:
     """`chat` on a terminal of its own: to wait for a text that it shows, and to type."""
     own, theirs = os.openpty()
@@ -51,7 +53,7 @@ def terminal(
         env=environment,
     )
     os.close(theirs)
-    hangs = Timer(HANG_S, process.kill)  # then `until` fails
+    hangs = Timer(hang_s, process.kill)  # then `until` fails
     hangs.start()
     seen = ""
 

@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.cli.terminal import terminal
 from tests.models.fixtures import make_checkpoint
+from tokenwright import LLM
 
 MOMENTS = 20
+IN_ONE_TERMINAL = 300
 LIMIT = 0.5  # seconds from the signal to the end of the process
 # The file tells when our own code runs: before, Python's own start prints a traceback that nobody can prevent. A test
 # run in the background ignores SIGINT, and its children would.
@@ -45,6 +49,8 @@ COMMANDS = {
     "generate-grammar": Command("generate once -n 400 --regex [a-z]{{1,4000}} -m {model}"),
     "chat": Command("chat -n 100000 --ignore-eos --window 64 -m stories", 8.0, b"Hello\n" * 1000),
     "inspect": Command("inspect {model}", 3.0),
+    "models": Command("models", 3.0),
+    "cache": Command("cache", 2.0),
     "plan": Command("plan llama-3.1-8b --memory 24GB", 3.0),
     "quantize": Command("quantize {model} {new} --weights int8", 4.0),
     "race": Command("race once -n 400 -m {model} -o {new}.svg", 12.0),
@@ -102,9 +108,10 @@ def interrupted(tmp_path: Path, model: Path) -> Callable[[str, float | None], En
                 if moment is not None:
                     time.sleep(moment)
                     began = time.monotonic()
-                    for _ in range(2 if name == "chat" else 1):  # in a conversation the first stops an answer
+                    process.send_signal(signal.SIGINT)
+                    while name == "chat" and process.poll() is None:  # the first stops an answer, the second leaves
+                        time.sleep(0.05)
                         process.send_signal(signal.SIGINT)
-                        time.sleep(0.02)
                 code = process.wait(120)
                 took = time.monotonic() - began
             finally:
@@ -145,3 +152,31 @@ def test_ctrl_c_ends_every_command_within_half_a_second(
     record_property("seconds", sorted(times))
     print(f"{name}: worst {max(times):.3f} s, median {sorted(times)[MOMENTS // 2]:.3f} s")
     assert max(times) <= LIMIT
+
+
+@pytest.mark.sweep
+def test_300_ctrl_c_in_one_terminal() -> None:
+    """At random moments of answers, over half a line and at an empty prompt; then the chat still answers correctly."""
+    question, tokens = "Tell me of a cat.", 40
+    with LLM("stories") as llm:
+        expected = llm.chat([{"role": "user", "content": question}], temperature=0, max_tokens=tokens).text
+    moments = ((f"{question}\n", 0.7), (f"{question}\n", 0.7), ("half a li", 0.1), ("", 0.0))  # and seconds after it
+    draw, shown = random.Random("one terminal"), []
+    with terminal(Path("stories"), new_tokens=tokens, hang_s=1800) as (until, type_, process):
+        until("Ctrl-D leaves")
+        for at in range(IN_ONE_TERMINAL):
+            typed, longest = draw.choice(moments)
+            type_(typed)
+            time.sleep(draw.uniform(0.0, longest))
+            type_("\x03")
+            shown.append(until(f"not 'x{at}'", nudge=f"/shift x{at}\n"))  # whose error shows that it reads again
+            assert process.poll() is None
+        until("forgotten", nudge="/reset\n")
+        type_(f"{question}\n")
+        answer = until("prompt tokens: ").replace("\r\n", "\n")
+    assert expected.strip() in answer
+    words = {"answers": "interrupted", "prompts": "Ctrl-C again leaves"}
+    met = Counter({name: sum(word in one for one in shown) for name, word in words.items()})
+    met["half lines"] = IN_ONE_TERMINAL - met.total()
+    print(f"{IN_ONE_TERMINAL} Ctrl-C in one terminal: {dict(met)}")
+    assert min(met.values()) >= IN_ONE_TERMINAL // 20

@@ -12,8 +12,8 @@ import pytest
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_config
 from tokenwright import planner
-from tokenwright.cli.plan import binary, decimal, flop, page, three
-from tokenwright.planner.known import KNOWN
+from tokenwright.checkpoints.known import KNOWN
+from tokenwright.cli.plan_page import binary, decimal, flop, page, three
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEED = ("--bandwidth", "30GB/s")
@@ -117,7 +117,7 @@ def test_json(run: Run) -> None:
         "groups": [{"layers": list(range(32)), "pages": 8192, "page_bytes": 16 * 36_864}],
         "kv_bytes": 8193 * 16 * 36_864,
     }
-    assert found["bandwidth"] == {"bytes_per_second": 30e9, "kind": "given", "of": ""}
+    assert found["bandwidth"] == {"bytes_per_second": 30e9, "kind": "given", "of": "", "busy": ""}
     assert found["tokens_per_second_at_most"] == pytest.approx(30e9 / found["decode_bytes"])
     plain = planner.plan("llama-3.1-8b", context="128k", kv="int4", memory="24GB", bandwidth="30GB/s")
     assert found == plain.facts()
@@ -142,6 +142,13 @@ def test_json_of_a_window(run: Run) -> None:
 def test_bandwidth_is_measured_where_none_is_given(run: Run) -> None:
     assert re.search(r"speed \(measured\) +[\d.,]+ GB/s  reading memory of this machine \(", run("plan").stdout)
     assert json.loads(run("plan", "--json").stdout)["bandwidth"]["kind"] == "measured"
+
+
+def test_a_busy_machine_is_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenwright.busy.quietly", lambda measure, doubt: (7e9, "the host took 30% of it"))
+    told = run("plan").stdout
+    assert "7 GB/s" in told and told.count("the machine was busy: the host took 30% of it. Run it again") == 1
+    assert json.loads(run("plan", "--json").stdout)["bandwidth"]["busy"] == "the host took 30% of it"
 
 
 @pytest.mark.parametrize("arguments", [("llama-3.1-70b",), ("mistral-7b",), ("stories",), ("gpt2", "--batch", 200)])

@@ -106,6 +106,16 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
     assert f"24 tokens after a prompt of {n}" in "".join(picture.itertext())
 
 
+def test_a_busy_machine_is_told_once(race: Race, found: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ["", "other processes took 40% of the processors' time"]
+    monkeypatch.setattr("tokenwright.busy.load_between", lambda before, after: told[-1])
+    assert race("-n", 2).stdout.splitlines()[-2] == (
+        f"the machine was busy: {told[-1]}. Run it again when nothing else runs."
+    )
+    assert found("-n", 2)["busy"] == told.pop()
+    assert "the machine was busy" not in race("-n", 2).stdout
+
+
 def test_json(found: Race, model: Path) -> None:
     race = found("-n", 6, "--temperature", 0.9, "--seed", 3)
     assert race["same_tokens"] is True
@@ -190,8 +200,8 @@ def test_a_prompt_must_fill_a_page_to_be_found_again(race: Race, found: Race) ->
     short = race("-n", 3, "--page-size", n)
     assert short.exit_code == 0
     assert (
-        f"No prefix to find again: that takes a prompt of {n + 1} tokens, a page and one; this has {n}.\n"
-        in short.stdout
+        f"No prefix lane: the prefix cache holds whole pages, so it takes a prompt of {n + 1} tokens or more; "
+        f"this one has {n}.\n" in short.stdout
     )
     enough = found("-n", 3, "--page-size", n - 1)
     assert enough["prefix"]["reused_tokens"] == n - 1
@@ -338,3 +348,17 @@ def test_growth_runs(model: Path, tmp_path: Path) -> None:
     for slopes in record["exponents"].values():
         assert slopes["forward tokens, counted"] == slopes["forward tokens, formula"]
     assert "<svg" in (tmp_path / "growth.svg").read_text(encoding="utf-8")
+
+
+def test_the_logits_of_both_lanes_are_compared_when_asked_for(race: Race, found: Race) -> None:
+    compared = found("-n", 7, "--agreement")["agreement"]
+    assert compared == {
+        "compared": 7,
+        "equal": 7,
+        "divergent": None,
+        "max_delta": compared["max_delta"],
+        "kl": compared["kl"],
+    }
+    assert compared["max_delta"] <= 1e-3 and compared["kl"] <= 1e-6
+    assert "argmax equal at 7 of 7 steps; max |difference|" in race("-n", 7, "--agreement").output
+    assert "agreement" not in found("-n", 7)

@@ -62,6 +62,8 @@ KINDS = {
     "hybrid": Kind("qwen2-window", {"sliding_window": WINDOW}),
     "scales": Kind("granite"),
     "norms after": Kind("olmo2"),
+    "experts": Kind("qwen3-moe"),
+    "shared expert": Kind("qwen2-moe"),
     "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
 }
 FORMATS = ("native", "int8", "int4", "fp8")

@@ -126,6 +126,43 @@ _STARCODER2: dict[str, Any] = {
     "use_bias": True, "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "mixtral",
+    "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "num_local_experts": 8, "output_router_logits": False,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.36.0.dev0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_QWEN2_MOE: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "decoder_sparse_step": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 40,
+    "norm_topk_prob": False, "num_attention_heads": 4, "num_experts": 10, "num_experts_per_tok": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 4, "output_router_logits": False,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 72, "sliding_window": 32768, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.39.0.dev0", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "head_dim": 32,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "max_position_embeddings": 512, "max_window_layers": 3, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True,
+    "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "output_router_logits": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
 _SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
 _LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
 
@@ -163,6 +200,9 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"original_max_position_embeddings": 128, "sliding_window": 262144}
     | {"rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "longrope"}},
     "granite": _GRANITE,
+    "mixtral": _MIXTRAL,
+    "qwen2-moe": _QWEN2_MOE,
+    "qwen3-moe": _QWEN3_MOE | {"mlp_only_layers": [1]},
     "olmo2": _OLMO2,
     "starcoder2": _STARCODER2,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
@@ -215,7 +255,7 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         return 0.16 * noise
     if "wpe" in name:
         return 0.1 * noise
-    weight = noise / noise.shape[0 if config["model_type"] == "gpt2" else 1] ** 0.5
+    weight = noise / noise.shape[0 if config["model_type"] == "gpt2" else -1] ** 0.5
     if "c_attn" in name:  # [in, 3 x width]: q and k are the first two thirds
         weight[:, : 2 * weight.shape[1] // 3] *= 2.4
     elif "qkv_proj" in name:  # [q, k and v, in]; the last rows are those of v
@@ -223,6 +263,10 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         weight[: len(weight) // (heads + 2 * kv_heads) * (heads + kv_heads)] *= 1.8
     elif "q_proj" in name or "k_proj" in name:
         weight = 1.8 * weight
+    elif "mlp.experts." in name:  # down_proj: more than that of an MLP, since a row's weights sum to one at most
+        weight = 0.4 * weight if "down_proj" in name else weight
+    elif name.endswith("mlp.gate.weight"):  # a router
+        weight = 2 * weight
     elif "o_proj" in name or "down_proj" in name or "c_proj" in name:
         weight = 0.15 * weight
     return weight
@@ -233,6 +277,7 @@ def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str
     tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
+    tensors = {name: one for pair in tensors.items() for name, one in _each_expert(config["model_type"], *pair)}
     if spelling == "new":
         return tensors
     if config["model_type"] == "gpt2":
@@ -246,6 +291,21 @@ def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str
         for i in range(config["num_hidden_layers"]):
             tensors[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = inverse.clone()
     return tensors
+
+
+def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """A tensor as published: transformers has the experts of a layer in one tensor, the files each in its own."""
+    if model_type == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    at, experts, part = name.partition(".experts.")
+    if not experts:
+        return [(name, value)]
+    names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    pieces: list[tuple[str, torch.Tensor]] = []
+    for i, one in enumerate(value):
+        pairs = [(names[2], one)] if part == "down_proj" else zip(names, one.chunk(2), strict=False)
+        pieces += [(f"{at}.experts.{i}.{its}.weight", piece.clone()) for its, piece in pairs]
+    return pieces
 
 
 def write_weights(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> None:

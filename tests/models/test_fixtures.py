@@ -49,8 +49,9 @@ def test_old_llama_files_have_rotary_buffers_and_new_ones_rope_parameters(tmp_pa
     assert not {"rope_scaling", "rope_theta", "torch_dtype"} & config.keys()
 
 
-def test_transformers_reads_the_written_files_as_the_oracle_holds_them(tmp_path: Path) -> None:
-    path, model = make_checkpoint(tmp_path, "llama3", dtype="bfloat16", shards=2)
+@pytest.mark.parametrize("kind", ["llama3", "mixtral", "qwen2-moe", "qwen3-moe"])
+def test_transformers_reads_the_written_files_as_the_oracle_holds_them(kind: str, tmp_path: Path) -> None:
+    path, model = make_checkpoint(tmp_path, kind, dtype="bfloat16", shards=2)
     read = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     for name, weight in model.state_dict().items():
         assert torch.equal(read.state_dict()[name], weight), name

@@ -6,7 +6,7 @@ a single KV head cannot be mistaken for another, and all rotary positions moved 
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -22,7 +22,8 @@ from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import Learned, ModelConfig
 from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
-from tokenwright.models.graph import Attention, Graph
+from tokenwright.models.experts import Experts
+from tokenwright.models.graph import Attention, Graph, Op
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -184,12 +185,26 @@ def no_head_norms(graph: Graph) -> Graph:
     return replace(graph, blocks=tuple(blocks))
 
 
+def each_mixture(routing: Mapping[str, object], **changes: object) -> Callable[[Graph], Graph]:
+    def planted(op: Op) -> Op:
+        return replace(op, routing=replace(op.routing, **routing), **changes) if isinstance(op, Experts) else op
+
+    return lambda graph: replace(graph, blocks=tuple(map(planted, graph.blocks)))
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("granite", "embeddings as stored"): lambda graph: replace(graph, embed=replace(graph.embed, scale=1.0)),
     ("granite", "residual as computed"): each_block(residual_scale=1.0),
     ("granite", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
     ("olmo2", "norms before, not after"): norms_before,
     ("olmo2", "no norms of q and k"): no_head_norms,
+    ("mixtral", "weights as scored"): each_mixture({"renormalise": False}),
+    ("mixtral", "an expert fewer"): each_mixture({"chosen": 1}),
+    ("qwen2-moe", "weights that sum to one"): each_mixture({"renormalise": True}),
+    ("qwen2-moe", "scores of a sigmoid"): each_mixture({"scores": "sigmoid"}),
+    ("qwen2-moe", "no shared expert"): each_mixture({}, shared=None),
+    ("qwen2-moe", "the shared expert without its gate"): each_mixture({"shared_gate": False}),
+    ("qwen3-moe", "an expert more"): each_mixture({"chosen": 4}),
 }
 
 

@@ -1,4 +1,4 @@
-// The clients of npm against a running server, by hand (Node 20 or newer):
+// The clients of npm against a running server; test_clients.py runs it. By hand (Node 20 or newer):
 //
 //   tokenwright serve stories --port 8000
 //   npm install --prefix build/clients openai @anthropic-ai/sdk ollama

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,27 @@ def test_the_lines_work_as_they_are_written(stories: Talker, block: str, capsys:
     assert len(capsys.readouterr().out.split()) > 5
 
 
+NPM = ("openai@6.49.0", "@anthropic-ai/sdk@1.12.0", "ollama@0.6.4")
+
+
+@pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="there is no Node with npm here")
+def test_the_clients_of_npm(stories: Talker, tmp_path: Path) -> None:
+    quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "--fetch-retries=1", "--prefix")
+    installed = subprocess.run(
+        ["npm", "install", *quiet, str(tmp_path), *NPM], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    if installed.returncode:
+        code = re.search(r"code (E\w+)", installed.stderr)
+        assert code is not None and code[1] in OFFLINE, installed.stderr
+        pytest.skip(f"npm's registry cannot be reached ({code[1]})")
+    shutil.copy(Path(__file__).with_name("clients.mjs"), tmp_path)
+    command = ["node", "clients.mjs", stories.url]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all is as it should be\n"
+
+
+OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ENOTCACHED")
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 REQUESTS = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 8},

@@ -136,11 +136,8 @@ def test_settings_out_of_range_and_steps_that_are_gone_are_refused(server):
     card = begin(client)
     player = stepped(explorer, card, 3)
     where = f"/runs/{card['run']}/sampler"
-    for query, why in [
-        ("step=0&temperature=-1", "temperature"),
-        ("step=0&top_p=nan", "top_p"),
-        ("step=8", "no step 8"),
-    ]:
+    wrong = {"step=0&temperature=-1": "temperature", "step=0&top_p=nan": "top_p", "step=8": "no step 8"}
+    for query, why in wrong.items():
         answer = client.get(f"{where}?{query}")
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     player.run._watch.held._rows.pop(0)
@@ -219,7 +216,7 @@ def test_a_fault_in_the_cached_lane_is_seen(server):
     assert steps[-1]["sums"]["kl"] > 1e-6
 
 
-def test_a_client_that_leaves_ends_its_race_and_a_second_one_is_refused(server, monkeypatch):
+def test_a_second_race_is_refused_while_one_runs(server, monkeypatch):
     client, explorer = server
     llm = explorer.llm
     go_on, first = threading.Event(), threading.Event()

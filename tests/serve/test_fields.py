@@ -1,6 +1,6 @@
 """Each field that the official clients can send is implemented, without effect, or refused by name."""
 
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import anthropic.types as anthropic_types
 import anthropic.types.beta as anthropic_beta
@@ -14,7 +14,7 @@ from openai.types.responses import response_create_params, response_input_item_p
 from pydantic import BaseModel, Field, ValidationError
 
 from tokenwright.serve import anthropic_schema, ollama_schema, responses_schema
-from tokenwright.serve.fields import Body, Refused, complaint, refusals
+from tokenwright.serve.fields import Body, Refused, Share, complaint, refusals
 
 BODIES: list[tuple[type[Body], Any]] = [
     (anthropic_schema.Messages, message_create_params.MessageCreateParamsBase),
@@ -81,6 +81,9 @@ class Outer(Body):
     refused: ClassVar = {"store": Refused("nothing is stored", (False,))}
 
     number: int = 1
+    share: Share = 1.0
+    stop: str | Annotated[list[str], Field(max_length=8)] = ""
+    kind: Literal["a", "b"] = "a"
     parts: Annotated[list[Inner], Field(max_length=8)] = []  # noqa: RUF012
 
 
@@ -90,15 +93,28 @@ class Outer(Body):
         ({"store": True}, "store", "store is not supported: nothing is stored"),
         ({"store": 0}, "store", "store is not supported: nothing is stored"),  # 0 is not False
         ({"sotre": False}, "sotre", "sotre: this API has no such field; remove it"),
-        ({"number": True}, "number", "number: input should be a valid integer"),
-        ({"number": 1.0}, "number", "number: input should be a valid integer"),
+        ({"nubmer": 1}, "nubmer", "nubmer: this API has no such field; did you mean number?"),
+        (
+            {"parts": [{"text": "a", "txet": "b"}]},
+            "parts.0.txet",
+            "parts.0.txet: this API has no such field; did you mean text?",
+        ),
+        ({"number": True}, "number", "number must be a whole number, not true"),
+        ({"number": 1.0}, "number", "number must be a whole number, not 1.0"),
+        ({"number": "x"}, "number", "number must be a whole number, not 'x'"),
+        ({"share": 2}, "share", "share must be at most 1, not 2"),
+        ({"share": "x", "number": 1}, "share", "share must be a number, not 'x'"),
+        ({"stop": 3}, "stop", "stop must be text, or a list, not 3"),
+        ({"stop": ["a", {}]}, "stop.1", "stop.1 must be text, not an object"),
+        ({"kind": "c"}, "kind", "kind must be 'a' or 'b', not 'c'"),
+        ({"stop": ["a"] * 9}, "stop", "stop: it has more than 8 entries; leave some out"),
         ({"parts": [{"text": "a"}, {}]}, "parts.1.text", "parts.1.text: this field is required"),
         (
             {"parts": [{"text": "a", "inside": 1}]},
             "parts.0.inside",
             "parts.0.inside is not supported: use another",
         ),
-        ([], None, "input should be a valid dictionary or instance of Outer"),
+        ([], None, "the body must be an object, not a list"),
     ],
 )
 def test_what_is_wrong_is_said_by_name(body: Any, param: str | None, message: str) -> None:

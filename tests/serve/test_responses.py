@@ -12,6 +12,11 @@ from pydantic import BaseModel
 
 from tests.engines import held
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+from tokenwright import SamplingParams
+from tokenwright.completion import Piece
+from tokenwright.serve.contract import Counts, Delta
+from tokenwright.serve.responses_output import Envelope, Output
+from tokenwright.serve.responses_schema import Create
 
 HELLO = "Hello, how are you?"
 ASKED = [{"role": "user", "content": HELLO}]
@@ -199,6 +204,26 @@ def test_log_probabilities(talker: Talker, client: openai.OpenAI) -> None:
     events = client.responses.create(input=HELLO, stream=True, **asked, **GREEDY)
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert [one.logprob for event in deltas for one in event.logprobs] == list(whole.logprobs)
+
+
+def test_tokens_without_text_keep_their_log_probabilities() -> None:
+    """The last token of a text may add no text, as half of a character does, and may come in a delta of its own."""
+
+    def logprobs(*deltas: Delta) -> list[float]:
+        body = Create(model="tiny", input=HELLO)
+        output = Output(
+            Envelope(body, "tiny", SamplingParams()), lambda tokens: [{"logprob": one.logprob} for one in tokens]
+        )
+        events = [dict(event) for delta in deltas for event in output.take(delta)]
+        found = [one["logprob"] for e in events if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
+        [item] = output.response(Counts(1, 1, 0))["output"]
+        assert [one["logprob"] for one in item["content"][0]["logprobs"]] == found
+        return found
+
+    one, two = (Piece("", token, -float(token), 0.0, (), 0) for token in (1, 2))
+    assert logprobs(Delta(0, "a", tokens=[one]), Delta(0, tokens=[two]), Delta(0, finish="length")) == [-1, -2]
+    assert logprobs(Delta(0, "a", tokens=[one]), Delta(0, tokens=[two], finish="stop")) == [-1, -2]
+    assert logprobs(Delta(0, tokens=[one], finish="length")) == [-1]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Requests that are made from the server's own OpenAPI document: no 500, and no answer that it does not announce."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -26,11 +28,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield running
 
 
-def shortened(body: Any) -> Any:
+LENGTHS = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
+
+
+def shortened(path: str, body: Any) -> Any:
     """A body whose answer is short, and which more often names a model that exists."""
     if not isinstance(body, dict):
         return body
     found = dict(body)
+    if path in LENGTHS:
+        found.setdefault(LENGTHS[path], SHORT)
+    elif path.startswith("/api/") and isinstance(found.setdefault("options", {}), dict):
+        found["options"] = {"num_predict": SHORT} | found["options"]
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if isinstance(found.get(name), int) and found[name] > SHORT:
             found[name] = SHORT
@@ -39,46 +48,74 @@ def shortened(body: Any) -> Any:
     return found
 
 
-def check_all(server: Live, cases: int) -> dict[int, int]:
-    """Send `cases` requests to every operation, valid and invalid ones; returns how often each status came."""
+def check_all(server: Live, cases: int) -> Counter[int]:
+    """Send `cases` requests to every operation that takes any, valid and invalid ones, and one to each of the others.
+
+    Prints the statuses of each; returns how often each status came.
+    """
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
-    statuses: dict[int, int] = {}
+    found: Counter[int] = Counter()
     for result in schema.get_all_operations():
-        operation = result.ok()
-        strategy = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in modes))
+        statuses = check(result.ok(), cases)
+        print(f"{result.ok().label}: {sum(statuses.values())} cases, {dict(sorted(statuses.items()))}", flush=True)
+        found += statuses
+    return found
 
-        @given(case=strategy)
-        @settings(
-            max_examples=cases,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.explicit, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        def ask(case: Any) -> None:
-            case.body = shortened(case.body)
-            answer = case.call(timeout=HANGS)
-            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-            late = answer.status_code == 503 and "deadline" in answer.text  # the request has set one itself
-            assert answer.status_code < 500 or late, (case.body, answer.text)
-            case.validate_response(answer, checks=CHECKS)
 
-        ask()
+def check(operation: Any, cases: int) -> Counter[int]:
+    """Send `cases` requests to an operation; returns how often each status came."""
+    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
+    statuses: Counter[int] = Counter()
+
+    @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in modes)))
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def ask(case: Any) -> None:
+        case.body = shortened(case.operation.path, case.body)
+        answer = case.call(timeout=HANGS)
+        statuses[answer.status_code] += 1
+        late = answer.status_code == 503 and "deadline" in answer.text  # the request has set one itself
+        assert answer.status_code < 500 or late, (case.body, answer.text)
+        case.validate_response(answer, checks=CHECKS)
+
+    ask()
     return statuses
 
 
 def test_no_request_breaks_the_server(server: Live) -> None:
     statuses = check_all(server, 6)
-    assert statuses.get(200, 0) > 5 and statuses.get(400, 0) > 5, statuses
+    assert statuses[200] > 5 and statuses[400] > 5, statuses
     settled(server)
+
+
+def test_a_streamed_answer_is_of_a_type_that_is_announced(server: Live) -> None:
+    document = httpx2.get(f"{server.url}/openapi.json").json()
+    for path, body in STREAMS.items():
+        answer = httpx2.post(server.url + path, json=body | {"model": "tiny", "stream": True}, timeout=HANGS)
+        kind = answer.headers["content-type"].partition(";")[0]
+        assert kind != "application/json"
+        assert kind in document["paths"][path]["post"]["responses"]["200"]["content"], path
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/api/chat": {"messages": [{"role": "user", "content": "a"}], "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "a", "options": {"num_predict": 2}},
+}
 
 
 @pytest.mark.sweep
 def test_ten_thousand_requests_break_nothing(server: Live) -> None:
-    operations = 16
-    statuses = check_all(server, 10_000 // operations + 1)
-    print(sorted(statuses.items()))
+    statuses = check_all(server, 10_000 // 10)
+    print(f"in all: {sum(statuses.values())} cases, {dict(sorted(statuses.items()))}")
     assert sum(statuses.values()) >= 10_000
     settled(server)

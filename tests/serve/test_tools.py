@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.text.kinds import byte_level, byte_token, of_tokens
-from tokenwright.decode.grammar import Grammars
+from tokenwright.decode.grammar import Grammars, schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.serve.contract import Answer, Delta, Tool, ToolCall
@@ -144,10 +144,10 @@ def test_the_form_is_read_off_the_template() -> None:
 
 @pytest.fixture(scope="module")
 def grammars() -> Any:
-    """Grammars over single bytes."""
+    """Grammars over single bytes, an end token, and the special tokens of SPECIAL."""
     tokens = [byte_token(bytes([byte])) for byte in range(256)]
     tokenizer, ids = of_tokens(tokens, byte_level())
-    made = Grammars(lambda token, first: tokenizer.token_bytes(token), 257, [256])
+    made = Grammars(lambda token, first: tokenizer.token_bytes(token) if token < 256 else None, 260, [256])
     assert ids == list(range(256))
     yield made
     made.close()
@@ -156,10 +156,10 @@ def grammars() -> Any:
 def accepts(grammars: Grammars, grammar: Grammar, text: str) -> bool:
     """Whether the grammar allows the text, and lets it end."""
     state = grammars.compile(grammar)
-    for byte in text.encode():
-        if not state.mask()[byte // 32] >> (byte % 32) & 1:
+    for token in (token for char in text for token in ([SPECIAL[char]] if char in SPECIAL else char.encode())):
+        if not state.mask()[token // 32] >> (token % 32) & 1:
             return False
-        state.advance(byte)
+        state.advance(token)
     return bool(state.mask()[256 // 32] >> (256 % 32) & 1)
 
 
@@ -191,8 +191,7 @@ def accepts(grammars: Grammars, grammar: Grammar, text: str) -> bool:
 def test_a_grammar_holds_calls_to_their_schemas(
     grammars: Grammars, form: ToolFormat, choice: str, good: list[str], bad: list[str]
 ) -> None:
-    grammar = form.grammar(TOOLS, choice, True, False)
-    assert grammar is not None
+    grammar = form.grammar(TOOLS, choice, True)
     assert [accepts(grammars, grammar, text) for text in good] == [True] * len(good)
     assert [accepts(grammars, grammar, text) for text in bad] == [False] * len(bad)
     for text in good:  # what the grammar allows, the reader understands
@@ -203,29 +202,78 @@ def test_a_grammar_holds_calls_to_their_schemas(
 def test_one_call_where_only_one_is_wanted(grammars: Grammars) -> None:
     one = hermes("clock", "{}")
     for choice in ("auto", "required"):
-        grammar = HERMES.grammar(TOOLS, choice, False, False)
-        assert grammar is not None
+        grammar = HERMES.grammar(TOOLS, choice, False)
         assert accepts(grammars, grammar, one)
         assert not accepts(grammars, grammar, f"{one}\n{one}")
-    many = MISTRAL.grammar(TOOLS, "required", False, False)
-    assert many is not None
+    many = MISTRAL.grammar(TOOLS, "required", False)
     assert not accepts(
         grammars, many, '[TOOL_CALLS][{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": {}}]'
     )
 
 
-def test_a_mark_that_is_a_special_token_stands_in_the_prompt(grammars: Grammars) -> None:
-    assert MISTRAL.grammar(TOOLS, "auto", True, True) is None
-    required = MISTRAL.grammar(TOOLS, "required", True, True)
-    assert required is not None
-    assert accepts(grammars, required, '[{"name": "clock", "arguments": {}}]')
+MARK, END, TAG = "\ue000", "\ue001", "\ue002"  # stand for special tokens in the texts here
+SPECIAL = {MARK: 257, END: 258, TAG: 259}
+
+
+@pytest.mark.parametrize(
+    ("form", "choice", "good", "bad"),
+    [
+        (
+            MISTRAL, "auto",
+            ["Hello [TOOL_CALLS][", f"So: {MARK}[{{\"name\": \"weather\", \"arguments\": {OSLO}}}]",
+             f"{MARK}{BOTH[12:]}".replace(', "id": "x"', "")],
+            [MARK, f"{MARK}[]", f"{MARK}{MARK}", f'{MARK}[{{"name": "weather", "arguments": {{"city": 1}}}}]', END],
+        ),
+        (MISTRAL, "required", ['[{"name": "clock", "arguments": {}}]'], ["", MARK]),
+        (
+            HERMES, "auto",
+            ["Hello <tool_call>", f'So: {MARK}\n{{"name": "clock", "arguments": {{}}}}\n{END} and so on'],
+            [f"{MARK}no", f'{MARK}\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>', END],
+        ),
+        (
+            LLAMA, "auto",
+            ["Hello", *(f'{tag}{{"name": "clock", "parameters": {{}}}}' for tag in ("", TAG))],
+            [TAG, f"{TAG}Hello"],
+        ),
+    ],
+)  # fmt: skip
+def test_calls_behind_a_special_token_are_held_to_their_schemas(
+    grammars: Grammars, form: ToolFormat, choice: str, good: list[str], bad: list[str]
+) -> None:
+    names = {form.mark: SPECIAL[MARK], form.end: SPECIAL[END], "<|python_tag|>": SPECIAL[TAG]}
+    special = {name: token for name, token in names.items() if name in form.marks}
+    grammar = form.grammar(TOOLS, choice, True, special)
+    assert [accepts(grammars, grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammars, grammar, text) for text in bad] == [False] * len(bad)
+
+
+FORM = schema_rule('{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}')
+
+
+@pytest.mark.parametrize(
+    ("form", "special", "calls"),
+    [
+        (HERMES, False, [hermes("weather", OSLO), f"{hermes('clock', '{}')}\n{hermes('clock', '{}')}"]),
+        (LLAMA, False, ['{"name": "clock", "parameters": {}}']),
+        (MISTRAL, False, ['[TOOL_CALLS][{"name": "clock", "arguments": {}}]']),
+        (MISTRAL, True, [f'{MARK}[{{"name": "clock", "arguments": {{}}}}]']),
+    ],
+)
+def test_an_answer_is_calls_or_follows_the_schema(
+    grammars: Grammars, form: ToolFormat, special: bool, calls: list[str]
+) -> None:
+    grammar = form.grammar(TOOLS, "auto", True, {form.mark: SPECIAL[MARK]} if special else {}, FORM)
+    assert all(accepts(grammars, grammar, text) for text in ['{"a": 1}', *calls])
+    bad = ["", "Hello", '{"a": 2}', f'{{"a": 1}}{calls[0]}', f"Hello {calls[0]}", hermes("weather", '{"city": 1}')]
+    assert not any(accepts(grammars, grammar, text) for text in bad)
+    required = form.grammar(TOOLS, "required", True, {}, FORM)
+    assert not accepts(grammars, required, '{"a": 1}')
 
 
 def test_schemas_that_cannot_be_followed_are_refused(grammars: Grammars) -> None:
     with pytest.raises(RequestError, match="x-guidance"):
-        HERMES.grammar([Tool("a", "", {"x-guidance": {}})], "auto", True, False)
-    broken = HERMES.grammar([Tool("a", "", {"type": "nothing"})], "required", True, False)
-    assert broken is not None
+        HERMES.grammar([Tool("a", "", {"x-guidance": {}})], "auto", True)
+    broken = HERMES.grammar([Tool("a", "", {"type": "nothing"})], "required", True)
     with pytest.raises((RequestError, EngineError)):
         grammars.compile(broken)
 

@@ -6,7 +6,8 @@ import pytest
 
 from tokenwright.errors import CheckpointError
 from tokenwright.text import Tokenizer
-from tokenwright.text.metadata import _SPLITS, read_metadata
+from tokenwright.text.bpe import SPLITS
+from tokenwright.text.metadata import read_metadata
 
 BYTES = [f"<0x{at:02X}>" for at in range(256)]
 WORDS = ["▁", "a", "b", "c", "ab", "bc", "abc", "▁a", "<go>"]
@@ -99,4 +100,4 @@ def test_pre_tokenizers_cut_as_their_patterns_say(name: str, text: str, parts: l
     facts = {"model": "gpt2", "pre": name, "tokens": ["a", "b"], "merges": []}
     library = read_metadata({f"tokenizer.ggml.{key}": value for key, value in facts.items()}, "a.gguf").library
     assert [part for part, _ in library.pre_tokenizer.pre_tokenize_str(text)] == parts
-    assert name in _SPLITS
+    assert name in SPLITS

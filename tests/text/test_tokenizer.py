@@ -33,6 +33,20 @@ def gpt2_files(folder: Path) -> Path:
     return folder
 
 
+def test_the_class_in_the_config_says_how_vocab_and_merges_cut(tmp_path: Path) -> None:
+    """Qwen2's tokenizer takes digits one by one and composes characters; GPT-2's does neither."""
+    gpt2_files(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"12": len(vocab)}))
+    with (tmp_path / "merges.txt").open("a") as merges:
+        merges.write("1 2\n")
+    plain = Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    qwen = Tokenizer.load(tmp_path)
+    assert (len(plain.encode("12")), len(qwen.encode("12"))) == (1, 2)
+    assert (len(plain.encode("e\u0301")), qwen.encode("e\u0301")) == (3, qwen.encode("\u00e9"))
+
+
 def llama(*, bos: bool = True) -> Library:
     """Llama 2's kind: BPE with byte tokens, a space before the text, <s> by the post-processor."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab/<>s", "▁a"]
@@ -456,7 +470,7 @@ def damage_vocab(folder: Path) -> str:
 def damage_class(folder: Path) -> str:
     (folder / "tokenizer.json").unlink()
     gpt2_files(folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
     return "add its tokenizer.json"
 
 

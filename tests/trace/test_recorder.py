@@ -31,10 +31,29 @@ def traced(request, tmp_path_factory):
 def shapes(llm):
     """P_b, P_lm and A(t) from the config alone, the masked half of a chunk counted (full attention's A)."""
     config = llm.config
-    matrices = [s for name, s in llm.graph.shapes.items() if name.startswith("layers.") and len(s) == 2]
-    block = sum(rows * columns for rows, columns in matrices)
+    matrices = {n: s for n, s in llm.graph.shapes.items() if n.startswith("layers.") and len(s) == 2}
+    every = sum(rows * columns for name, (rows, columns) in matrices.items() if ".experts." in name)
+    block = sum(rows * columns for rows, columns in matrices.values())
+    if config.mixture:
+        block -= every // config.mixture.experts * (config.mixture.experts - config.mixture.chosen)
     head = config.width * config.vocab_size
     return block, head, 4 * config.heads * config.head_size * config.layers
+
+
+def assert_read(graph, mixture, frame):
+    """All matrices but a lookup table, padded to blocks, and their biases; of the experts those that some row chose."""
+    matrices = [one for op in (*graph.blocks, graph.head) for one in op.matrices]
+    sizes = {one.name: -(-one.out // 16) * 16 * -(-one.inner // 16) * 16 + one.bias * one.out for one in matrices}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    read = frame.weight_bytes // 4 - sum(sizes.values()) + experts
+    if mixture is None:
+        assert read == 0
+        return
+    layers = sum(mixture.layers)
+    count, left = divmod(read, experts // (layers * mixture.experts))
+    assert left == 0, "whole experts"
+    least = layers * mixture.chosen
+    assert least <= count <= min(least * frame.length, layers * mixture.experts)
 
 
 def steps(run):
@@ -62,10 +81,7 @@ def test_counts_are_the_closed_formulas_with_the_cache_and_without(traced):
         assert frame.kv_read == t * kv
         assert frame.kv_resident == (t * kv if frame.cache else 0)
         assert frame.kv_allocated == -(-t // 16) * 16 * kv
-        weights = {name: s for name, s in llm.graph.shapes.items() if name.startswith("layers.") and len(s) == 2}
-        biases = {n: s for n, s in llm.graph.shapes.items() if n.endswith(".bias") and "norm" not in n}
-        numbers = sum(a * b for a, b in weights.values()) + head + sum(s[0] for s in biases.values())
-        assert frame.weight_bytes == 4 * numbers
+        assert_read(llm.graph, llm.config.mixture, frame)
     assert [frame.step for frame in run.frames] == list(range(6))
     assert run.reason is FinishReason.LENGTH
 
@@ -115,17 +131,21 @@ def test_every_site_is_seen_with_its_dims(traced):
     llm, _ = traced
     config = llm.config
     sizes = {"T": 3, "d": config.width, "H": config.heads, "G": config.kv_heads, "D": config.head_size}
-    sizes["m"] = next(op.down.inner for op in llm.graph.blocks if isinstance(op, MLP))
+    dense = {op.layer: op.down.inner for op in llm.graph.blocks if isinstance(op, MLP)}  # the others have experts
     seen = []
 
     def tap(site, layer, value):
         seen.append((site, layer))
-        assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
+        assert tuple(value.shape) == tuple(dense[layer] if dim == "m" else sizes[dim] for dim in DIMS[site])
 
     replay = llm._replay
     replay._computed([1, 2, 3], 3, tap)
     inner = [site for site in Site if site not in (Site.EMBEDDING, Site.SINK_QUERY)]
-    assert seen == [(Site.EMBEDDING, 0), *((site, layer) for layer in range(config.layers) for site in inner)]
+    every = [(site, layer) for layer in range(config.layers) for site in inner]
+    assert seen == [
+        (Site.EMBEDDING, 0),
+        *((site, layer) for site, layer in every if site is not Site.MLP_HIDDEN or layer in dense),
+    ]
     assert set(DIMS) == set(Site), "SINK_QUERY is seen where there are sinks"
 
 

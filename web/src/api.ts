@@ -66,7 +66,8 @@ export async function call<T>(path: string, options: RequestInit & { timeout?: n
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
-    answer = await fetch(address(path), { ...init, signal: AbortSignal.timeout(timeout) });
+    const limit = AbortSignal.timeout(timeout);
+    answer = await fetch(address(path), { ...init, signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit });
   } catch {
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }

@@ -27,6 +27,7 @@ export async function fork(step: number, token: number | null, settings: Partial
     session.adopt(new Run(model.value, card, "live"));
     if (goesOn) player.play();
     else player.stepLater(1);
+    void refresh();
   } catch (error) {
     session.report(error);
   } finally {
@@ -71,5 +72,11 @@ export async function refresh(): Promise<void> {
     return;
   }
   const found = await api.branches(current.id.value).catch(() => null);
-  if (found !== null && run.value === current) tree.value = found;
+  if (found === null || run.value !== current) return;
+  tree.value = found;
+  if (current.model.windows.some((window) => window !== null)) return; // then the shared pages may be any
+  for (const { run: id, shared } of found.branches) {
+    const one = known(id);
+    if (one !== undefined) one.shared.value = shared * current.model.page_size;
+  }
 }

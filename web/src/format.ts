@@ -49,6 +49,12 @@ export function shown(value: Amount | boolean | null, unit: string): [string, st
     case "bit":
     case "nat":
       return [small(Number(value)), unit];
+    case "nat per token":
+      return [small(Number(value)), unit];
+    case "logit":
+      return [Number(value).toPrecision(2), ""];
+    case "%":
+      return [figures(Number(value)), unit];
     case "share":
       return [Number(value).toFixed(4), ""];
     case "times":

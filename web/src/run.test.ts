@@ -45,12 +45,15 @@ describe("SceneBuilder", () => {
       const { cells, layers } = builder.build(text, index, null, 0);
       return Array.from({ length: cells.length / layers }, (_, i) => cells[i * layers]);
     };
-    const { empty, kept, fresh, recomputed } = Cell;
+    const { empty, kept, fresh, recomputed, shared } = Cell;
     expect(column(-1)).toEqual([empty, empty]);
     expect(column(0)).toEqual([fresh, fresh, empty]);
     expect(column(1)).toEqual([kept, kept, fresh, empty]);
     expect(column(2)).toEqual([recomputed, recomputed, recomputed, fresh, empty]);
     expect(column(0)).toEqual([fresh, fresh, empty]); // what was shown can be shown again
+    text.shared.value = 1;
+    expect(column(1)).toEqual([shared, kept, fresh, empty]);
+    expect(column(2)).toEqual([recomputed, recomputed, recomputed, fresh, empty]);
   });
 
   it("gives the layers the share of the time that had passed when each was done", () => {

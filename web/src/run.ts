@@ -50,6 +50,7 @@ export class Run {
   readonly looks: SceneToken[] = [];
   readonly pieces: string[] = [];
   readonly count = signal(0); // of frames
+  readonly shared = signal(0); // tokens from the first whose pages other runs use too, as the pool counted last
   readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
   private readonly labels = new Map<number, TokenCard>();

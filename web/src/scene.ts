@@ -26,7 +26,7 @@ export class SceneBuilder {
       tokens: this.tokens,
       head: Math.max(0, count - 1),
       layers,
-      cells: this.cellsOf(frame, count, layers),
+      cells: this.cellsOf(frame, count, layers, run.shared.peek()),
       layerShare: this.shareOf(frame, layers),
       row: row && this.rowOf(row),
       layer,
@@ -36,7 +36,7 @@ export class SceneBuilder {
     };
   }
 
-  private cellsOf(frame: StepFrame | undefined, count: number, layers: number): Uint8Array {
+  private cellsOf(frame: StepFrame | undefined, count: number, layers: number, shared: number): Uint8Array {
     const size = count * layers;
     if (this.cells.length < size) this.cells = new Uint8Array(Math.ceil(size * 1.5));
     const cells = this.cells.subarray(0, size);
@@ -45,6 +45,7 @@ export class SceneBuilder {
     const again = frame.start + frame.recomputed;
     const end = frame.start + frame.length;
     cells.fill(Cell.kept, 0, frame.start * layers);
+    cells.fill(Cell.shared, 0, Math.min(shared, frame.start) * layers);
     cells.fill(Cell.recomputed, frame.start * layers, again * layers);
     cells.fill(Cell.fresh, again * layers, end * layers);
     return cells.fill(Cell.empty, end * layers);

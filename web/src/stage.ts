@@ -54,7 +54,7 @@ export function mount(element: HTMLElement): () => void {
   const stops = [
     effect(() => void make(preferred())),
     effect(() => {
-      void [run.value, shown.value, row.value, selected.value];
+      void [run.value, run.value?.shared.value, shown.value, row.value, selected.value];
       stale = true;
       clock.invalidate();
     }),

@@ -42,7 +42,8 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
       chapter: "notes",
       text: `The cache is back: all ${count(all)} tokens go through the layers once more, and this time they fill it.`,
     };
-  if (step.length > 1 || step.step === current.card.first_step) return reading(step, at, written ?? "", layers);
+  const first = step.step === current.card.first_step && current.card.parent === null;
+  if (step.length > 1 || first) return reading(step, at, written ?? "", layers);
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
@@ -92,6 +93,8 @@ export const sentence = computed<Sentence | null>(() => {
   const step = frame.value;
   if (step === null) {
     const tokens = plural(length.value, "token");
+    if (current.card.parent !== null)
+      return { chapter: "stroke", text: `A branch: ${tokens} are there already, and it goes on from the last of them.` };
     const waits = live.value && pageState.value === "paused";
     return {
       chapter: "reading",

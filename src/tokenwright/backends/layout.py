@@ -18,8 +18,17 @@ Weights = dict[str, torch.Tensor | Packed]
 FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
 
 
+_ROUTING = (".routing", ".router", ".shared_gate")  # the matrix of a router, and its parts
+
+
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
-    """The format of a matrix if weights are in `form`: the embedding and the head stay int8 when weights are int4."""
+    """The format of a matrix if weights are in `form`.
+
+    The embedding and the head stay int8 when weights are int4. Routers stay float32 in all quantised formats: a choice
+    of experts is no small error.
+    """
+    if form.quantised and name.endswith(_ROUTING):
+        return WeightFormat("float32")
     return FINER if form.name == "int4" and name in ("embed", "head") else form
 
 
@@ -45,7 +54,12 @@ def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightF
 
 def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes that `empty_weights` allocates."""
-    total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
+    return 4 * sum(prod(graph.shapes[name]) for name in graph.dense) + _matrix_bytes(graph, form, kept)
+
+
+def _matrix_bytes(graph: Graph, form: WeightFormat, kept: Formats) -> int:
+    """Bytes of the packed matrices and their biases."""
+    total = 0
     for name, matrix in graph.matrices.items():
         codes, scales = packed_sizes(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept))
         total += codes + 2 * scales + (4 * matrix.out if matrix.bias else 0)
@@ -70,6 +84,9 @@ def tensor_bytes(name: str, shape: Shape, form: WeightFormat, kept: Formats = _N
 
 def stored_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes of all tensors of a graph, in a resolved format (not native)."""
+    if form.quantised:
+        dense = sum(tensor_bytes(name, graph.shapes[name], form, kept) for name in graph.dense)
+        return dense + _matrix_bytes(graph, form, kept)
     return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.shapes.items())
 
 

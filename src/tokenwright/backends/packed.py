@@ -161,6 +161,14 @@ class Packed:
             at = first // LANES
             target[at : at + len(codes) // LANES] = words.view(-1, LANES, *words.shape[1:]).permute(0, 2, 3, 1)
 
+    def split(self, count: int) -> "list[Packed]":
+        """`count` matrices of equally many outputs, one after another, as views; each must be whole blocks."""
+        out = self.out // count
+        assert out * count == self.out and out % LANES == 0, "each is whole blocks"
+        codes, scales = self.codes.view(count, -1), self.scales.view(count, -1)
+        biases = [None] * count if self.bias is None else list(self.bias.view(count, -1))
+        return [Packed(out, self.inner, self.format, self.group, codes[i], scales[i], biases[i]) for i in range(count)]
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
         blocks, lanes = ids // LANES, ids % LANES

@@ -15,6 +15,7 @@ import torch
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
+from tokenwright.models.experts import Routing
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -29,6 +30,11 @@ class Dense:
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The weights [n, in] of the outputs `ids` [n]."""
         return self.weight[ids]
+
+    def split(self, count: int) -> "list[Dense]":
+        """`count` weights of equally many outputs, one after another, as views."""
+        biases = [None] * count if self.bias is None else list(self.bias.view(count, -1))
+        return [Dense(*pair) for pair in zip(self.weight.chunk(count), biases, strict=True)]
 
     @property
     def numel(self) -> int:
@@ -87,6 +93,13 @@ class Kernels(Protocol):
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
+
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts that each row of a router's logits [T, out] chooses, and their weights.
+
+        Returns the experts' numbers [T, k] in ascending order, int64, and their weights [T, k]; if there is a shared
+        gate, [T, k + 1], the last is that of the shared expert.
+        """
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""

@@ -14,8 +14,8 @@ from typing import Literal
 
 import torch
 
+from tokenwright import busy
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
-from tokenwright.bench import busy
 from tokenwright.planner.bandwidth import Reader, best_seconds, beyond_caches, cache_sizes
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from itertools import count
 from statistics import median
 from typing import Literal, NamedTuple
 
+from tokenwright import busy
 from tokenwright.backends.layout import read_bytes
-from tokenwright.bench import busy
 from tokenwright.bench.limits import Bound, Report, Work
 from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
 from tokenwright.config import WeightFormat

@@ -22,10 +22,10 @@ import torch
 from tokenwright.checkpoints.drafts import draft_folder, sweep
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Report
+from tokenwright.checkpoints.known import KNOWN
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.config import Environment
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.planner.known import KNOWN
 
 SPREAD = 4.0  # standard deviation of the logits
 BIAS = 0.02  # standard deviation of the biases
@@ -59,7 +59,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
     model cannot be written.
     """
     if shape not in SHAPES:
-        raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}")
+        raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}", "shape")
     folder = root.expanduser() / shape
     try:
         return folder if folder.exists() else make(shape, folder, report=report)

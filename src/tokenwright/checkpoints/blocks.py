@@ -1,14 +1,17 @@
 """Graph builders that families share: from a ModelConfig to ops over weights under our names. No tensors here."""
 
-from tokenwright.config import Learned, ModelConfig, Rope
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm
+from collections.abc import Sequence
+
+from tokenwright.config import Learned, Mixture, ModelConfig, Rope
+from tokenwright.models.experts import Experts, Routing
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
 
 
 def decoder(config: ModelConfig) -> Graph:
-    """In each layer attention, then an MLP, each with its own norm: on its input, or on its result (`post_norm`)."""
+    """In each layer attention, then an MLP or experts, with a norm each: on the input or the result (`post_norm`)."""
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
-    blocks = [op for i in range(config.layers) for op in (_attention(config, i), _mlp(config, i))]
+    blocks = [op for i in range(config.layers) for op in (_attention(config, i), _feed_forward(config, i))]
     return Graph(
         config.architecture,
         config.context,
@@ -58,6 +61,11 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
     )
 
 
+def _feed_forward(config: ModelConfig, layer: int) -> Op:
+    mixture = config.mixture
+    return _experts(config, mixture, layer) if mixture and mixture.layers[layer] else _mlp(config, layer)
+
+
 def _mlp(config: ModelConfig, layer: int) -> MLP:
     at, width, inner = f"layers.{layer}.mlp", config.width, config.mlp_width
     both = Matrix(f"{at}.gate_up", ((f"{at}.gate", inner), (f"{at}.up", inner)), width, config.mlp_bias)
@@ -72,3 +80,32 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
         after,
         config.scales.residual,
     )
+
+
+def _gate_up(name: str, mlps: Sequence[str], inner: int, width: int, bias: bool) -> Matrix:
+    """The first linear layers of some gated MLPs: of each its gates, then its values."""
+    parts = tuple((f"{mlp}.{one}", inner) for mlp in mlps for one in ("gate", "up"))
+    return Matrix(f"{name}.gate_up", parts, width, bias)
+
+
+def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
+    at, width = f"layers.{layer}.mlp", config.width
+    experts = [f"{at}.experts.{i}" for i in range(mixture.experts)]
+    gate = ((f"{at}.shared_gate", 1),) if mixture.shared_gate else ()
+    before, after = _norms(config, at)
+    return Experts(
+        layer,
+        before,
+        Routing(mixture.experts, mixture.chosen, mixture.scores, mixture.renormalise, mixture.shared_gate),
+        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width),
+        _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias),
+        Matrix(f"{at}.experts.down", tuple((f"{one}.down", width) for one in experts), mixture.width, config.mlp_bias),
+        config.activation,
+        _shared(f"{at}.shared", mixture.shared_width, width) if mixture.shared_width else None,
+        after,
+        config.scales.residual,
+    )
+
+
+def _shared(at: str, inner: int, width: int) -> tuple[Matrix, Matrix]:
+    return _gate_up(at, [at], inner, width, bias=False), Matrix.single(f"{at}.down", width, inner)

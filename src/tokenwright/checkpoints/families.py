@@ -11,13 +11,13 @@ from typing import Any
 
 from tokenwright.checkpoints.family import Family, Parsed, Source
 from tokenwright.checkpoints.gpt2 import GPT2
-from tokenwright.checkpoints.llama import LLAMA, OLMO2, PHI3, STARCODER2
+from tokenwright.checkpoints.llama import LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.errors import CheckpointError
 
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "Source", "UnknownArchitectureError", "parse_config")
 
-FAMILIES = (GPT2, LLAMA, PHI3, OLMO2, STARCODER2)
+FAMILIES = (GPT2, LLAMA, MIXTRAL, QWEN_MOE, PHI3, OLMO2, STARCODER2)
 
 # Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {

@@ -24,6 +24,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 
+_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
 
 
@@ -49,8 +50,8 @@ class Family:
     """Architectures that share one config reader and one table of names.
 
     `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
-    without `.weight` and `.bias`; {i} is the layer. `prefix` is optional before the names in a file. `inert` matches
-    tensors that are not weights.
+    without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
+    `inert` matches tensors that are not weights.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -64,9 +65,9 @@ class Family:
         found, rows = {}, _rows_of_parts(graph)
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
-            layer = re.match(r"layers\.(\d+)\.", base)
-            source = self.names[f"layers.{{i}}.{base[layer.end() :]}" if layer else base]
-            at = source.name.format(i=layer[1] if layer else "")
+            source = self.names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
+            layer, expert = _LAYER.match(base), _EXPERT.search(base)
+            at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
             part = rows[base] if source.fused else None
             found[name] = Source(f"{at}.{kind}", source.transpose and kind == "weight", source.fused, part)
         return found

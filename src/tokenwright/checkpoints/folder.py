@@ -31,7 +31,7 @@ from tokenwright.checkpoints.reading import DTYPES, opened, read_rows, read_whol
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
 from tokenwright.config import DTYPE_BYTES, DType, GenerationDefaults, ModelConfig, WeightFormat
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
@@ -252,12 +252,12 @@ def _weight_files(folder: Path) -> list[Path]:
         missing = [file.name for file in files if not file.exists()]
         if missing:
             raise CheckpointError(
-                f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); download it again"
+                f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); {fetch_again(folder)}"
             )
         return files
     if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
         raise CheckpointError(hub.only_pickles(str(folder)))
-    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; download the model again")
+    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; {fetch_again(folder)}")
 
 
 def _check_fit(

@@ -17,7 +17,7 @@ import numpy
 
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import LFS_POINTER, shown
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 SUFFIX = ".gguf"
 ALIGNMENT = "general.alignment"
@@ -101,7 +101,7 @@ def read_gguf(file: Path) -> Header:
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     except _Damaged as damage:
-        raise CheckpointError(f"{file} is damaged: {damage}; download it again") from damage
+        raise CheckpointError(f"{file} is damaged: {damage}; {fetch_again(file)}") from damage
 
 
 def _read(stream: BinaryIO, size: int, file: Path) -> Header:
@@ -124,7 +124,7 @@ def _check_kind(first: bytes, file: Path) -> None:
     if LFS_POINTER.encode().startswith(first) and first:
         raise CheckpointError(f"{file} is a git-lfs pointer, not the model; run `git lfs pull` in its folder")
     if len(first) < 8 or first[:4] != b"GGUF":
-        raise CheckpointError(f"{file} is no GGUF file: it does not begin with GGUF and a version; download it again")
+        raise CheckpointError(f"{file} is no GGUF file: it does not begin with GGUF and a version; {fetch_again(file)}")
     version = int.from_bytes(first[4:], "little")
     if version & 0xFFFF == 0:
         raise CheckpointError(f"{file} is a GGUF file of big-endian numbers; Tokenwright reads little-endian ones")

@@ -8,6 +8,7 @@ transformers does. Files of the architecture llama hold the rows of q and k in t
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints.families import Source, parse_config
@@ -16,7 +17,7 @@ from tokenwright.checkpoints.gguf import Header
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
 from tokenwright.config import GenerationDefaults, ModelConfig
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
 
 _MOST_PAIRS = 1 << 15  # of dimensions in a head
@@ -84,7 +85,9 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     settings = _settings(header, where, factors)
     _, config, graph = parse_config(settings, where)
     if ROPE_FACTORS in header.tensors and header.tensors[ROPE_FACTORS].shape[0] != config.head_size // 2:
-        raise CheckpointError(f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; download it again")
+        raise CheckpointError(
+            f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; {fetch_again(Path(where))}"
+        )
     stored = {name: one for name, one in header.tensors.items() if not _INERT_TENSORS.fullmatch(name)}
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenwright.checkpoints.strict import read_json
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -23,6 +23,7 @@ SMALL = (
     "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
+WISHED = "HF_HUB_OFFLINE is set"
 _PATIENCE = 10.0  # seconds for the hub's first answer
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _REVISION = re.compile(r"\w[\w.+/-]*", re.ASCII)
@@ -70,7 +71,7 @@ def download(
     Progress bars go to stderr. Raises CheckpointError with a remedy if the download fails.
     """
     name, revision = _named(name, revision)
-    offline = _offline(name, revision, refuse=again)
+    offline = _unreachable(name, revision, refuse=again)
     folder = _snapshot(name, revision, SMALL, progress, offline)
     _config_in(folder, name)
     check(folder)
@@ -79,15 +80,18 @@ def download(
     if not all((folder / file).is_file() for file in files):
         _snapshot(name, commit, files, progress, offline)
     if not (folder / files[0]).is_file():
-        raise CheckpointError(_incomplete(name) if offline else _no_weights(name, commit))
+        raise CheckpointError(_incomplete(name, offline) if offline else _no_weights(name, commit))
+    _warn(offline, name)
     return folder
 
 
 def fetch_config(name: str) -> Path:
     """Download only the config.json of a model's newest commit. Raises CheckpointError if that fails."""
     name, revision = _named(name, None)
-    offline = _offline(name, revision)
-    return _config_in(_snapshot(name, revision, ("config.json",), False, offline), name)
+    offline = _unreachable(name, revision)
+    file = _config_in(_snapshot(name, revision, ("config.json",), False, offline), name)
+    _warn(offline, name)
+    return file
 
 
 def _named(text: str, revision: str | None) -> tuple[str, str | None]:
@@ -103,26 +107,28 @@ def _named(text: str, revision: str | None) -> tuple[str, str | None]:
     return found.name, revision
 
 
-def _offline(name: str, revision: str | None, *, refuse: bool = False) -> bool:
-    """Ask the hub once: whether only cached files are to be had. Warns of a hub that cannot be reached.
+def _unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str:
+    """Ask the hub once: why only cached files are to be had, or '' if it answers, with a refusal perhaps.
 
-    refuse: raise CheckpointError then. An answer of any kind, a refusal too, means that the hub can be reached.
+    refuse: raise CheckpointError then.
     """
     from huggingface_hub import HfApi, errors
 
     try:
         HfApi(library_name="tokenwright").model_info(name, revision=revision or "main", timeout=_PATIENCE)
     except errors.HfHubHTTPError:
-        return False  # the download says what the matter is
+        return ""  # the download says what the matter is
     except Exception as error:  # each version of the network libraries raises its own types
-        wished = isinstance(error, errors.OfflineModeIsEnabled)
+        reason = WISHED if isinstance(error, errors.OfflineModeIsEnabled) else _cause(error)
         if refuse:
-            reason = "HF_HUB_OFFLINE is set" if wished else _cause(error)
             raise CheckpointError(f"{name} cannot be fetched: the hub cannot be reached ({reason})") from error
-        if not wished:
-            log.warning("the hub cannot be reached (%s); looking for %s in the local cache", _cause(error), name)
-        return True
-    return False
+        return reason
+    return ""
+
+
+def _warn(offline: str, name: str) -> None:
+    if offline not in ("", WISHED):
+        log.warning("the hub cannot be reached (%s): %s is taken from the local cache", offline, name)
 
 
 def _cause(error: Exception) -> str:
@@ -140,7 +146,7 @@ def shard_names(index: Path) -> list[str]:
     """The shards that an index names. Raises CheckpointError for names outside the index's folder."""
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
-        raise CheckpointError(f"{index} has no weight_map; download it again")
+        raise CheckpointError(f"{index} has no weight_map; {fetch_again(index)}")
     names = sorted({str(name) for name in placed.values()})
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*\.safetensors", name, re.ASCII):
@@ -148,8 +154,11 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
-def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool, offline: bool) -> Path:
-    """The folder of a snapshot with the files that match, downloaded unless `offline`. Raises CheckpointError."""
+def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool, offline: str) -> Path:
+    """The folder of a snapshot with the files that match, downloaded unless `offline`. Raises CheckpointError.
+
+    offline: why the hub cannot be reached, or ''.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -166,11 +175,11 @@ def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: b
                     allow_patterns=list(files),
                     tqdm_class=tqdm if progress else Silent,
                     library_name="tokenwright",
-                    local_files_only=offline,
+                    local_files_only=bool(offline),
                 )
             )
     except Exception as error:  # each version of the network libraries raises its own types
-        raise CheckpointError(_explained(error, name, revision)) from error
+        raise CheckpointError(_explained(error, name, revision, offline)) from error
 
 
 @contextmanager
@@ -185,7 +194,7 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _explained(error: Exception, name: str, revision: str | None) -> str:
+def _explained(error: Exception, name: str, revision: str | None, offline: str) -> str:
     """The message for a failed download: the cause and a remedy."""
     from huggingface_hub import errors
 
@@ -196,22 +205,30 @@ def _explained(error: Exception, name: str, revision: str | None) -> str:
         return f"{name} is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
     if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         return (
-            f"there is no model {name} on the hub, nor a folder of that name here. Check the spelling; if it "
-            "is private, set HF_TOKEN to a token that may read it"
+            f"there is no model {name} on the hub, nor a folder of that name here. {_meant(name)} If it is private, "
+            "set HF_TOKEN to a token that may read it"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return _incomplete(name)
+        return _incomplete(name, offline)
     if status == 403:
         return f"the hub does not let you read {name}; set HF_TOKEN to a token that may"
     return f"cannot fetch {name} from the hub ({type(error).__name__}: {error}); try again"
 
 
-def _incomplete(name: str) -> str:
+def _meant(name: str) -> str:
+    """A hint at the model that was probably meant."""
+    from tokenwright.checkpoints.nearest import nearest  # here: the command line imports this file at its start
+
+    near = nearest(name)
+    return "Check the spelling." if near is None else f"Did you mean {near}?"
+
+
+def _incomplete(name: str, offline: str) -> str:
     return (
-        f"{name} is not complete in the local cache, and the hub cannot be reached (HF_HUB_OFFLINE?). "
-        "Fetch it once with a connection, or give a folder that has the files"
+        f"{name} is not complete in the local cache, and the hub cannot be reached ({offline or 'it did not answer'}). "
+        f"{_meant(name)} Fetch it once with a connection, or give a folder that has the files"
     )
 
 

@@ -20,6 +20,7 @@ from tokenwright.checkpoints.family import (
     named,
     size_of_head,
 )
+from tokenwright.checkpoints.mixtures import MIXTRAL_NAMES, QWEN_NAMES, Kind, read_mixture
 from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, read_windows
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
@@ -42,6 +43,7 @@ class LlamaLike:
     theta: float = 10000.0
     head_size: int | None = None  # default of head_dim; None: width / heads
     eps: float = 1e-6  # default of rms_norm_eps
+    mixture: Kind | None = None  # of experts
     plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
 
 
@@ -50,6 +52,9 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "MistralForCausalLM": LlamaLike(slides="all"),
     "Qwen2ForCausalLM": LlamaLike(biases="qkv", slides="upper"),
     "Qwen3ForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128),
+    "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
+    "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
+    "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
     "SmolLM3ForCausalLM": LlamaLike(
         biases="config", mlp_bias=True, slides="nope", nope=True, tied=True, theta=2000000.0
     ),
@@ -95,6 +100,7 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         qk_norm=like.qk_norm,
         post_norm=like.post_norm,
         scales=_scales(keys) if like.scaled else Scales(),
+        mixture=read_mixture(keys, like.mixture, layers) if like.mixture else None,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
     )
@@ -143,7 +149,8 @@ def _biases(keys: Keys, like: LlamaLike) -> tuple[bool, bool, bool]:
         return every, every, every
     mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
     if like.biases == "qkv":
-        keys.only("attention_bias", True, why="Qwen2's attention without its biases")
+        for key in ("attention_bias", "qkv_bias"):
+            keys.only(key, True, why="Qwen2's attention without its biases")
         return True, False, mlp
     both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
     return both, both, mlp
@@ -206,4 +213,12 @@ STARCODER2 = replace(
     architectures={"Starcoder2ForCausalLM": "starcoder2"},
     names=LLAMA.names
     | named({"layers.{i}.mlp.up": "layers.{i}.mlp.c_fc", "layers.{i}.mlp.down": "layers.{i}.mlp.c_proj"}),
+)
+
+MIXTRAL = replace(LLAMA, architectures={"MixtralForCausalLM": "mixtral"}, names=LLAMA.names | named(MIXTRAL_NAMES))
+
+QWEN_MOE = replace(
+    LLAMA,
+    architectures={"Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3MoeForCausalLM": "qwen3_moe"},
+    names=LLAMA.names | named(QWEN_NAMES),
 )

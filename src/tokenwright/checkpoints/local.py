@@ -31,6 +31,10 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")
     if isinstance(name_or_path, str) and hub.is_hub_name(text):
         return None
+    from tokenwright.checkpoints.nearest import nearest
+
+    if (near := nearest(text)) is not None:
+        raise CheckpointError(f"there is no folder {text[:200]}; did you mean {near}?")
     raise CheckpointError(
         f"there is no folder {text[:200]}; give a model's folder, a GGUF file, owner/name on the Hugging Face hub "
         "(such as openai-community/gpt2), or stories for the model that ships inside"

@@ -25,7 +25,7 @@ from tokenwright.checkpoints.reading import read_codes, read_rows
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.config import DType, WeightFormat
-from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.errors import CheckpointError, RequestError, fetch_again
 
 Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
 
@@ -155,7 +155,7 @@ class Job:
             if place.target.put_codes(place.first + self.first, piece_of(codes, source), piece_of(scales, source)):
                 raise CheckpointError(
                     f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
-                    "damaged: download it again"
+                    f"damaged: {fetch_again(self.stored.file)}"
                 )
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 

@@ -25,8 +25,9 @@ from tokenwright.config import (
 
 ORIGINAL = "original_max_position_embeddings"
 
-# Which layers have an attention window; given: all, if the config has sliding_window.
-Slides = Literal["none", "all", "given", "upper", "nope"]
+# Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
+# even number below max_window_layers, if it has use_sliding_window.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "nope"]
 
 
 def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[Rope, int]:
@@ -186,16 +187,17 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     """
     layers = len(rotary)
     window = _window(keys, slides)
-    first = {"none": layers, "all": 0, "given": 0, "nope": 0, "upper": keys.whole("max_window_layers", 28, least=0)}[
-        slides
-    ]
+    border = keys.whole("max_window_layers", 28, least=0)
+    first = {"none": layers, "upper": border}.get(slides, 0)
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
+    if slides == "even":
+        sliding = [i % 2 == 0 and i < border for i in range(layers)]
     types = keys.raw("layer_types")
     if types is not None:
         listed = _listed(keys, types, layers)
         if any(listed) and window is None:
             raise keys.error("layer_types names sliding layers, but no sliding_window is in use")
-        if slides in ("none", "all", "given") and window is not None and listed != sliding:
+        if slides in ("none", "all", "given", "flagged") and window is not None and listed != sliding:
             raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
         sliding = listed
     return tuple(window if slide else None for slide in sliding)

@@ -16,7 +16,7 @@ from tokenwright.checkpoints.published_codecs import Awq, Codec, Gptq, PackedInt
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
 from tokenwright.config import WeightFormat
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,10 @@ def _compound(base: str, parts: dict[str, Stored], scheme: Scheme, read: Read) -
             raise ValueError(f"its tensors do not fit together ({sizes})")
         form = codec.form({name: read(parts[name]) for name in codec.small if name in parts}, shape[1])
     except KeyError as error:
-        raise CheckpointError(f"{shown(base)} in {main.file} has no {error.args[0]}; download it again") from error
+        raise CheckpointError(
+            f"{shown(base)} in {main.file} has no {error.args[0]}; {fetch_again(main.file)}"
+        ) from error
     except ValueError as error:
-        raise CheckpointError(f"{shown(base)} in {main.file} is damaged: {error}; download it again") from error
+        raise CheckpointError(f"{shown(base)} in {main.file} is damaged: {error}; {fetch_again(main.file)}") from error
     nbytes = sum(one.nbytes for one in parts.values())
     return Compound(main.file, codec.title, shape, main.start, nbytes, parts, codec, form)

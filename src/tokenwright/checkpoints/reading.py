@@ -1,5 +1,7 @@
 """Read rows of a stored tensor: as numbers, whatever the form that they are stored in, or as codes and scales."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import DType
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
 _OF_PARTS = {
@@ -61,12 +63,15 @@ def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
     with opened(one.file) as stream:
         stream.seek(one.start + (first * one.nbytes // one.shape[0] if first else 0))
         if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
-            raise CheckpointError(f"{one.file} became shorter while it was read; download it again")
+            raise CheckpointError(f"{one.file} became shorter while it was read; {fetch_again(one.file)}")
     return raw
 
 
-def opened(file: Path) -> BufferedReader:
+@contextmanager
+def opened(file: Path) -> Iterator[BufferedReader]:
+    """A file to read. Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
     try:
-        return file.open("rb")
+        with file.open("rb") as stream:
+            yield stream
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenwright.checkpoints.strict import LFS_POINTER, shown
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 _LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_DIMENSIONS = 8
@@ -43,11 +43,13 @@ class _Damaged(Exception):
     """What is wrong with a file; what to do about it depends on where it comes from."""
 
 
-def read_header_and_metadata(file: Path, again: str = "download it again") -> tuple[dict[str, Stored], dict[str, str]]:
+def read_header_and_metadata(file: Path, again: str | None = None) -> tuple[dict[str, Stored], dict[str, str]]:
     """The tensors of a safetensors file, and the strings of its `__metadata__`.
 
-    again: how to get a new one if the file is damaged, for the error. Raises CheckpointError.
+    again: how to get a new one if the file is damaged, for the error; by default, as a file from the hub. Raises
+    CheckpointError.
     """
+    again = again or fetch_again(file)
     try:
         return _read(file)
     except FileNotFoundError:

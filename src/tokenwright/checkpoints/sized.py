@@ -58,6 +58,11 @@ class Sized(Op):
         shapes = (shape for shape in self.tensors.values() if len(shape) > 1)
         return sum(prod(shape) if len(shape) == 2 else self.chosen * prod(shape[1:]) for shape in shapes)
 
+    @property
+    def idle(self) -> int:
+        stacks = (shape for shape in self.tensors.values() if len(shape) == 3)
+        return sum((shape[0] - self.chosen) * prod(shape[1:]) for shape in stacks)
+
     def read(self, rows: int) -> dict[str, Shape]:
         met = self.experts_met(rows)
         return {name: (met, *shape[1:]) if len(shape) == 3 else shape for name, shape in self.tensors.items()}

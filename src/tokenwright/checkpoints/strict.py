@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.checks import MAX_TOKENS, is_whole
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 LFS_POINTER = "version https://git-lfs"  # the first bytes of a pointer file
 _LARGEST_JSON = 64 << 20  # bytes; an index over thousands of shards has a few MiB
@@ -23,7 +23,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         size = file.stat().st_size
         if size > _LARGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, too many for a JSON file of a model; download it again")
+            raise CheckpointError(
+                f"{file} has {size:,} bytes, too many for a JSON file of a model; {fetch_again(file)}"
+            )
         text = file.read_text(encoding="utf-8")
         if text.startswith(LFS_POINTER):
             raise CheckpointError(f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
@@ -33,9 +35,9 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); download it again") from error
+        raise CheckpointError(f"{file} is not valid JSON ({error}); {fetch_again(file)}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__}, not an object; download it again")
+        raise CheckpointError(f"{file} holds a {type(content).__name__}, not an object; {fetch_again(file)}")
     return content
 
 

@@ -5,7 +5,6 @@ else to stderr. Exit codes (docs/commands.md): 0 success, 1 the engine failed, a
 2 the request or the model was refused, 4 a text was cut before its grammar could end, 130 interrupted.
 """
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -54,7 +53,6 @@ class Commands(TyperGroup):
         """Run and exit. Under --json an error is also one JSON object on stdout."""
         extra["standalone_mode"] = False  # errors come back as exceptions
         words = list(sys.argv[1:] if args is None else args)
-        debug = os.environ.get("TOKENWRIGHT_DEBUG") == "1"
         try:
             code = super().main(words, **extra)
         except KeyboardInterrupt:
@@ -62,7 +60,7 @@ class Commands(TyperGroup):
         except USAGE as error:
             code = self._report(error, words) if words else self._help(error)
         except Exception as error:
-            if debug:
+            if _debugging():
                 raise
             code = self._report(error, words)
         sys.exit(code if isinstance(code, int) else 0)
@@ -119,6 +117,14 @@ class Commands(TyperGroup):
             f"this is a defect of Tokenwright ({type(error).__name__}: {error}); please report it with what "
             "TOKENWRIGHT_DEBUG=1 shows"
         )
+
+
+def _debugging() -> bool:
+    """Whether tracebacks are wanted. A malformed environment wants none: the error is about that."""
+    try:
+        return Environment.read().debug
+    except TokenwrightError:
+        return False
 
 
 app = typer.Typer(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from tokenwright.busy import BUSY, told
 from tokenwright.cli import options as opt
 from tokenwright.cli.facts import binary
 from tokenwright.cli.output import bar, remark, show_anything, write, write_json
@@ -16,8 +17,6 @@ from tokenwright.errors import RequestError
 if TYPE_CHECKING:
     from tokenwright.bench.limits import Limits, Rate
     from tokenwright.bench.model import Figure
-
-BUSY = "the machine was busy"
 
 Shape = Annotated[
     str | None,
@@ -122,8 +121,7 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
         *limits.multiplications.values(),
         *figures,
     ]
-    reasons = list(dict.fromkeys(one.busy for one in every if one.busy))
-    busy = [f"\n{BUSY}: {'; '.join(reasons[:2])}. Run it again when nothing else runs."] if reasons else []
+    busy = told(*(one.busy for one in every))
     return "\n".join(
         [
             f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}.",
@@ -133,7 +131,7 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
             f"{facts['model']}, {size}, on {counted}.",
             "",
             *_table(near),
-            *busy,
+            *([f"\n{busy}"] if busy else []),
         ]
     )
 

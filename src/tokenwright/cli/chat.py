@@ -7,6 +7,7 @@ and `chat_answer.py` shows an answer while it is written.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -21,7 +22,7 @@ from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked
 from tokenwright.cli.conversation import Conversation, answer_text, counted
 from tokenwright.cli.conversation import load as load_conversation
 from tokenwright.cli.conversation import save as save_conversation
-from tokenwright.cli.facts import memory_line, rate, seconds
+from tokenwright.cli.facts import ENDED, memory_line, rate, seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
@@ -37,6 +38,8 @@ FULL = (
     "keep the conversation with /save FILE and begin anew with /reset, let it forget its oldest turns with /shift on, "
     "or start with --window N, which goes on without end"
 )
+
+IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conversation in a pipe
 
 Message = Annotated[
     str | None,
@@ -86,28 +89,14 @@ def chat(
     Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache. With MESSAGE it answers
     once and exits.
     """
+    engine = opt.of_engine(locals())
     question = None if message is None else _question(message)
     talk = Conversation() if load is None else load_conversation(load)
     if save is not None:
         _check_target(save, load, force)
     if system is not None:
         talk = talk.with_system(system)
-    with opt.opened(
-        model,
-        quiet=quiet,
-        revision=revision,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        threads=threads,
-        kv_memory=kv_memory,
-        kv=kv,
-        window=window,
-        sinks=sinks,
-        page_size=page_size,
-        token_budget=token_budget,
-        max_sequences=1,
-    ) as llm:
+    with opt.opened(model, quiet=quiet, max_sequences=1, **engine) as llm:
         session = Session(llm, talk, chosen, quiet=quiet, plain=plain)
         session.markup, session.shift = markup, shift
         session.files |= {file.resolve() for file in (load, save) if file is not None}
@@ -118,7 +107,7 @@ def chat(
             finally:
                 if save is not None:
                     _save(session.talk, save, quiet)
-    if question is not None and session.leaving:
+    if question is not None and session.stopped:
         raise typer.Exit(130)
     if session.failure:
         raise typer.Exit(session.failure)
@@ -151,7 +140,7 @@ class Session:
 
     chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: those that the
     conversation may overwrite. failure: the exit code after a pipe gave a line that was refused. ended: no further line
-    is read. leaving: a Ctrl-C came, and the next one leaves.
+    is read. stopped: when the last Ctrl-C came (time.monotonic), or 0; another one in a row leaves.
     """
 
     def __init__(
@@ -160,9 +149,10 @@ class Session:
         self.llm = llm
         self.talk = talk
         self.chosen, self.params = chosen, llm.sampling(**chosen)
-        self.markup = self.shift = self.ended = self.leaving = False
+        self.markup = self.shift = self.ended = False
         self.files: set[Path] = set()
         self.failure = 0
+        self.stopped = 0.0
         self.reader = Reader()
         self._quiet, self._plain = quiet, plain
         self._repeated = 0  # how often the last question was answered again
@@ -191,20 +181,26 @@ class Session:
                 typed = self.reader.read()
                 if typed is None:
                     return
+                if self.reader.terminal:
+                    self.stopped = 0.0
                 if typed.text.strip():
                     self._handle(typed)
             except RequestError as error:  # of the reader
                 self._refuse(error)
                 self.ended = not self.reader.terminal
             except KeyboardInterrupt:
-                if self.leaving:
+                if self._again():
                     return
-                self.leaving = True
+                self.stopped = time.monotonic()
                 remark("\nCtrl-C again leaves")
+
+    def _again(self) -> bool:
+        """Whether a Ctrl-C follows another: on a terminal with no line between them, in a pipe soon after it."""
+        within = float("inf") if self.reader.terminal else IN_A_ROW
+        return self.stopped > 0 and time.monotonic() - self.stopped < within
 
     def _handle(self, typed: Typed) -> None:
         """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
-        self.leaving = False
         text = typed.text
         try:
             if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
@@ -276,7 +272,9 @@ class Session:
                         self.ended = True
                         return None
             except KeyboardInterrupt:
-                self.leaving = True
+                if self._again():  # a pipe had the next message ready
+                    raise
+                self.stopped = time.monotonic()
         return stream.completion
 
     def _answer(self) -> Answer:
@@ -310,7 +308,7 @@ def turn_line(done: Completion, again: int) -> str:
         f"{again:,} of them again"
     ]
     if usage.ttft_s is not None:
-        parts.append(f"TTFT {seconds(usage.ttft_s)}")
+        parts.append(f"first token after {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
-    return " · ".join([*parts, str(done.finish_reason)])
+    return " · ".join([*parts, ENDED[str(done.finish_reason)]])

@@ -28,7 +28,7 @@ HELP = """\
 /load FILE        go on with a conversation from a file
 /prompt           show the prompt that the model reads, control tokens and all
 /quit             leave; so do /exit, /bye and the end of the input (Ctrl-D)
-Ctrl-C stops an answer; where none is being written, twice leaves.
+Ctrl-C stops an answer, or drops a line that is half typed; at an empty line, twice leaves.
 \"\"\" opens and closes a message of several lines. A message that begins with a slash is written with two."""
 ALIASES = {"exit": "quit", "bye": "quit"}
 

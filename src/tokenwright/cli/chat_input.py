@@ -10,17 +10,20 @@ from __future__ import annotations
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn
 
+from tokenwright.cli.interrupt import since_interrupt
 from tokenwright.cli.output import write
 from tokenwright.errors import RequestError
 
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
+SETTLED_S = 0.5  # after Ctrl-C: until then an end of the terminal's input is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,11 @@ class Reader:
     def read(self, text: str = "") -> Typed | None:
         """The next message or command; None at the end of the input. text: what the person finds typed already.
 
+        Ctrl-C drops what has been typed, and the text is empty then; where nothing has, it raises KeyboardInterrupt.
         Raises RequestError for input that is not UTF-8, after which nothing more can be read, and for three quotes
         that are not closed.
         """
+        first = None
         try:
             first = self._line(PROMPT, text)
             if first.lstrip().startswith(QUOTES):
@@ -64,8 +69,17 @@ class Reader:
             return None
         except UnicodeDecodeError as error:
             raise RequestError(f"a line of the input is not UTF-8 text: {error.reason}") from error
+        except KeyboardInterrupt:
+            if not self.terminal or (first is None and not self._half_a_line()):
+                raise
+            write("\n")
+            return Typed("")
         whole = "\n".join(lines)
         return Typed(whole, verbatim="\n" in whole)
+
+    def _half_a_line(self) -> bool:
+        """Whether something is typed at the prompt. Without a line editor nobody knows: the terminal drops it."""
+        return self._editor is not None and bool(self._editor.get_line_buffer())
 
     def agrees(self, question: str) -> bool:
         """Whether the person answers yes; without a person, no."""
@@ -102,6 +116,10 @@ class Reader:
             try:
                 with self._resumed(text):
                     return input(prompt)
+            except EOFError:
+                if since_interrupt() > SETTLED_S:
+                    raise
+                time.sleep(0.02)  # Ctrl-C dropped what the editor was about to read, and it took that for an end
             except _Resumed as resumed:
                 text = resumed.text
                 write("\r")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -13,9 +12,6 @@ from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.errors import RequestError, TokenwrightError
-
-if TYPE_CHECKING:
-    from tokenwright.llm import LLM
 
 USUAL_PORT = 8321
 PROMPT = "Once upon a time"  # of a run in the terminal
@@ -60,19 +56,12 @@ def explore(
     The server accepts connections from this machine alone. Ctrl-C stops it. With --tty it shows one run in this
     terminal instead.
     """
-    name = opt.the_model(named, model)
-    engine = {
-        "device": device,
-        "dtype": dtype,
-        "weights": weights,
-        "page_size": page_size,
-        "token_budget": token_budget,
-    }
+    engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
     _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port})
     if tty:
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
-        _in_terminal(name, PROMPT if prompt is None else prompt, asked, revision=revision, **engine)
+        _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
         return
     from tokenwright.serve.sockets import listen
     from tokenwright.web_page import page_folder
@@ -84,17 +73,9 @@ def explore(
 
     failed: list[TokenwrightError] = []
 
-    def load(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.backends.device import leave_a_core
-        from tokenwright.llm import LLM
-
-        leave_a_core()
-        try:
-            return LLM(name, revision=revision, report=report, trace=True, **engine)
-        except TokenwrightError as error:
-            failed.append(error)
-            server.should_exit = True
-            raise
+    def refused(error: TokenwrightError) -> None:
+        failed.append(error)
+        server.should_exit = True
 
     from tokenwright.serve.app import make_app
     from tokenwright.serve.explorer import Explorer
@@ -103,7 +84,7 @@ def explore(
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, uncollected(load)), names, page)
+    app = make_app(Explorer(name, uncollected(opt.loader(name, refused, trace=True, **engine))), names, page)
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:

@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from tokenwright.llm import LLM
 
 
+ENDED: Mapping[str, str] = {  # finish reasons in words
+    "eos": "the model ended it",
+    "stop": "ended at a stop string",
+    "stop_id": "ended at a stop token",
+    "grammar": "the grammar is complete",
+    "length": "ended by -n",
+    "time": "ended by --max-seconds",
+    "context": "the context is full",
+    "aborted": "interrupted",
+}
+
+
 def binary(count: int) -> str:
     """Format a number of bytes in B, KiB, MiB or GiB (2^n).
 
@@ -59,11 +71,11 @@ def rate(value: float) -> str:
 
 
 def facts_line(llm: LLM, completion: Completion) -> str:
-    """The same as one line of text."""
+    """What a person wants to know of them, as one line of text."""
     usage = completion.usage
     parts = [f"{usage.prompt_tokens:,} prompt + {len(completion.token_ids):,} generated tokens"]
     if usage.ttft_s is not None:
-        parts.append(f"TTFT {seconds(usage.ttft_s)}")
+        parts.append(f"first token after {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
     if usage.reused_tokens:
@@ -71,12 +83,11 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     parts += [
         f"weights {binary(llm.weight_bytes)} ({llm.weights})",
         f"KV cache {binary(usage.kv_bytes)}",
-        f"{usage.layer_tokens:,} layer-tokens",
         f"{llm.dtype} on {llm.device} ({llm.kernels} kernels)",
     ]
     if usage.seed is not None:
         parts.append(f"seed {usage.seed}")
-    return " · ".join([*parts, str(completion.finish_reason)])
+    return " · ".join([*parts, ENDED[str(completion.finish_reason)]])
 
 
 def memory_line(llm: LLM) -> str:

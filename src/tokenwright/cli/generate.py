@@ -82,6 +82,7 @@ def generate(
     Without PROMPT and --file a piped text is the prompt. Sampling options that are not given come from the user's
     settings, else from the model's generation_config.json. Exit code 4: the text was cut before its grammar could end.
     """
+    engine = opt.of_engine(locals())
     text = opt.read_prompt(prompt, file)
     show = Shown(echo=echo, json=json_, quiet=quiet, verbose=verbose, tree=tree)
     several = max(chosen.get(name) or 1 for name in ("n", "best_of", "beams"))
@@ -90,23 +91,7 @@ def generate(
         _check_cache_file(cache_file, several > 1, no_cache)
     phases: dict[str, float] = {}
     name = opt.the_model(None, model)
-    with opt.opened(
-        name,
-        quiet=quiet or json_,
-        phases=phases,
-        threads=threads,
-        kv_memory=kv_memory,
-        revision=revision,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        kv=kv,
-        window=window,
-        sinks=sinks,
-        page_size=page_size,
-        token_budget=token_budget,
-        max_sequences=several,
-    ) as llm:
+    with opt.opened(name, quiet=quiet or json_, phases=phases, max_sequences=several, **engine) as llm:
         there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
         run = Run(llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=chat)
         with interruptible():
@@ -195,6 +180,8 @@ class Run:
         else:
             if not show.quiet:
                 remark(memory_line(self.llm))
+                if not self.prompt:
+                    remark("the prompt is empty: the model begins a text of its own")
             self.to_stdout(show)
             self.remarks(tree=show.tree)
             if not (show.quiet or self.unread):

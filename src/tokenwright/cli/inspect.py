@@ -41,6 +41,7 @@ def inspect(
         **_shape(config, graph),
         "native_step": compiles(graph),
         "parameters": graph.parameters,
+        "active_parameters": graph.active_parameters,
         "dtype": config.dtype,
         "weights": str(checkpoint.main_format(asked, config.dtype)),
         "weight_bytes": checkpoint.nbytes
@@ -74,6 +75,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "mlp_width": config.mlp_width,
         "gated_mlp": config.gated,
         "activation": config.activation,
+        "experts": config.mixture and asdict(config.mixture),
         "norm": config.norm,
         "post_norm": config.post_norm,
         "qk_norm": config.qk_norm,
@@ -125,7 +127,8 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "layers": f"{facts['layers']}",
         "heads": f"{heads} of {facts['head_size']}, over {kv_heads} KV heads ({heads // kv_heads} to one)",
         "width": f"{facts['width']:,}",
-        "MLP": mlp,
+        **({"MLP": mlp} if _dense(facts) else {}),
+        **({"experts": _experts(facts["experts"])} if facts["experts"] else {}),
         "norm": _norms(facts),
         **({"scales": scales} if (scales := _factors(facts["scales"])) else {}),
         "positions": facts["positions"],
@@ -133,7 +136,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "context": f"{context:,} tokens",
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",
-        "parameters": f"{facts['parameters']:,}",
+        "parameters": f"{facts['parameters']:,}{_active(facts)}",
         "step": "one call of the native kernels, where compiled" if facts["native_step"] else "op by op",
         "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
         **({"in the file": "; ".join(facts["types"])} if facts["types"] else {}),
@@ -154,6 +157,24 @@ def _norms(facts: dict[str, Any]) -> str:
     place = "after attention and MLP" if facts["post_norm"] else "before attention and MLP"
     over = {"head": "; of each head of q and k", "whole": "; of the whole q and k"}.get(facts["qk_norm"], "")
     return f"{kind} {place}{over}"
+
+
+def _dense(facts: dict[str, Any]) -> bool:
+    """Whether some layer has an MLP."""
+    return not (facts["experts"] and all(facts["experts"]["layers"]))
+
+
+def _experts(mixture: dict[str, Any]) -> str:
+    """How many experts, how wide, how many of them a token meets, and in which layers."""
+    layers = mixture["layers"]
+    shared = f", and one of {mixture['shared_width']:,} that all tokens meet" if mixture["shared_width"] else ""
+    where = "" if all(layers) else f"; in {sum(layers)} of {len(layers)} layers"
+    return f"{mixture['experts']}, {mixture['width']:,} wide, {mixture['chosen']} for each token{shared}{where}"
+
+
+def _active(facts: dict[str, Any]) -> str:
+    active: int = facts["active_parameters"]
+    return "" if active == facts["parameters"] else f", of which a token meets {active:,}"
 
 
 def _factors(scales: dict[str, float | None]) -> str:

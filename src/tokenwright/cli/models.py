@@ -110,7 +110,7 @@ def _checked(folder: Path) -> str:
 
     checkpoint = Checkpoint.open(folder)
     if missing := lacking(checkpoint.graph):
-        raise CheckpointError(f"{checkpoint.graph.architecture} needs {', '.join(missing)}")
+        raise CheckpointError(f"{checkpoint.graph.architecture} needs {', '.join(missing)}, which we do not have")
     checkpoint.tokenizer()
     form = checkpoint.packed or checkpoint.config.dtype
     return f"{checkpoint.graph.architecture}, {checkpoint.parameters / 1e6:,.0f} M parameters, {form}"

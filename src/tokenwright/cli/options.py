@@ -10,7 +10,7 @@ import codecs
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -23,7 +23,7 @@ from tokenwright.cli import settings
 from tokenwright.cli.facts import binary
 from tokenwright.cli.output import console, remark
 from tokenwright.config import DTYPE_BYTES, EngineConfig, KVFormat, WeightFormat
-from tokenwright.errors import RequestError
+from tokenwright.errors import RequestError, TokenwrightError
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
@@ -125,6 +125,17 @@ Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", r
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text alone.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Also tell how long each phase took.", rich_help_panel=OUTPUT)]
 Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG).", rich_help_panel=OUTPUT)]
+
+
+OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
+    *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
+    *("page_size", "token_budget"),
+)
+
+
+def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
+    """Of a command's parameters (its `locals()`) those that say how to open the model; `but`: those that do not."""
+    return {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -252,3 +263,22 @@ def opened(
         remark(f"note: the model's generation_config.json also asks for {names}, which Tokenwright does not have yet")
     with llm:
         yield llm
+
+
+def loader(
+    model: str, refused: Callable[[TokenwrightError], None], **options: Any
+) -> Callable[[Callable[[int, int], None]], LLM]:
+    """The function that loads a server's model, in a thread of the server; `refused` gets the error if it cannot."""
+
+    def load(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.backends.device import leave_a_core
+        from tokenwright.llm import LLM
+
+        leave_a_core()
+        try:
+            return LLM(model, report=report, **options)
+        except TokenwrightError as error:
+            refused(error)
+            raise
+
+    return load

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenwright import busy
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.output import show_anything, write, write_json
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.llm import LLM
     from tokenwright.sampling_params import SamplingParams
+    from tokenwright.trace.race import RaceSums
 
+Agreement = Annotated[
+    bool,
+    typer.Option(
+        "--agreement",
+        help="Then run both lanes again, step by step over the same ids, and compare their logits.",
+        rich_help_panel=opt.OUTPUT,
+    ),
+]
 WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
 
 
@@ -51,6 +61,7 @@ def race(
     sinks: opt.Sinks = 0,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
+    agreement: Agreement = False,
     out: Out = None,
     force: Force = False,
     json_: opt.Json = False,
@@ -59,10 +70,12 @@ def race(
 
     --kv adds a lane with that KV format, --window (with --sinks) one with that attention window; these may generate
     other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first. --out draws
-    the time of each step.
+    the time of each step. --agreement compares the logits of both lanes afterwards; for that the model is opened with
+    tracing.
     """
     from tokenwright.sampling_params import SamplingParams
 
+    engine = opt.of_engine(locals(), but=("kv", "window", "sinks"))  # these are of lanes of their own
     text = opt.read_prompt(prompt, file)
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
     other = EngineConfig(
@@ -72,31 +85,32 @@ def race(
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
     if out is not None:
         check_chart_file(out, force)
-    with opt.opened(
-        model,
-        quiet=json_,
-        revision=revision,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        page_size=page_size,
-        token_budget=token_budget,
-    ) as llm:
+    with opt.opened(model, quiet=json_, trace=agreement, **engine) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
-        lanes = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
-        result = Result(lanes, about, llm.config.layers, page_size)
+        lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
+        sums = _compared(llm, lanes[0].completion, text, params) if agreement else None
+        result = Result(lanes, about, llm.config.layers, page_size, others, sums)
     if out is not None:
         save_chart(out, picture(result))
+    drawn = None if out is None else str(out)
     if json_:
-        drawn = {} if out is None else {"chart": str(out)}
-        write_json({"model": model, "prompt": text, **as_json(result), **drawn})
+        write_json({"model": model, "prompt": text, **as_json(result), **opt.given(chart=drawn)})
     else:
         show_anything()
-        write(report(result) + "\n" + ("" if out is None else f"chart: {out}\n"))
+        write(report(result) + "\n" + (f"chart: {out}\n" if drawn else ""))
     if result.faults:
         typer.echo(f"tokenwright: {fault(result)}", err=True)
         raise typer.Exit(1)
+
+
+def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams) -> RaceSums:
+    """Run both lanes again, step by step over the same ids, and compare their logits: as the explorer's race does."""
+    from tokenwright.bench.race import Race
+
+    with Race(llm, prompt, replace(params, max_tokens=len(cached.token_ids))) as raced:
+        *_, last = raced
+    return last.sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +134,18 @@ class Entry:
         return Lane(self.kind, self.name, completion, cost, kept)
 
 
-def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool) -> tuple[Lane, ...]:
-    """Run all lanes on the same ids, at most to the context's end; `show`: draw bars if stderr is a terminal."""
+def _run(
+    llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
+) -> tuple[tuple[Lane, ...], str]:
+    """Run all lanes on the same ids, at most to the context's end, and notice who else used the processors meanwhile.
+
+    show: draw bars if stderr is a terminal.
+    """
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)
     if room == 0:
-        raise RequestError(f"the prompt fills the model's context of {llm.context} tokens; shorten it by some")
+        raise RequestError(f"the prompt fills the model's context of {llm.context} tokens; shorten it by a token")
     params = replace(params, max_tokens=min(params.max_tokens, room))
     with ExitStack() as opened:
         entries = _entries(llm, len(ids), params.max_tokens, other, opened)
@@ -136,12 +155,13 @@ def _run(llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConf
                 entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
         with _bars(max(len(entry.name) for entry in entries), show) as bars:
             tasks = [bars.add_task(entry.name, total=params.max_tokens, pace="", start=False) for entry in entries]
-            lanes = []
+            lanes, before = [], busy.read_times()
             for entry, task in zip(entries, tasks, strict=True):
                 bars.start_task(task)
                 lanes.append(entry.finished(_written(entry, ids, params, bars, task)))
                 bars.stop_task(task)
-    return tuple(lanes)
+            others = busy.load_between(before, busy.read_times())
+    return tuple(lanes), others
 
 
 def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tokenwright.busy import told
 from tokenwright.cli.chart import Line, Picture
 from tokenwright.cli.facts import binary, rate, seconds
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.models.cost import Cost
+    from tokenwright.trace.race import RaceSums
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
+AGREEMENT = ("compared", "equal", "divergent", "max_delta", "kl")  # of its sums
 EQUAL = (NAIVE, PREFIX)  # must generate the cached lane's tokens
 
 Row = tuple[str, ...]
@@ -52,12 +55,17 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device."""
+    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device.
+
+    busy: who else used the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
+    """
 
     lanes: tuple[Lane, ...]
     about: str
     layers: int
     page_size: int
+    busy: str = ""
+    sums: RaceSums | None = None
 
     @property
     def cached(self) -> Completion:
@@ -114,7 +122,17 @@ def report(result: Result) -> str:
             *_table([("by shapes", "GFLOP", "K and V read", "K and V at the end"), *_derived(result)], 3),
             "",
             f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens",
+            *([told(result.busy)] if result.busy else []),
         ]
+    )
+
+
+def _compared(sums: RaceSums) -> str:
+    """How far the logits of the cached and the naive lane agree."""
+    apart = "" if sums.divergent is None else f", the first other one at step {sums.divergent}"
+    return (
+        f"Logits of cached and naive, over the same ids: argmax equal at {sums.equal} of {sums.compared} steps{apart}; "
+        f"max |difference| {sums.max_delta or 0:.1e}, mean KL {sums.kl or 0:.1e} nat."
     )
 
 
@@ -129,11 +147,13 @@ def _agreement(result: Result) -> list[str]:
             other.append(f"{lane.name} from token {at} on")
     lines = [f"The same tokens as cached: {', '.join(same)}."] if same else []
     lines += [f"Other tokens than cached: {', '.join(other)}."] if other else []
+    lines += [_compared(result.sums)] if result.sums else []
     lines += [f"THE LANES WROTE DIFFERENT TOKENS: {_parted(result)}."] if result.faults else []
     if all(lane.kind != PREFIX for lane in result.lanes):
         prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
         lines.append(
-            f"No prefix to find again: that takes a prompt of {needed} tokens, a page and one; this has {prompt}."
+            f"No prefix lane: the prefix cache holds whole pages, so it takes a prompt of {needed} tokens or more; "
+            f"this one has {prompt}."
         )
     return lines
 
@@ -232,6 +252,8 @@ def as_json(result: Result) -> dict[str, Any]:
         "prompt_tokens": result.cached.usage.prompt_tokens,
         "same_tokens": not result.faults,
         "ratio": result.ratio,
+        "busy": result.busy,
+        **({} if result.sums is None else {"agreement": {name: getattr(result.sums, name) for name in AGREEMENT}}),
         **{lane.kind: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
     }
 

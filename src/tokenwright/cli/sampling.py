@@ -145,7 +145,7 @@ def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
     formats = [(name, chosen.pop(name)) for name in grammars if name in chosen]
     if len(formats) > 1:
         raise RequestError(
-            f"a text has one format; give one of {' and '.join('--' + n.replace('_', '-') for n, _ in formats)}"
+            f"a text has one format; give only one of {' and '.join('--' + n.replace('_', '-') for n, _ in formats)}"
         )
     for name, value in formats:
         chosen["grammar"] = grammars[name](value)

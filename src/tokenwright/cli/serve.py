@@ -13,7 +13,7 @@ from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
 from tokenwright.cli.settings import of_serve
 from tokenwright.config import Environment
-from tokenwright.errors import RequestError, TokenwrightError
+from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
@@ -110,37 +110,14 @@ def serve(
 
     The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
     """
+    engine = opt.of_engine(locals())
     flags = {name: value for name, value in locals().items() if name in _SETTINGS}
     chosen = opt.the_model(named, model)
-    opt.check_engine(device=device, dtype=dtype, weights=weights, kv=kv, window=window, sinks=sinks)
+    opt.check_engine(**engine)
     from tokenwright.serve.settings import read_settings
 
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
-
-    def load(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.backends.device import leave_a_core
-        from tokenwright.llm import LLM
-
-        leave_a_core()
-        try:
-            return LLM(
-                chosen,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                weights=weights,
-                kv=kv,
-                window=window,
-                sinks=sinks,
-                page_size=page_size,
-                token_budget=token_budget,
-                report=report,
-                trace=explorer,
-            )
-        except TokenwrightError as error:
-            remark(f"tokenwright: {error}")  # clients are told too
-            raise
-
+    load = opt.loader(chosen, lambda error: remark(f"tokenwright: {error}"), trace=explorer, **engine)
     serve_app(chosen, load, settings)
 
 
@@ -162,8 +139,10 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     from tokenwright.serve.log import log_access
     from tokenwright.serve.run import Server
     from tokenwright.serve.service import Limits
+    from tokenwright.serve.telemetry import spans_of
     from tokenwright.web_page import page_folder
 
+    spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += read_keys(Path(settings.api_key_file))
@@ -174,7 +153,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     except RequestError:
         page = None  # the APIs need none
     limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
-    served = Served(settings.served_model_name, limits, settings.timings)
+    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True)
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)

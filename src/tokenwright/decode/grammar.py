@@ -85,7 +85,8 @@ class Grammars:
         complaint = workers.complaint(source)
         if complaint:
             raise RequestError(f"{what} cannot be used: {complaint}")
-        constraint = Matched(grammar_worker.matcher(tokenizer, source, LIMITS), self._ids, opens=opens)
+        special = _words(grammar.special - self._ids.end_ids, self._ids.vocab_size)
+        constraint = Matched(grammar_worker.matcher(tokenizer, source, LIMITS), self._ids, special, opens=opens)
         try:
             constraint.mask()
         except EngineError as error:
@@ -148,11 +149,15 @@ class _Ids:
 
 
 class Matched:
-    """A stop checker's Constraint over a matcher of llguidance. Belongs to one sequence; not thread-safe."""
+    """A stop checker's Constraint over a matcher of llguidance. Belongs to one sequence; not thread-safe.
 
-    def __init__(self, matcher: Any, ids: _Ids, *, opens: bool) -> None:
+    special: the special tokens that the grammar may name, as a mask; it allows no others.
+    """
+
+    def __init__(self, matcher: Any, ids: _Ids, special: Mask, *, opens: bool) -> None:
         self._matcher = matcher
         self._ids = ids
+        self._special = special
         self._opens = opens
         self._mask: Mask | None = None
 
@@ -190,7 +195,9 @@ class Matched:
         if self._matcher.is_stopped() and not self._matcher.is_error():
             mask = self._ids.ends.copy()
         else:
-            mask = self._ids.mask(self._step(self._matcher.compute_bitmask), opens=self._opens)
+            bits = self._step(self._matcher.compute_bitmask)
+            mask = self._ids.mask(bits, opens=self._opens)
+            mask |= np.frombuffer(bits, dtype="<u4")[: len(mask)] & self._special
             if self._matcher.is_accepting():
                 mask |= self._ids.ends
         if not mask.any():
@@ -309,6 +316,11 @@ def _lark(text: str) -> str:
 
 
 def _schema(text: str) -> str:
+    return _lark(f"start: {schema_rule(text)}")
+
+
+def schema_rule(text: str) -> str:
+    """JSON that matches a schema, which is given as JSON, as an expression in a rule. Raises RequestError."""
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -317,7 +329,7 @@ def _schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError('a JSON schema is an object, such as {"type": "object"}; false allows no text')
-    return _lark(f"start: {json_rule(schema)}")
+    return json_rule(schema)
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:

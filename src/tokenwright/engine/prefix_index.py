@@ -2,19 +2,23 @@
 
 A page is cached once all its slots are computed, and the last page of a text, its tail, when the text ends. Its hash is
 a sha256 over the hash of the page before it and its own tokens, so over the whole text up to there: equal hashes mean
-equal K and V. A sequence whose text begins the same way attaches the page instead of computing it. A sequence that goes
-on behind a tail writes to a copy of it.
+equal K and V. The first hash follows from a secret of the process, so nobody can look for a collision. A sequence whose
+text begins the same way attaches the page instead of computing it. A sequence that goes on behind a tail writes to a
+copy of it.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from secrets import token_bytes
 from struct import pack
 from typing import Any
 
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.page_table import PageTable, PageTables
+
+_SECRET = token_bytes(32)
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ class PrefixIndex:
     def hashes(self, salt: bytes = b"") -> PrefixHashes:
         """The hashes of a text without full pages. Texts of different salts never share pages."""
         framed = len(self.seed).to_bytes(8, "little") + self.seed + salt
-        return PrefixHashes(sha256(framed).digest(), self.pool.page_size)
+        return PrefixHashes(sha256(_SECRET + framed).digest(), self.pool.page_size)
 
     def cache_pages(
         self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], start: int, stop: int

@@ -94,6 +94,11 @@ class Op(ABC):
         """The number of weights that each row is multiplied with."""
         return sum(matrix.out * matrix.inner for matrix in self.matrices)
 
+    @property
+    def idle(self) -> int:
+        """The number of parameters that a row does not meet: those of experts that it did not choose."""
+        return 0
+
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
         """The shapes of the tensors, or of the slices of them, that a step of `rows` rows reads from memory."""
         return self.shapes
@@ -280,6 +285,11 @@ class Graph:
     def parameters(self) -> int:
         """Number of parameters, a tied head counted once."""
         return sum(map(prod, self.shapes.values()))
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Number of parameters that a token meets: all, but of the experts in a layer only the chosen."""
+        return self.parameters - sum(op.idle for op in self.blocks)
 
     @cached_property
     def attention(self) -> tuple[Op, ...]:

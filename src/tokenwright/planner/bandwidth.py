@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from tokenwright import busy
 from tokenwright.backends.device import free_memory, resolve_device
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import aligned_bytes
@@ -23,6 +24,16 @@ class Bandwidth:
     bytes_per_second: float
     kind: Literal["measured", "given"]
     place: str  # the device
+    busy: str = ""  # why a measured one may be below the machine's own, or ""
+
+    def facts(self) -> dict[str, Any]:
+        """The figure as JSON values."""
+        return {
+            "bytes_per_second": self.bytes_per_second,
+            "kind": self.kind,
+            "of": self.place,
+            "busy": self.busy,
+        }
 
 
 class Reader:
@@ -66,9 +77,14 @@ def best_seconds(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
-    """The bandwidth of reading a buffer that is larger than the caches, with torch's threads."""
+    """The bandwidth of reading a buffer that is larger than the caches, with torch's threads.
+
+    It is measured again while the machine is busy, a few times at most.
+    """
     place = resolve_device(device)
-    return Bandwidth(Reader(beyond_caches(place), place).bytes_per_second(seconds), "measured", str(place))
+    reader = Reader(beyond_caches(place), place)
+    rate, reason = busy.quietly(lambda: reader.bytes_per_second(seconds), lambda _: "")
+    return Bandwidth(rate, "measured", str(place), reason)
 
 
 def beyond_caches(place: torch.device) -> int:

@@ -9,7 +9,9 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.nearest import nearest
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.sized import PLANNED, planned_only
@@ -17,7 +19,6 @@ from tokenwright.checkpoints.strict import read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
-from tokenwright.planner.known import KNOWN, known_name
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
             return known, _drawn(KNOWN[known], known)
         if hub.is_hub_name(name):
             file = hub.fetch_config(name)
+    if file is None and (near := nearest(name, planned=True)) is not None:
+        raise CheckpointError(
+            f"there is no file or folder {name[:200]}, and it is no known model; did you mean {near}?"
+        )
     if file is None:
         raise CheckpointError(
             f"there is no file or folder {name[:200]}, and it is no known model; give a folder, a config.json, "
@@ -96,7 +101,9 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     if own is not None:
         return Blueprint(graph, own[1], own[0])
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    remarks = () if named == parsed.dtype else ("config.json names no dtype that we know: float32 is assumed",)
+    remarks: tuple[str, ...] = ()
+    if named != parsed.dtype:
+        remarks += ("config.json names no dtype that we know: float32 is assumed",)
     if scheme is not None:
         remarks += (
             f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",

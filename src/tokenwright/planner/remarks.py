@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokenwright.backends.layout import format_of
 from tokenwright.cache.codec import GROUP
 from tokenwright.checkpoints.sized import Sized
+from tokenwright.models.experts import Experts
 
 if TYPE_CHECKING:
     from tokenwright.planner.figures import Plan
@@ -20,12 +21,13 @@ def remarks(plan: Plan) -> Iterator[str]:
     if plan.weights.quantised and not plan.blueprint.kept:
         finer = format_of("embed", plan.weights)
         embeddings = "" if finer == plan.weights else f", but embeddings and head as {finer}"
+        routers = ", routers in float32" if any(isinstance(op, Experts) for op in plan.graph.blocks) else ""
         yield (
             f"{plan.weights} weights: matrices along their input {_grouped(plan.weights.group)}{embeddings}; norms, "
-            "biases and positions in float32"
+            f"biases and positions in float32{routers}"
         )
     yield from _formats(plan)
-    mixtures = [op for op in plan.graph.blocks if isinstance(op, Sized) and op.experts]
+    mixtures = [op for op in plan.graph.blocks if isinstance(op, Sized | Experts) and op.experts]
     for op in mixtures[:1]:
         yield (
             f"a token meets {op.chosen} of {op.experts} experts in a layer; a step of {plan.batch:,} is "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -39,7 +40,7 @@ class Place:
 class _Key:
     """The requests of one key: those that wait, by priority and in order of arrival, and the places that it holds."""
 
-    waiting: dict[int, dict[Place, None]] = field(default_factory=dict)
+    waiting: dict[int, OrderedDict[Place, None]] = field(default_factory=dict)
     held: int = 0
     served: int = 0  # a count that rises with every admission: the key that waited longest goes first
 
@@ -78,12 +79,10 @@ class Admission:
             self._admit(its, place)
             return place
         if self.waiting >= self.most:
-            self.refused += 1
             self._forget(key)
-            wait = self.retry_after_s
-            raise Busy(f"{self.waiting:,} requests wait already; try again in {wait} s", wait)
+            raise self.busy()
         place.admitted = asyncio.get_running_loop().create_future()
-        its.waiting.setdefault(priority, {})[place] = None
+        its.waiting.setdefault(priority, OrderedDict())[place] = None  # a dict's first entry is slow to find
         self.waiting += 1
         try:
             async with asyncio.timeout(deadline_s):
@@ -94,6 +93,17 @@ class Admission:
                 raise Late(f"the request waited for {deadline_s:g} s, which is its deadline") from None
             raise
         return place
+
+    @property
+    def full(self) -> bool:
+        """Whether `enter` would refuse a request of any weight."""
+        return self.waiting >= self.most and (self.waiting > 0 or self.used >= self.places)
+
+    def busy(self) -> Busy:
+        """The error of a request that is refused now; counts it."""
+        self.refused += 1
+        wait = self.retry_after_s
+        return Busy(f"{self.waiting:,} requests wait already; try again in {wait} s", wait)
 
     @property
     def retry_after_s(self) -> int:

@@ -30,7 +30,7 @@ from tokenwright.serve.anthropic_schema import (
     ToolUseBlock,
     UserMessage,
 )
-from tokenwright.serve.api import Api, about, body_of, takes
+from tokenwright.serve.api import Api, about, body_of, streams, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -57,13 +57,13 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-API = Api(("/v1/messages",), error_body)
+API = Api(("/v1/messages",), error_body, queued=frozenset(("/v1/messages",)))
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/v1/messages", openapi_extra=takes(Messages), tags=["Anthropic"])
+    @app.post("/v1/messages", openapi_extra=takes(Messages), responses=streams(), tags=["Anthropic"])
     async def messages(request: Request) -> Response:
         body = await body_of(request, Messages)
         check_model(request, service, body.model)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
+from tokenwright.serve.contract import NOBODY, Caller, Counts, Kind, Problem, ServerError, Timings, problem_of
+
+if TYPE_CHECKING:
+    from tokenwright.serve.generation import Generation
 from tokenwright.serve.fields import complaint
 
 B = TypeVar("B", bound=BaseModel)
@@ -34,13 +38,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class About:
-    """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went."""
+    """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went.
+
+    Of a request that has generated, by `ended`: timings, of its last text; counts and finishes, of all of them; asked,
+    when the service took it, in seconds of time.perf_counter.
+    """
 
     request_id: str
     timed: bool = False
     caller: Caller = NOBODY
     model: str = ""
     timings: Timings | None = None
+    counts: Counts | None = None
+    finishes: tuple[str, ...] = ()
+    asked: float = 0.0
+
+    def ended(self, each: Sequence[Generation]) -> Timings:
+        """Take what the request's generations say at their end; returns the timings of the last one."""
+        self.timings = timings = each[-1].timings()
+        counts = [one.counts() for one in each]
+        self.counts = Counts(
+            sum(one.prompt for one in counts), sum(one.completion for one in counts), sum(one.cached for one in counts)
+        )
+        self.finishes = tuple(finish for one in each for finish in one.finishes)
+        self.asked = each[-1].asked
+        return timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +70,13 @@ class Api:
     """One API. prefixes: of its paths. error(problem, request_id): the body of its errors.
 
     problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
+    queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
     """
 
     prefixes: tuple[str, ...]
     error: Callable[[Problem, str], dict[str, Any]]
     problem: Callable[[Exception], Problem | None] = lambda _: None
+    queued: frozenset[str] = frozenset()
 
 
 STATUSES = {
@@ -130,25 +154,41 @@ def _refuse_constant(name: str) -> None:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away first. Raises Gone then."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(request))
+    """The result of `work`, which is cancelled if the client goes away first. Raises Gone then.
+
+    The work is done in the caller's task: thousands of requests may wait here, and a task more would cost each memory.
+    """
+    main, left, working = asyncio.current_task(), False, True
+    assert main is not None, "a request is answered in a task"
+
+    def leave(watcher: asyncio.Task[None]) -> None:
+        nonlocal left
+        if working and not watcher.cancelled():
+            left = True
+            main.cancel()
+
+    watcher = asyncio.create_task(disconnected(request))
+    watcher.add_done_callback(leave)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Gone
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not left or main.uncancel():
+            raise  # the server cancels the request itself
+        raise Gone from None
     finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        working = False
+        watcher.cancel()
 
 
 async def disconnected(request: Request) -> None:
     """Wait until the client has gone. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def streams(media_type: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: it answers JSON, or a stream of this type."""
+    return {200: {"content": {"application/json": {}, media_type: {}}}}
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
@@ -189,8 +229,8 @@ def add_errors(
     apis: Sequence[Api],
     kinds: Sequence[type[Exception]] = (),
     refused: Callable[[Problem], object] = lambda _: None,
-) -> None:
-    """Answer every error in the shape of the API whose path it is.
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Answer every error in the shape of the API whose path it is; returns the function that does.
 
     kinds: exceptions that the APIs raise as well. refused: called with each problem.
     """
@@ -207,6 +247,45 @@ def add_errors(
 
     for kind in (TokenwrightError, RequestValidationError, HTTPException, Gone, Exception, *kinds):
         app.add_exception_handler(kind, answer)
+    return answer
+
+
+class Direct:
+    """Calls the handlers of requests that wait, without the layers of FastAPI and its router.
+
+    Each layer keeps frames and objects for every request that waits. The routes stay in the app for its OpenAPI
+    document and for other methods. answer(request, error): the reply to an error.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        handlers: Mapping[str, Callable[[Request], Awaitable[Response]]],
+        answer: Callable[[Request, Exception], Awaitable[Response]],
+    ) -> None:
+        self._app = app
+        self._handlers = handlers
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await handler(request)
+        except Exception as error:
+            response = await self._answer(request, error)
+        await response(scope, receive, send)
+
+
+def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """The handlers of the paths whose requests wait. Each takes the request alone."""
+    queued = frozenset().union(*(one.queued for one in apis))
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
+    assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"
+    return {route.path: route.endpoint for route in routes}
 
 
 def api_of(apis: Sequence[Api], path: str) -> Api:

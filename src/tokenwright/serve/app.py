@@ -18,24 +18,32 @@ from starlette.types import Scope
 
 import tokenwright
 from tokenwright.serve import anthropic, explore, ollama, openai, openai_embeddings, operations, responses, texts
-from tokenwright.serve.api import Api, add_errors, add_schemas, api_of
+from tokenwright.serve.api import Api, Direct, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.contract import Problem
 from tokenwright.serve.explorer import Explorer, Gone
 from tokenwright.serve.guard import App, Guard, Policy
+from tokenwright.serve.host import collect_at_rest
 from tokenwright.serve.log import AccessLog
 from tokenwright.serve.metrics import Metrics
 from tokenwright.serve.service import Limits, Service
+from tokenwright.serve.telemetry import Spans
 
 APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # the last answers for all paths of no API
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served. names: of the model, for clients; by default its own. timings: in every reply."""
+    """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
+
+    spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
+    else, so the server decides when garbage is collected.
+    """
 
     names: Sequence[str] = ()
     limits: Limits | None = None
     timings: bool = False
+    spans: Spans | None = None
+    alone: bool = False
 
 
 PAGES = {"chat": "chat.html"}  # pages by the paths that people type
@@ -79,16 +87,22 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         explorer.start()
+        beside = [collect_at_rest(lambda: not service.admission.waiting)] if served.alone else []
+        tasks = [asyncio.create_task(one) for one in beside]
         yield
+        for task in tasks:
+            task.cancel()
         service.stop()
         await asyncio.to_thread(explorer.close)
         service.close()
+        if served.spans is not None:
+            await asyncio.to_thread(served.spans.close)
 
     app = FastAPI(
         title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    add_errors(app, APIS, (Gone,), metrics.refused)
+    answer = add_errors(app, APIS, (Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service)
     openai_embeddings.add(app, service)
@@ -105,6 +119,11 @@ def make_app(
         body: dict[str, Any] = api_of(APIS, path).error(problem, request_id)
         return JSONResponse(body, problem.status, problem.headers)
 
-    app.add_middleware(Guard, policy=policy, answer=refused)
-    app.add_middleware(AccessLog, timings=served.timings)  # the outermost: it gives the request its id
+    def full(path: str) -> Problem | None:
+        return service.full() if path in api_of(APIS, path).queued else None
+
+    app.add_middleware(Direct, handlers=handlers_of(app, APIS), answer=answer)
+    app.add_middleware(Guard, policy=policy, answer=refused, full=full)
+    # The outermost: it gives the request its id.
+    app.add_middleware(AccessLog, timings=served.timings, spans=served.spans)
     return app

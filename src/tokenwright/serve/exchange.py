@@ -44,7 +44,7 @@ async def answered(request: Request, service: Service, wanted: Wanted) -> tuple[
         return generation, answer
 
     generation, answer = await unless_gone(request, work())
-    about(request).timings = generation.timings()
+    about(request).ended([generation])
     if answer.finish == "abort":
         raise NotReady("the server is shutting down; send the request to another one")
     return generation, answer
@@ -68,7 +68,7 @@ async def events_of(
                 if delta.finish == "abort":
                     raise NotReady("the server is shutting down; send the request to another one")
                 if delta.finish is not None:
-                    about(request).timings = generation.timings()
+                    about(request).ended([generation])
                     chunk += b"".join(end(delta))
                 if chunk:
                     yield chunk

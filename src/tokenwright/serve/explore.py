@@ -21,6 +21,7 @@ from tokenwright.serve import (
     explorer_export,
     explorer_inside,
     explorer_lab,
+    explorer_learn,
     explorer_pages,
     explorer_race,
     explorer_sampler,
@@ -70,6 +71,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     explorer_export.add(app, explorer)
     for panel in (explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages):
         panel.add(app, explorer)
+    explorer.closing.append(explorer_learn.add(app, explorer).close)
 
 
 def _add_model(app: FastAPI, explorer: Explorer) -> None:

@@ -44,7 +44,7 @@ class Calculator:
 
     def __call__(self, llm: LLM, name: str, wanted: Calculate) -> CalculatorCard:
         """Raises RequestError for a model, a format or a number that cannot be planned."""
-        from tokenwright.planner.known import KNOWN  # with torch
+        from tokenwright.checkpoints.known import KNOWN  # with torch
 
         if wanted.measure:
             self._measure(llm)
@@ -87,9 +87,9 @@ class Calculator:
             self._bandwidth = self._bandwidth or measure(llm.device)
 
     def _plan(self, llm: LLM, name: str, wanted: Calculate) -> Plan:
+        from tokenwright.checkpoints.known import known_name
         from tokenwright.planner import Blueprint, plan_of  # with torch
         from tokenwright.planner.find import find
-        from tokenwright.planner.known import known_name
 
         weights = "native" if wanted.weights == LOADED else wanted.weights
         if wanted.model == LOADED:

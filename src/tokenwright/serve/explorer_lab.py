@@ -88,7 +88,8 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
                 caches[:] = [cache for _, cache in answers]
                 return [logits for logits, _ in answers]
 
-            sums.add(*llm.inspect(forward), tokens[start + 1 : start + len(part) + 1])
+            full, kept = llm.inspect(forward)
+            sums.add(full, kept, tokens[start + 1 : start + len(part) + 1])
             yield None
         used, page_bytes = llm.inspect(lambda _: _pages(other, known))
         yield LabCard(

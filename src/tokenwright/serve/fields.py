@@ -8,6 +8,8 @@ documentation all come from these declarations.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -68,6 +70,12 @@ class Body(BaseModel):
             if not refusal.accepts(data[name]):
                 context = {"field": name, "value": shown(data[name]), "why": refusal.why}
                 raise PydanticCustomError("refused", "{field} is not supported: {why}", context)
+        known = _fields(cls)
+        for name, value in data.items():
+            if name not in known and name not in cls.refused and value is not None:
+                near = get_close_matches(name, known, 1, 0.75) if len(name) <= MOST_NAME else []
+                context = {"field": name, "near": near[0] if near else ""}
+                raise PydanticCustomError("unknown", "there is no field {field}", context)
         return {name: value for name, value in data.items() if value is not None and name not in cls.refused}
 
     @classmethod
@@ -84,6 +92,12 @@ class Body(BaseModel):
                 "description": f"Not supported: {refusal.why}.",
             }
         return schema
+
+
+@cache
+def _fields(body: type[Body]) -> frozenset[str]:
+    """The names of a body's fields in JSON."""
+    return frozenset(field.alias or name for name, field in body.model_fields.items())
 
 
 def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
@@ -112,27 +126,97 @@ class Complaint:
 
 
 def complaint(error: ValidationError, data: object) -> Complaint:
-    """The most specific of an error's complaints about `data`, the body as it was parsed."""
+    """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words."""
     details = error.errors(include_url=False, include_input=False)
-    worst = max(details, key=lambda detail: (detail["type"] == "refused", len(detail["loc"])))
+    worst = max(details, key=_weight)
     path = list(_path(worst["loc"], data, missing=worst["type"] == "missing"))
     kind, context = worst["type"], worst.get("ctx", {})
-    if kind == "refused":
-        field = ".".join((*path, context["field"]))
-        return Complaint(field, f"{field} is not supported: {context['why']}")
-    message = _MESSAGES.get(kind) or worst["msg"][:1].lower() + worst["msg"][1:]
+    if kind in _OWN:
+        field = ".".join((*path, context["field"]))[:MOST_SHOWN]
+        message = f"is not supported: {context['why']}" if kind == "refused" else _unknown(context["near"])
+        return Complaint(field, f"{field}{' ' if kind == 'refused' else ': '}{message}")
+    field, value = ".".join(path), _at(data, path)
     if kind == "union_tag_invalid":
         name = context["discriminator"].strip("'")
-        message = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
-    return Complaint(".".join(path) or None, f"{'.'.join(path)}: {message}" if path else message)
+        said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
+        return Complaint(field or None, f"{field}: {said}" if field else said)
+    same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]
+    wanted = [
+        _filled(_WANTED[one["type"]], one) for one in (same if kind in _TYPES else [worst]) if one["type"] in _WANTED
+    ]
+    if kind in _WANTED:
+        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {_told(value)}"
+        return Complaint(field or None, f"{field or 'the body'} {message}")
+    message = _filled(_MESSAGES[kind], worst) if kind in _MESSAGES else worst["msg"][:1].lower() + worst["msg"][1:]
+    return Complaint(field or None, f"{field}: {message}" if field else message)
 
 
+MOST_SHOWN = 200  # characters of a field's path
+_OWN = ("refused", "unknown")  # errors of `Body._known`
 _NOTHING = object()
-_MESSAGES = {
+_MESSAGES = {  # of pydantic's kinds of errors
     "missing": "this field is required",
     "extra_forbidden": "this API has no such field; remove it",
     "string_unicode": "it has half of a surrogate pair, which is no character; remove it",
+    "union_tag_not_found": "the field {discriminator} is required in it",
+    "string_too_long": "it has more than {max_length} characters; shorten it",
+    "string_too_short": "it has fewer than {min_length} characters",
+    "too_long": "it has more than {max_length} entries; leave some out",
+    "too_short": "it has fewer than {min_length} entries",
+    "string_pattern_mismatch": "it does not match {pattern}",
 }
+_WANTED = {  # what a value must be, of pydantic's kinds of errors
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "more than {gt}",
+    "less_than": "less than {lt}",
+}
+
+
+_BOUNDS = ("greater_than_equal", "less_than_equal", "greater_than", "less_than")
+_TYPES = _WANTED.keys() - set(_BOUNDS)  # of a value that may be one of several, each alternative has one
+
+
+def _weight(detail: Any) -> tuple[bool, int, bool]:
+    """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type."""
+    kind = detail["type"]
+    telling = kind not in _TYPES or kind == "literal_error"  # which says what a value of the right type may be
+    return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling
+
+
+def _filled(words: str, detail: Any) -> str:
+    """A message with what one of pydantic's errors tells: bounds, and values that are allowed."""
+    context = {name: f"{one:,}" if isinstance(one, int) else one for name, one in detail.get("ctx", {}).items()}
+    return words.format_map({name: f"{one:g}" if isinstance(one, float) else one for name, one in context.items()})
+
+
+def _told(value: object) -> str:
+    """A value of a body for a message, in JSON's words."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
+
+
+def _unknown(near: str) -> str:
+    return f"this API has no such field; {f'did you mean {near}?' if near else 'remove it'}"
+
+
+def _at(data: object, path: list[str]) -> object:
+    """The value of a body at a path of keys and indices."""
+    for part in path:
+        data = _found(data, int(part) if isinstance(data, list) else part)
+    return data
 
 
 def _path(loc: tuple[int | str, ...], data: object, *, missing: bool) -> Iterator[str]:

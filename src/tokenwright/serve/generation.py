@@ -41,11 +41,11 @@ class Generation:
         self._prepared = prepared
         self._handle = handle
         self._transcript = transcript
-        self._asked = asked
+        self.asked = asked
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._readers: dict[int, Reader] = {}
-        self._finished: set[int] = set()
+        self._finished: dict[int, Finish] = {}  # by the number of the text
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
         self._paused = False
@@ -118,6 +118,11 @@ class Generation:
         """The log-probabilities of the prompt's tokens after the first, if `params` asks for them."""
         return self._transcript.prompt_logprobs
 
+    @property
+    def finishes(self) -> list[Finish]:
+        """Why each text has ended that has, in the order of the texts."""
+        return [self._finished[choice] for choice in sorted(self._finished)]
+
     def counts(self) -> Counts:
         """Tokens so far."""
         return Counts(
@@ -134,7 +139,7 @@ class Generation:
         started = self._handle.started or now
         first, last = (self._times[0], self._times[-1]) if self._times else (now, now)
         return Timings(
-            queue_s=started - self._asked,
+            queue_s=started - self.asked,
             prefill_s=max(0.0, first - started),
             decode_s=last - first,
             prompt_tokens=counts.prompt,
@@ -200,13 +205,13 @@ class Generation:
             self._push(Piece(text, token, logprob, own, top, choice), deltas)
 
     def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: dict[int, Delta]) -> None:
-        self._finished.add(choice)
         delta = deltas.setdefault(choice, Delta(choice))
         reader = self._reader(choice)
         reader.finish(delta)
         delta.finish = _FINISH.get(reason, "stop")
         if delta.finish == "stop" and reader.called:
             delta.finish = "tool_calls"
+        self._finished[choice] = delta.finish
         delta.reason, delta.stopped = reason, stopped
 
 

@@ -95,12 +95,18 @@ class Policy:
 
 
 class Guard:
-    """Passes the requests that the policy allows, with their whole bodies, and answers all others."""
+    """Passes the requests that the policy allows, with their whole bodies, and answers all others.
 
-    def __init__(self, app: App, policy: Policy, answer: Answer) -> None:
+    full(path): why requests of a path are refused for now, unread.
+    """
+
+    def __init__(
+        self, app: App, policy: Policy, answer: Answer, full: Callable[[str], Problem | None] = lambda _: None
+    ) -> None:
         self.app = app
         self.policy = policy
         self.answer = answer
+        self.full = full
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -172,6 +178,9 @@ class Guard:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, up to the policy's limits, and pass it to the app."""
+        if scope["method"] == "POST" and (busy := self.full(scope["path"])) is not None:
+            await self._refuse(scope, receive, send, busy)
+            return
         try:
             async with asyncio.timeout(BODY_S):
                 body = await self._body(scope, receive)

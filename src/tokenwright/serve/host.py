@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import threading
@@ -16,6 +17,10 @@ from tokenwright.trace.schema import Loading
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
+COLLECT_S = 10.0
+OVERDUE = 60  # turns of COLLECT_S
+_NEVER = 1_000_000_000  # collections of younger objects until Python collects in full by itself
+
 Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 log = logging.getLogger(__name__)
@@ -25,7 +30,7 @@ def uncollected(load: Load) -> Load:
     """`load`, after which the garbage collector leaves alone all that is there: modules and a model that stay.
 
     To visit their 400,000 objects takes 0.2 s and more, again and again, in which neither a request nor a step goes on.
-    For a process that has one model to its end.
+    For a process that has one model to its end; `collect_at_rest` belongs to it.
     """
 
     def loaded(report: Callable[[int, int], None]) -> LLM:
@@ -35,6 +40,25 @@ def uncollected(load: Load) -> Load:
         return llm
 
     return loaded
+
+
+async def collect_at_rest(resting: Callable[[], bool]) -> None:
+    """Collect garbage in full only where few requests are there, or where it is overdue; runs until it is cancelled.
+
+    Python would do so while thousands of requests wait: each has 100 objects, and all are visited in one pause.
+    """
+    before, collected, turns = gc.get_threshold(), 0, 0
+    gc.set_threshold(*before[:2], _NEVER)
+    try:
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            turns += 1
+            younger = gc.get_stats()[1]["collections"]
+            if younger != collected and (resting() or turns >= OVERDUE):
+                gc.collect()
+                collected, turns = gc.get_stats()[1]["collections"], 0
+    finally:
+        gc.set_threshold(*before)
 
 
 class Host:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from tokenwright.serve.api import About
 from tokenwright.serve.guard import App, Message, Receive, Scope, Send
+from tokenwright.serve.telemetry import Spans
 
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -21,11 +22,13 @@ class AccessLog:
     """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end.
 
     timings: every reply says where the time went, not only those to requests with the header X-Timings: 1.
+    spans: takes each request at its end as well.
     """
 
-    def __init__(self, app: App, timings: bool = False) -> None:
+    def __init__(self, app: App, timings: bool = False, spans: Spans | None = None) -> None:
         self.app = app
         self.timings = timings
+        self.spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -48,6 +51,8 @@ class AccessLog:
         try:
             await self.app(scope, receive, send if scope["type"] == "websocket" else watched)
         finally:
+            if self.spans is not None:
+                self.spans.ended(scope, about, status or 499, began)
             if access.isEnabledFor(logging.INFO):
                 access.info("%s", _line(scope, about, status, size, time.perf_counter() - began))
 

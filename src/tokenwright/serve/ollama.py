@@ -16,7 +16,7 @@ import tokenwright
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import Api, about, body_of, takes
+from tokenwright.serve.api import Api, about, body_of, streams, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -37,18 +37,19 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
     return {"error": problem.message}
 
 
-API = Api(("/api/",), error_body)
+NDJSON = "application/x-ndjson"
+API = Api(("/api/",), error_body, queued=frozenset(("/api/generate", "/api/chat")))
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/api/generate", openapi_extra=takes(Generate), tags=["Ollama"])
+    @app.post("/api/generate", openapi_extra=takes(Generate), responses=streams(NDJSON), tags=["Ollama"])
     async def generate(request: Request) -> Response:
         body = await body_of(request, Generate, any_type=True)
         return await _reply(request, service, body, generate_prompt(body))
 
-    @app.post("/api/chat", openapi_extra=takes(Chat), tags=["Ollama"])
+    @app.post("/api/chat", openapi_extra=takes(Chat), responses=streams(NDJSON), tags=["Ollama"])
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
         prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
@@ -99,7 +100,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
         return whole(request, reply, generation)
     generation = await started(request, service, wanted)
     chunks = _stream(request, generation, lines)
-    return Streamed(chunks, generation.cancel, media_type="application/x-ndjson", ping=None)
+    return Streamed(chunks, generation.cancel, media_type=NDJSON, ping=None)
 
 
 async def _stream(request: Request, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:

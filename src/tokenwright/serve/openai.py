@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from tokenwright.completion import Piece
-from tokenwright.serve.api import STATUSES, Api, about, body_of, problem_from, takes, unless_gone
+from tokenwright.serve.api import STATUSES, Api, about, body_of, problem_from, streams, takes, unless_gone
 from tokenwright.serve.contract import Answer, Delta, Missing, Wanted
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import (
@@ -33,7 +33,11 @@ from tokenwright.serve.sse import DONE, Streamed
 
 log = logging.getLogger(__name__)
 
-API = Api(("/v1/",), error_body)
+API = Api(
+    ("/v1/",),
+    error_body,
+    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
+)
 REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": Problems, "description": text} for status, text in STATUSES.items()
 }
@@ -94,8 +98,7 @@ class OpenAI:
     def _reply(
         self, request: Request, body: Sampling, names: Names, choices: list[Json], each: Sequence[Generation]
     ) -> Response:
-        timings = each[-1].timings()
-        about(request).timings = timings
+        timings = about(request).ended(each)
         said = timings if about(request).timed or body.return_timings else None
         whole = names.whole(choices, usage_of(one.counts() for one in each), said)
         headers = {} if said is None else {"server-timing": server_timing(said)}
@@ -123,8 +126,7 @@ class OpenAI:
 
     def _last(self, request: Request, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
         """What follows the last text: usage and timings where they are asked for, and the end."""
-        timings = each[-1].timings()
-        about(request).timings = timings
+        timings = about(request).ended(each)
         said = timings if about(request).timed or body.return_timings else None
         asked = body.stream_options is not None and body.stream_options.include_usage
         if said is None and not asked:
@@ -228,7 +230,6 @@ def _failed(error: Exception, request_id: str) -> bytes:
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = OpenAI(service)
-    streamed: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
     for path, handler, body in (
         ("/v1/chat/completions", api.chat, ChatBody),
         ("/v1/completions", api.complete, CompletionBody),
@@ -238,7 +239,7 @@ def add(app: FastAPI, service: Service) -> None:
             handler,
             methods=["POST"],
             openapi_extra=takes(body),
-            responses=REFUSED | streamed,
+            responses=REFUSED | streams(),
             response_model=None,
             tags=["OpenAI"],
         )

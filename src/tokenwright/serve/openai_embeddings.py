@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tokenwright.serve.api import about, body_of, takes, unless_gone
 from tokenwright.serve.contract import Missing, Wanted
+from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai import REFUSED
 from tokenwright.serve.openai_replies import dumps
 from tokenwright.serve.openai_schema import EmbeddingBody
@@ -49,23 +50,24 @@ class Embeddings:
             for one in inputs
         ]
         found = await unless_gone(request, gathered([self._embedded(wanted) for wanted in each]))
-        tokens = sum(count for _, count in found)
+        about(request).ended([generation for generation, _ in found])
+        tokens = sum(len(generation.prompt_ids) for generation, _ in found)
         data = [
             {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
-            for at, (vector, _) in enumerate(found)
+            for at, (_, vector) in enumerate(found)
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         whole: dict[str, Any] = {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
         return Response(dumps(whole), media_type="application/json")
 
-    async def _embedded(self, wanted: Wanted) -> tuple[NDArray[np.float32], int]:
+    async def _embedded(self, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
         generation = await self.service.start(wanted)
         try:
             await generation.answers()
         finally:
             generation.cancel()
         vector = generation.embedding()
-        return vector / max(float(np.linalg.norm(vector)), 1e-12), len(generation.prompt_ids)
+        return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
+from tokenwright.decode.grammar import schema_rule
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.serve.contract import PRIORITIES, Tool, Wanted
@@ -166,11 +167,11 @@ class Preparer:
         if wanted.json_object:
             found["grammar"] = ANY_OBJECT
         if tools is not None:
-            if "grammar" in found:
-                raise RequestError("tools and response_format cannot be combined: both say what the answer looks like")
-            grammar = tools.grammar(wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls, self._silent_mark)
-            if grammar is not None:
-                found["grammar"] = grammar
+            answer = _answer_rule(found["grammar"]) if "grammar" in found else None
+            special = {name: at for at, name in self._marks.items() if name in tools.marks}
+            found["grammar"] = tools.grammar(
+                wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls, special, answer
+            )
         if wanted.deadline_s is not None:
             found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
         if prompt > self._llm.context:
@@ -187,12 +188,25 @@ class Preparer:
         tags = None
         if wanted.reasoning and self._thinks and wanted.messages is not None:
             opened = text.rstrip().endswith("<think>")
-            held = params.grammar is not None and wanted.tool_choice != "auto"  # the grammar has no room for thoughts
+            free = tools is not None and wanted.tool_choice == "auto" and not _formed(wanted)
+            held = params.grammar is not None and not free  # the grammar has no room for thoughts
             tags = None if opened and held else ThinkTags(opened=opened)
         if tags is None and tools is None:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)
         return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted.tools, opened), marks)
+
+
+def _formed(wanted: Wanted) -> bool:
+    """Whether the text of the answer must have a form."""
+    return wanted.json_object or wanted.overrides.get("grammar") is not None
+
+
+def _answer_rule(grammar: Grammar) -> str:
+    """The rule of an answer beside tools. Raises RequestError for a grammar that is no JSON schema."""
+    if grammar.kind != "json_schema":
+        raise RequestError(f"tools and a grammar of the kind {grammar.kind} cannot be combined; give a JSON schema")
+    return schema_rule(grammar.text)
 
 
 def _declared(tool: Tool) -> dict[str, Any]:

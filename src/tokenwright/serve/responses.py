@@ -16,7 +16,7 @@ from tokenwright.checks import shown
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import about, body_of, takes
+from tokenwright.serve.api import about, body_of, streams, takes
 from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
 from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -44,7 +44,7 @@ WITH_LOGPROBS = "message.output_text.logprobs"
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/v1/responses", openapi_extra=takes(Create), tags=["OpenAI"])
+    @app.post("/v1/responses", openapi_extra=takes(Create), responses=streams(), tags=["OpenAI"])
     async def create(request: Request) -> Response:
         body = await body_of(request, Create)
         check_model(request, service, body.model)

@@ -68,7 +68,7 @@ class Envelope:
         return {
             "id": self.identity,
             "created_at": self._created,
-            "completed_at": time.time() if status == "completed" else None,
+            "completed_at": max(time.time(), self._created) if status == "completed" else None,  # it may be set back
             "status": status,
             "error": None if error is None else {"code": "server_error", "message": error},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -121,6 +121,8 @@ class Output:
             self._cut = delta.finish == "length"
             if not self._items:  # an answer without a word
                 yield from self._begin("message")
+            if self._tokens and self._items[-1]["type"] == "message":  # the last tokens have added no text
+                yield from self._add_text("message", "")
             yield from self._end_item()
 
     def response(self, counts: Counts) -> dict[str, Any]:

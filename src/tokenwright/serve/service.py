@@ -20,7 +20,7 @@ from tokenwright.engine import Failed, Finished, FinishReason, Request, Sampling
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.errors import EngineError
 from tokenwright.serve.admission import Admission, Place
-from tokenwright.serve.contract import NotReady, Wanted
+from tokenwright.serve.contract import NotReady, Problem, Wanted, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.host import Host
 from tokenwright.serve.metrics import Metrics
@@ -124,6 +124,10 @@ class Service:
         except BaseException:
             place.leave()
             raise
+
+    def full(self) -> Problem | None:
+        """Why no request can be taken now, whatever it asks for: the queue is full; None: it is not."""
+        return problem_of(self.admission.busy()) if self.admission.full else None
 
     async def count(self, wanted: Wanted) -> int:
         """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady."""

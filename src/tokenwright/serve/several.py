@@ -80,6 +80,8 @@ class Several:
 
 async def gathered(each: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all; where one fails, the others are cancelled."""
+    if len(each) == 1:
+        return [await each[0]]
     tasks = [asyncio.create_task(one) for one in each]
     try:
         return list(await asyncio.gather(*tasks))

@@ -2,8 +2,9 @@
 
 The chat template tells the form: Hermes and Qwen (<tool_call>{"name", "arguments"}</tool_call>), Llama 3 (an answer
 that is {"name", "parameters"}), Mistral ([TOOL_CALLS] and a list). A grammar has the arguments follow the schema of
-their tool, from the first character of a call on. It cannot ask for special tokens, which have no text: where the mark
-of a form is one, the prompt ends with it if a call is required, and calls that the model begins are not constrained.
+their tool, from the first character of a call on. Where the mark of a form is a special token, the prompt ends with it
+if a call is required, and otherwise the grammar names the token. An answer that must follow a schema as well is either
+text that does, or calls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,8 @@ from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
 from tokenwright.serve.reading import CallReader, held_back
 
 _PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
-_TEXT = "\nTEXT: /(.|\\n)*/\n"
+_SYMBOLS = re.compile(r'"[^"]*"|.')  # of JSON whose strings have no escapes
+_TEXT = "\nTEXT: /(.|\\n)*/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,41 +51,74 @@ class ToolFormat:
         """Reads the calls of one text. opened: the prompt ends with the mark."""
         return _Calls(self, frozenset(tool.name for tool in tools), opened)
 
-    def grammar(self, tools: Sequence[Tool], choice: str, parallel: bool, special: bool) -> Grammar | None:
-        """The grammar of an answer that may (choice "auto") or must call tools; None: nothing can be constrained.
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: str,
+        parallel: bool,
+        special: Mapping[str, int] | None = None,
+        answer: str | None = None,
+    ) -> Grammar:
+        """The grammar of an answer that may (choice "auto") or must call tools.
 
-        special: the mark is a special token. Raises RequestError for a schema that cannot be written as JSON.
+        special: the ids of those marks that are special tokens. answer: a rule that text must follow where it is not
+        calls; None: it is free. Raises RequestError for a schema that cannot be written as JSON.
         """
+        special = special or {}
         rules = "".join(
-            self._rule(n, tool) for n, tool in enumerate(tools) if choice in ("auto", "required", tool.name)
+            self._rule(n, tool, beside_json=answer is not None and not self.mark)
+            for n, tool in enumerate(tools)
+            if choice in ("auto", "required", tool.name)
         )
-        calls = "call: " + " | ".join(re.findall(r"^call_\d+", rules, re.MULTILINE)) + "\n" + rules
         if choice != "auto":
-            mark = "" if special else json.dumps(self.mark + self.before)
-            return Grammar.lark(self._required(mark, parallel) + calls)
-        if special:
-            return None
-        if not self.mark:
-            return Grammar.lark("start: OTHER | call\nOTHER: /([^{](.|\\n)*)?/\n" + calls)
-        opening = f"opening[lazy]: TEXT {json.dumps(self.mark)}\n"
-        one = f"opening {json.dumps(self.before)} call {json.dumps(self.after + self.end)}"
-        if self.listed:
-            one = f"opening {_listed(parallel)}"
-            return Grammar.lark(f"start: TEXT | {one}\n{opening}{_TEXT}{calls}")
-        start = f"start: ({one})* TEXT\n" if parallel else f"start: TEXT | {one}\n"
-        return Grammar.lark(start + opening + _TEXT + calls)
+            start = self._calls(parallel, special, given=self.mark in special)
+        elif answer is not None:
+            start = f"answer | {self._calls(parallel, special)}\nanswer: {answer}"
+        else:
+            start = self._among_text(parallel, special)
+        calls = " | ".join(re.findall(r"^call_\d+", rules, re.MULTILINE))
+        return Grammar.lark(f"start: {start}\ncall: {calls}\n{rules}", special=special.values())
 
-    def _rule(self, number: int, tool: Tool) -> str:
+    def _rule(self, number: int, tool: Tool, beside_json: bool) -> str:
+        """A call of a tool. beside_json: JSON may stand in its place; then its symbols are those of JSON, because the
+        lexer prefers longer symbols.
+        """
         head = f'{{"name": {json.dumps(tool.name)}, "{self.key}": '
-        return f"call_{number}: {json.dumps(head)} {json_rule(tool.parameters)} {json.dumps('}')}\n"
+        symbols = _SYMBOLS.findall(head) if beside_json else [head]
+        return f"call_{number}: {' '.join(map(json.dumps, symbols))} {json_rule(tool.parameters)} {json.dumps('}')}\n"
 
-    def _required(self, mark: str, parallel: bool) -> str:
+    def _calls(self, parallel: bool, special: Mapping[str, int], given: bool = False) -> str:
+        """An answer that is calls alone. given: the first mark is not part of it."""
+        opening = "" if given else _written(self.mark, special)
         if self.listed:
-            return f"start: {mark} {_listed(parallel)}\n"
+            return f"{opening} {_listed(parallel)}"
         if not self.mark:
-            return "start: call\n"
-        end, again = json.dumps(self.after + self.end), json.dumps("\n" + self.mark + self.before)
-        return f"start: {mark} call {end} {f'({again} call {end})*' if parallel else ''}\n"
+            return "call"
+        one = f"{_text(self.before)} call {_text(self.after)} {_written(self.end, special)}"
+        again = f'("\\n" {_written(self.mark, special)} {one})*' if parallel else ""
+        return f"{opening} {one} {again}"
+
+    def _among_text(self, parallel: bool, special: Mapping[str, int]) -> str:
+        """An answer that is any text, calls among it."""
+        if not self.mark:
+            tagged = f" | {_written(_PYTHON, special)} call" if _PYTHON in special else ""
+            return f"OTHER | call{tagged}\nOTHER: /([^{{](.|\\n)*)?/"
+        lazy = "" if self.mark in special else "[lazy]"  # a text's mark ends the text at its first appearance
+        opening = f"\nopening{lazy}: TEXT {_written(self.mark, special)}{_TEXT}"
+        if self.listed:
+            return f"TEXT | opening {_listed(parallel)}{opening}"
+        one = f"opening {_text(self.before)} call {_text(self.after)} {_written(self.end, special)}"
+        return (f"({one})* TEXT" if parallel else f"TEXT | {one}") + opening
+
+
+def _text(text: str) -> str:
+    """A text as a symbol of a rule; nothing for none."""
+    return json.dumps(text) if text else ""
+
+
+def _written(mark: str, special: Mapping[str, int]) -> str:
+    """A mark as a symbol of a rule."""
+    return f"<[{special[mark]}]>" if mark in special else _text(mark)
 
 
 def _listed(parallel: bool) -> str:

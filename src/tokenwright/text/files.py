@@ -1,7 +1,7 @@
 """Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here.
 
-The files are tokenizer.json (or GPT-2's vocab.json and merges.txt), tokenizer_config.json, special_tokens_map.json
-and chat_template.jinja. Only the first is required; a damaged file is always an error.
+The files are tokenizer.json (or SentencePiece's tokenizer.model, or vocab.json and merges.txt), tokenizer_config.json,
+special_tokens_map.json and chat_template.jinja. Only the first is required; a damaged file is always an error.
 """
 
 import json
@@ -14,15 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
-from tokenwright.errors import CheckpointError, TokenwrightError
+from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
+from tokenwright.text.bpe import byte_level
+from tokenwright.text.sentencepiece import Model, build, read_model
 
 log = logging.getLogger(__name__)
 
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, which its config does not name
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")  # of an added token
-_GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+# How the tokenizer of each class of transformers splits text, by a name in bpe.SPLITS; None: not named.
+_SPLIT_AS: dict[str | None, str] = {
+    None: "gpt-2",
+    **dict.fromkeys(("GPT2Tokenizer", "GPT2TokenizerFast"), "gpt-2"),
+    **dict.fromkeys(("Qwen2Tokenizer", "Qwen2TokenizerFast"), "qwen2"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +47,13 @@ def read_folder(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of a checkpoint. Raises CheckpointError."""
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     with library_errors(f"the tokenizer in {folder} cannot be used", CheckpointError):
-        library = _read_library(folder, config)
+        library, model = _read_library(folder, config)
         library.no_truncation()
         library.no_padding()
         _add_tokens(library, config, folder)
         bos, eos = _names(config, "bos_token"), _names(config, "eos_token")
+        if model is not None:
+            bos, eos = bos or model.named("bos"), eos or model.named("eos")
         if not bos and not eos and library.token_to_id(_END_OF_TEXT) is not None:
             bos = eos = (_END_OF_TEXT,)
         known = [name for name in (*bos[:1], *eos) if library.token_to_id(name) is not None]
@@ -56,7 +65,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
             )
         library.add_special_tokens(known)
         template = _chat_template(folder, config)
-    add_bos = config.get("add_bos_token")
+    add_bos = config.get("add_bos_token", None if model is None else model.adds_bos)
     return TokenizerFiles(
         library=library,
         bos=next((name for name in bos[:1] if name in known), None),
@@ -79,36 +88,42 @@ def library_errors(what: str, kind: type[TokenwrightError]) -> Iterator[None]:
         raise kind(f"{what}: {error}") from error
 
 
-def _read_library(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Model | None]:
+    """The library's tokenizer, and the SentencePiece model that it is made of, if it is."""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+    whole, pieces, vocab, merges = (folder / name for name in names)
     if whole.is_file():
-        return tokenizers.Tokenizer.from_str(_read_text(whole))
+        return tokenizers.Tokenizer.from_str(_read_text(whole)), None
+    if pieces.is_file():
+        model = read_model(pieces)
+        return build(model), model
     if not (vocab.is_file() and merges.is_file()):
         raise CheckpointError(
-            f"{folder} has no tokenizer.json, nor GPT-2's vocab.json and merges.txt; "
-            "copy the tokenizer's files into the model's folder"
+            f"{folder} has no tokenizer.json, tokenizer.model, nor vocab.json and merges.txt; copy the tokenizer's "
+            "files into the model's folder"
         )
-    if config.get("tokenizer_class") not in _GPT2_CLASSES:
+    kind = config.get("tokenizer_class")
+    if kind not in _SPLIT_AS:
         raise CheckpointError(
-            f"{folder} has vocab.json and merges.txt of a {config['tokenizer_class']}, "
-            "which GPT-2's rules would cut wrongly; add its tokenizer.json"
+            f"{folder} has vocab.json and merges.txt of a {kind}, of whose rules for cutting text Tokenwright knows "
+            "nothing; add its tokenizer.json"
         )
-    return _gpt2(_read_json(vocab), _read_text(merges), add_prefix_space=bool(config.get("add_prefix_space")))
+    found = _read_json(vocab)
+    prefix = bool(config.get("add_prefix_space"))
+    library = byte_level(_SPLIT_AS[kind], found, _merges(_read_text(merges)), prefix=prefix)
+    if _END_OF_TEXT in found:
+        library.add_special_tokens([_END_OF_TEXT])
+    return library, None
 
 
-def _gpt2(vocab: Mapping[str, int], merges: str, *, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE, from vocab.json and merges.txt."""
-    lines = [line for line in merges.split("\n") if line.strip() and not line.startswith("#version")]
+def _merges(text: str) -> list[tuple[str, str]]:
+    """The pairs of a merges.txt. Raises CheckpointError for a line that is none."""
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#version")]
     pairs = [tuple(line.rstrip("\r").split(" ")) for line in lines]
     for number, pair in enumerate(pairs, 1):
         if len(pair) != 2:
             raise CheckpointError(f"merge {number} of merges.txt is not two tokens: {lines[number - 1]!r}")
-    library = tokenizers.Tokenizer(models.BPE(vocab=dict(vocab), merges=pairs))  # type: ignore[arg-type]
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    library.decoder = decoders.ByteLevel()
-    if _END_OF_TEXT in vocab:
-        library.add_special_tokens([_END_OF_TEXT])
-    return library
+    return [(pair[0], pair[1]) for pair in pairs]
 
 
 def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
@@ -173,7 +188,7 @@ def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
+        raise CheckpointError(f"{path} cannot be read: {error}; {fetch_again(path)}") from error
     if text.startswith("version https://git-lfs"):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
     return text
@@ -186,7 +201,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON (truncated?): {error}; download it again") from error
+        raise CheckpointError(f"{path} is not JSON (truncated?): {error}; {fetch_again(path)}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object; download it again")
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object; {fetch_again(path)}")
     return value

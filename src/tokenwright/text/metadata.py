@@ -8,29 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import processors
 
 from tokenwright.errors import CheckpointError
+from tokenwright.text.bpe import LLAMA3, SPLITS, byte_level, sentencepiece, with_added
 from tokenwright.text.files import TokenizerFiles, library_errors
 
 _KEY = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
-_MOST_SPLITS = 1 << 27  # characters looked at to find the merges of a vocabulary
-
-_ENGLISH = r"'s|'t|'re|'ve|'m|'ll|'d"
-_GPT2 = _ENGLISH + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K = r"(?i:" + _ENGLISH + r")|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-# The pre-tokenizers by name: patterns that split the text one after the other.
-_SPLITS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "mpt", "phi-2", "olmo"), (_GPT2,)),
-    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
-    "smollm": (r"\p{N}", _GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (_CL100K % "{1,3}",)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_CL100K % "",)),
-}
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")  # whole words of the vocabulary are not merged; BOS unless said otherwise
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first, as these models' tokenizer.json has it
 
 
 def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
@@ -45,9 +29,7 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
             library = _byte_level(facts, tokens)
         else:
             raise facts.error(f"{_KEY}model is {kind[:40]!r}; Tokenwright reads llama and gpt2")
-        added = [(token, kinds[at]) for at, token in enumerate(tokens) if kinds[at] in (_UNKNOWN, _CONTROL, _USER)]
-        library.add_tokens([AddedToken(token, normalized=False) for token, one in added if one == _USER and token])
-        library.add_special_tokens([AddedToken(token, special=True) for token, one in added if one != _USER and token])
+        with_added(library, tokens, kinds)
         ends = [at for name in ("eos", "eot", "eom") if (at := facts.token(name, len(tokens))) is not None]
         if facts.flag("add_eos_token", False) and ends:
             end = (tokens[ends[0]], ends[0])
@@ -57,7 +39,7 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
         library=library,
         bos=None if bos is None else tokens[bos],
         eos=tuple(tokens[at] for at in dict.fromkeys(ends)),
-        add_bos=facts.flag("add_bos_token", kind == "llama" or facts.text("pre", "default") in _LLAMA3),
+        add_bos=facts.flag("add_bos_token", kind == "llama" or facts.text("pre", "default") in LLAMA3),
         chat_template=facts.template(),
     )
 
@@ -116,59 +98,17 @@ class _Facts:
 
 
 def _sentencepiece(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: the pair whose token has the highest score is joined first."""
-    scores = facts.listed("scores", float, len(tokens))
-    vocab = {token: at for at, token in enumerate(tokens)}
-    unknown = facts.token("unknown", len(tokens))
-    if unknown is None:
-        unknown = next((at for at, kind in enumerate(kinds) if kind == _UNKNOWN), None)
-    if sum(len(token) ** 2 for token in tokens) > _MOST_SPLITS:
-        raise facts.error(f"the tokens in {_KEY}tokens are too long")
-    joined = [at for at, kind in enumerate(kinds) if kind not in (_UNKNOWN, _CONTROL, _BYTE)]
-    merges: list[tuple[str, str]] = []
-    for at in sorted(joined, key=lambda at: -scores[at]):
-        token = tokens[at]
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        halves = [(left, right) for left, right in pairs if left in vocab and right in vocab]
-        merges += sorted(halves, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-    library = tokenizers.Tokenizer(
-        models.BPE(
-            vocab=vocab,
-            merges=merges,
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    spaces = normalizers.Replace(" ", "▁")
-    first = [normalizers.Prepend("▁")] if facts.flag("add_space_prefix", True) else []
-    library.normalizer = normalizers.Sequence([*first, spaces])
-    strip = [decoders.Strip(" ", 1, 0)] if first else []
-    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    return library
+    unknown, prefix = facts.token("unknown", len(tokens)), facts.flag("add_space_prefix", True)
+    return sentencepiece(tokens, facts.listed("scores", float, len(tokens)), kinds, unknown, prefix=prefix)
 
 
 def _byte_level(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     """Byte-level BPE with the pre-tokenizer that the file names."""
     name = facts.text("pre")
-    if name not in _SPLITS:
-        raise facts.error(f"{_KEY}pre is {name[:40]!r}; Tokenwright has {', '.join(_SPLITS)}")
+    if name not in SPLITS:
+        raise facts.error(f"{_KEY}pre is {name[:40]!r}; Tokenwright has {', '.join(SPLITS)}")
     merges = facts.listed("merges", str)
     if not all(" " in one[1:] for one in merges):
         raise facts.error(f"{_KEY}merges must be pairs of tokens, with a space between")
     pairs = [(one[: one.find(" ", 1)], one[one.find(" ", 1) + 1 :]) for one in merges]
-    library = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={token: at for at, token in enumerate(tokens)},
-            merges=pairs,
-            ignore_merges=name in _LLAMA3,
-        )
-    )
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[name]]
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    if name in _COMPOSED:
-        library.normalizer = normalizers.NFC()
-    library.decoder = decoders.ByteLevel()
-    return library
+    return byte_level(name, {token: at for at, token in enumerate(tokens)}, pairs)

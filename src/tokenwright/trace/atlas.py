@@ -134,8 +134,8 @@ def _cards(weights: torch.Tensor, layer: int, first: int, pairs: list[tuple[int,
         induction = None if again is None else round(float(again[head]), 6)
         means = (float(before[head]), induction, float(sink[head]), float(near[head]) if stop > START else None)
         row = base64.b64encode(_coded(_pooled(weights[head, -1], COLUMNS))).decode()
-        numbers = [round(float(one[head]), 6) for one in (sink, before, near)]
-        found.append(HeadCard(layer, head, _kind(means), *numbers, induction=induction, codes=row))
+        on_first, previous, local = (round(float(one[head]), 6) for one in (sink, before, near))
+        found.append(HeadCard(layer, head, _kind(means), on_first, previous, local, induction, row))
     return found
 
 

@@ -13,6 +13,7 @@ import torch
 
 from tokenwright.backends import Kernels, Linear
 from tokenwright.cache import ChunkRows, KVView
+from tokenwright.models.experts import Routing
 from tokenwright.models.rotary import Rotation
 
 
@@ -20,7 +21,7 @@ from tokenwright.models.rotary import Rotation
 class Counts:
     """The work of one forward pass since `reset`. A part is all layers or, after them, the head."""
 
-    row_flops: int = 0  # of this part's matrix products, for each row
+    flops: int = 0  # of this part's matrix products, over all rows
     attention_flops: Counter[int] = field(default_factory=Counter)  # for each chunk of the step
     weight_bytes: int = 0
     kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
@@ -31,12 +32,12 @@ class Counts:
         self.attention_flops.clear()
         self.kv_read.clear()
         self.kv_written.clear()
-        self.row_flops = self.weight_bytes = 0
+        self.flops = self.weight_bytes = 0
 
-    def turn(self) -> int:
-        """End a part; returns its FLOP per row."""
-        done, self.row_flops = self.row_flops, 0
-        return done
+    def turn(self, rows: int) -> int:
+        """End a part of so many rows; returns its FLOP per row. Experts differ in rows, but each row meets as many."""
+        done, self.flops = self.flops, 0
+        return done // rows if rows else 0
 
 
 class CountedKernels:
@@ -47,7 +48,7 @@ class CountedKernels:
         self.counts = Counts()
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        self.counts.row_flops += 2 * weight.numel
+        self.counts.flops += 2 * weight.numel * len(x)
         self.counts.weight_bytes += weight.nbytes
         return self.kernels.linear(x, weight)
 
@@ -62,6 +63,9 @@ class CountedKernels:
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return self.kernels.gated(x, activation)
+
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.kernels.route(logits, routing)
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         return self.kernels.rotate(x, rotation)

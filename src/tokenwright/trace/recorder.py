@@ -147,7 +147,7 @@ class Recorder:
         self._marks, self._parts = [], []
         output = self.runner.forward(step, self._tap)
         self._marks.append(self.clock())
-        self._parts.append(self.counts.turn())
+        self._parts.append(self.counts.turn(len(output.logits)))
         return output
 
     def _drafted(self, step: Step) -> list[_Draft]:
@@ -163,7 +163,7 @@ class Recorder:
             case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
                 self._marks.append(self.clock())
                 if site is Site.MLP and layer == self.costs.graph.layers - 1:
-                    self._parts.append(self.counts.turn())
+                    self._parts.append(self.counts.turn(len(value)))
             case Site.QUERY:
                 for draft in self._drafts:
                     if draft.watched[0] == layer:

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import beams, block, branches, calculator, chat, heads, lab, pages, preview, race, schema
+from tokenwright.trace import beams, block, branches, calculator, chat, heads, lab, learn, pages, preview, race, schema
 from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
 # Beside the schema: what single panels of the page exchange with the server.
-TOPICS: tuple[ModuleType, ...] = (race, branches, preview, block, heads, pages, lab, beams, calculator, chat)
+TOPICS: tuple[ModuleType, ...] = (race, branches, preview, block, heads, pages, lab, beams, calculator, chat, learn)
 WEB = Path("web", "src")
 
 _READERS = {
@@ -53,7 +53,7 @@ def _topic(topic: ModuleType, homes: dict[str, str]) -> str:
     body = [line for message in topic.MESSAGES for line in _interface(message)] + _tables(topic.MESSAGES)
     text = "\n".join(body)
     needed: dict[str, list[str]] = {}
-    for name, home in (homes | {"About": "../schema"}).items():
+    for name, home in (homes | {"About": "../schema", "Source": "../schema"}).items():
         if re.search(rf"\b{name}\b", text):
             needed.setdefault(home, []).append(name)
     imports = [f'import type {{ {", ".join(sorted(names))} }} from "{home}";' for home, names in needed.items()]
@@ -117,7 +117,7 @@ def _type(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(json.dumps(value) for value in get_args(hint))
     if get_origin(hint) is UnionType:
-        return " | ".join(_type(part) for part in get_args(hint))
+        return " | ".join(dict.fromkeys(_type(part) for part in get_args(hint)))
     if get_origin(hint) is tuple:
         first, *rest = get_args(hint)
         if rest == [...]:

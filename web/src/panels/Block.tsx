@@ -1,7 +1,8 @@
 // One token in one layer: the vectors on its way, with shapes, norms and FLOPs. The engine runs the token again, read-only,
 // on the same weights and cache; nothing here is computed by the page but the widths of bars.
 
-import { signal, useSignalEffect } from "@preact/signals";
+import { signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import { call } from "../api";
 import { count, figures, flop, joined, percent, plural } from "../format";
 import { select, selected } from "../rows";
@@ -40,12 +41,13 @@ export default function Block() {
   const newest = step === null ? 0 : step.start + step.length - 1;
   const at = followed.value ? newest : Math.min(position.value, newest);
   const { layer } = selected.value;
-  useSignalEffect(() => {
-    const cell = chosenCell.value;
+  const cell = chosenCell.value;
+  useEffect(() => {
     if (cell === null) return;
     choose(cell.position);
     if (cell.layer !== null) select(cell.layer, selected.peek().head);
-  });
+    chosenCell.value = null;
+  }, [cell]);
   useRested(
     (id, n) => void view.ask(() => call<BlockView>(`runs/${id}/block?step=${n}&layer=${layer}&position=${at}`)),
     layer,

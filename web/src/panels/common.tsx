@@ -171,7 +171,7 @@ export function Choice({
   return (
     <label>
       {name}
-      <select value={value.value} onChange={(event) => (value.value = event.currentTarget.value)}>
+      <select aria-label={name} value={value.value} onChange={(event) => (value.value = event.currentTarget.value)}>
         {options.map((option) => (
           <option key={option} value={option}>
             {say(option)}

@@ -11,6 +11,7 @@ export interface Panel {
 }
 
 export const PANELS: readonly Panel[] = [
+  { id: "learn", name: "Learn", title: "Eight cards, and 14 challenges that the engine checks", load: () => import("./learn") },
   { id: "race", name: "Race", title: "The same text with the KV cache and without it", load: () => import("./race") },
   { id: "branches", name: "Branches", title: "Go back and go on otherwise", load: () => import("./branches") },
   { id: "sampler", name: "Sampler", title: "Other settings on the same logits", load: () => import("./sampler") },

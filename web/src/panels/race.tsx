@@ -91,7 +91,7 @@ function Controls() {
       }}
     >
       <Whole name="tokens" state={tokens} most={4096} />
-      <label class="dial">
+      <label>
         <span>uncached lane</span>
         <select value={every.value} onChange={(event) => (every.value = Number(event.currentTarget.value))}>
           <option value={1}>every step</option>
@@ -111,7 +111,7 @@ function Controls() {
 
 function Whole({ name, state, most }: { name: string; state: { value: number }; most: number }) {
   return (
-    <label class="dial">
+    <label>
       <span>{name}</span>
       <input
         type="number"
@@ -317,7 +317,7 @@ function AgreementMeter() {
           <dt>computed in</dt>
           <dd>
             {about.dtype}
-            {about.weights === "native" ? "" : `, ${about.weights} weights`}
+            {about.weights === about.dtype ? "" : `, ${about.weights} weights`}
           </dd>
         </div>
         <div>

@@ -167,10 +167,12 @@ function Found({ view: found }: { view: SamplerView }) {
           </dd>
         </div>
         <div>
-          <dt>after top-k, top-p</dt>
-          <dd>
-            {count(found.after_top_k)}, {count(found.after_top_p)}
-          </dd>
+          <dt>left by top-k</dt>
+          <dd>{told("after_top_k", found.after_top_k)}</dd>
+        </div>
+        <div>
+          <dt>and by top-p</dt>
+          <dd>{told("after_top_p", found.after_top_p)}</dd>
         </div>
         <div>
           <dt>entropy before</dt>

@@ -3,8 +3,8 @@
 
 import type { Placed } from "./layout";
 
-/** What a cell of the cache (one token in one layer) was in the shown step. */
-export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3 } as const;
+/** What a cell of the cache (one token in one layer) was in the shown step; `shared`: kept, in a page of several runs. */
+export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3, shared: 4 } as const;
 
 export type Camera = "iso" | "top" | "side" | "head" | "follow";
 export const CAMERAS: readonly Camera[] = ["iso", "top", "side", "head", "follow"];

@@ -205,6 +205,7 @@ const REFILLED: readonly Role[] = [
   ["recomputed", "computed again, now kept"],
   ["fresh", "computed in this step"],
 ];
+const SHARED: Role = ["kept shared", "pages shared with a branch"];
 const BEAM: Role = ["beam", "attention"];
 
 /** Of what is in the picture: a wall that is kept, one that is thrown away, or one that is filled again. */
@@ -213,7 +214,7 @@ function Legend() {
   const columns = step === null || (step.cache && step.recomputed === 0) ? CACHED : step.cache ? REFILLED : UNCACHED;
   return (
     <ul class="legend" aria-label="Legend">
-      {[...TOKENS, ...columns, BEAM].map(([role, name]) => (
+      {[...TOKENS, ...columns, ...((run.value?.shared.value ?? 0) > 0 ? [SHARED] : []), BEAM].map(([role, name]) => (
         <li key={role}>
           <span class={`swatch ${role}`} aria-hidden="true" />
           {name}

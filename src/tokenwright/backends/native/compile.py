@@ -10,8 +10,9 @@ from typing import Any
 
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, matrix
+from tokenwright.backends.native.kernels import NativeKernels, matrix, routing_of
 from tokenwright.backends.packed import Packed
+from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
 
 
@@ -54,7 +55,7 @@ def _embed(op: Embed, model: NativeModel) -> lib.EmbedOp:
     return lib.EmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
 
 
-def _after(op: Attention | MLP, model: NativeModel) -> lib.After:
+def _after(op: Attention | MLP | Experts, model: NativeModel) -> lib.After:
     return lib.After(model.norm(op.post_norm), op.residual_scale)
 
 
@@ -79,6 +80,20 @@ def _mlp(op: MLP, model: NativeModel) -> lib.MLPOp:
     return lib.MLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model))
 
 
+def _experts(op: Experts, model: NativeModel) -> lib.ExpertsOp:
+    shared = [model.matrix(one) for one in op.shared] if op.shared else [lib.Matrix(), lib.Matrix()]
+    return lib.ExpertsOp(
+        routing_of(op.routing),
+        lib.ACTIVATIONS[op.activation],
+        model.norm(op.norm),
+        model.matrix(op.router),
+        model.matrix(op.up),
+        model.matrix(op.down),
+        *shared,
+        _after(op, model),
+    )
+
+
 def _head(op: Head, model: NativeModel) -> lib.HeadOp:
     return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale)
 
@@ -87,5 +102,6 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Embed: _embed,
     Attention: _attention,
     MLP: _mlp,
+    Experts: _experts,
     Head: _head,
 }

@@ -20,6 +20,7 @@ from tokenwright.backends.protocol import Linear
 from tokenwright.cache import ChunkRows, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.models.experts import Routing
 from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,14 @@ class NativeKernels:
         kind = lib.ACTIVATIONS[activation]
         self.library.tw_gated(self.handle, kind, y.numel() // size, size, lib.address(rows), lib.address(y))
         return y
+
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = logits.clone(memory_format=torch.contiguous_format)  # overwritten
+        ids = torch.empty(len(logits), routing.chosen, dtype=torch.int64)
+        weights = torch.empty(len(logits), routing.chosen + routing.shared_gate)
+        places = (lib.address(scores), lib.address(ids), lib.address(weights))
+        self.library.tw_route(byref(routing_of(routing)), len(logits), *places)
+        return ids, weights
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         rows, half = x.contiguous(), x.shape[2] // 2
@@ -199,6 +208,12 @@ def matrix(packed: Packed) -> lib.Matrix:
     """The struct of a packed weight."""
     places = (lib.address(packed.codes), lib.address(packed.scales), lib.address(packed.bias))
     return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places)
+
+
+def routing_of(routing: Routing) -> lib.Routing:
+    """The struct of a router's choice."""
+    scores = lib.SCORES[routing.scores]
+    return lib.Routing(routing.experts, routing.chosen, scores, routing.renormalise, routing.shared_gate)
 
 
 def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:

@@ -19,6 +19,7 @@ from tokenwright.errors import RequestError
 NAME = "_native.so"
 ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
+SCORES = {"softmax": 0, "sigmoid": 1}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 
 
@@ -108,7 +109,31 @@ class HeadOp(Structure):
     _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double))
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp)  # an op's kind is its index here
+class Routing(Structure):
+    _fields_ = (
+        ("experts", c_int64),
+        ("chosen", c_int64),
+        ("scores", c_int64),
+        ("renormalise", c_int64),
+        ("shared_gate", c_int64),
+    )
+
+
+class ExpertsOp(Structure):
+    _fields_ = (
+        ("routing", Routing),
+        ("activation", c_int64),
+        ("norm", Norm),
+        ("router", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("shared_up", Matrix),
+        ("shared_down", Matrix),
+        ("after", After),
+    )
+
+
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ExpertsOp)  # an op's kind is its index here
 
 
 class Op(Structure):
@@ -153,7 +178,7 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries)
+_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries, Routing)
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
 # pointer, `s`: a C string, `n`: an integer.
@@ -172,6 +197,7 @@ _FUNCTIONS = {
     "tw_activate": ("", "knnpp"),
     "tw_gated": ("", "knnnpp"),
     "tw_rotate": ("", "knnnppp"),
+    "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
     "tw_pack": ("n", "kpnpnnnn"),
     "tw_read": ("n", "kpnn"),

@@ -1,11 +1,14 @@
 """One decoder for every graph: embed, then the blocks' ops on a residual stream, then the head."""
 
+from copy import copy
+from typing import Self
+
 import torch
 
 from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.torch.batch import TorchBatch
-from tokenwright.backends.torch.ops import RunState, TorchEmbed, TorchHead, running
+from tokenwright.backends.torch.ops import RunState, TorchEmbed, TorchHead, running, using
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
@@ -27,6 +30,15 @@ class Decoder:
         self.blocks = [running(op, kernels, weights) for op in graph.blocks]
         self.head = TorchHead(graph.head, kernels, weights)
         self.layer_tokens = 0
+
+    def using(self, kernels: Kernels) -> Self:
+        """The same model with other kernels, wherever it runs op by op, and a counter of its own; it shares weights."""
+        other = copy(self)
+        other.kernels = kernels
+        other.blocks = [using(op, self.kernels, kernels) for op in self.blocks]
+        other.head = using(self.head, self.kernels, kernels)
+        other.layer_tokens = 0
+        return other
 
     def forward(self, batch: TorchBatch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
         """Compute the residual stream after the last layer, [T, width], and store the step's K and V.

@@ -15,6 +15,7 @@ from tokenwright.backends.packed import LANES, Packed
 from tokenwright.backends.protocol import Linear
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.experts import Routing
 from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
@@ -71,6 +72,17 @@ class ReferenceKernels:
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
         return self.activate(gates, activation) * values  # [T, m]
+
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = _as(logits, self.wide)
+        experts, gates = wide[:, : routing.experts], wide[:, routing.experts :]
+        scores = experts.softmax(-1) if routing.scores == "softmax" else experts.sigmoid()  # [T, experts]
+        order = scores.sort(dim=-1, descending=True, stable=True).indices  # the lowest number first among equals
+        ids = order[:, : routing.chosen].sort(-1).values
+        weights = scores.gather(1, ids)  # [T, k]
+        if routing.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return ids, _as(torch.cat((weights, gates.sigmoid()), 1), logits.dtype)
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         wide = _as(x, self.wide)

@@ -5,8 +5,10 @@ few branches. The changing state (the batch, the cache) is an argument.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MethodType
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,11 +16,13 @@ from tokenwright.backends import Dense, Kernels, Linear
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
+from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+AnyOp = TypeVar("AnyOp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,41 @@ class TorchMLP:
         return x
 
 
+class TorchExperts:
+    """One layer's router and experts: each expert computes the rows that chose it, in the order of its number."""
+
+    def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.routing = op.routing
+        self.activation = op.activation
+        self.norm = norm(op.norm, kernels, weights)
+        self.router = linear(weights, op.router)
+        ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
+        self.experts = list(zip(ups, downs, strict=True))
+        self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
+        self.after = _after(op, kernels, weights)
+
+    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        rows = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, rows)
+        chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing)
+        total = torch.zeros_like(rows)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            at, place = (chosen == expert).nonzero(as_tuple=True)  # [n], [n]
+            total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
+        if self.shared is not None:
+            result = self._mlp(rows, *self.shared)
+            total += weights[:, -1:] * result if self.routing.shared_gate else result
+        x = x + self.after(total)  # [T, width]
+        state.tap(Site.MLP, self.layer, x)
+        return x
+
+    def _mlp(self, rows: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
+        """[n, width] -> [n, width]."""
+        return self.kernels.linear(self.kernels.gated(self.kernels.linear(rows, up), self.activation), down)
+
+
 class TorchHead:
     """Computes logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
 
@@ -136,12 +175,27 @@ class TorchHead:
         return self.kernels.linear(self.scale(self.norm(x)), self.matrix).float()
 
 
-OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {Attention: TorchAttention, MLP: TorchMLP}
+OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
+    Attention: TorchAttention,
+    MLP: TorchMLP,
+    Experts: TorchExperts,
+}
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
     """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
+
+
+def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
+    """A copy of an op of `before` that computes with other kernels, over the same weights. Norms keep their kernels."""
+    other = copy(op)
+    for name, value in vars(op).items():
+        if value is before:
+            setattr(other, name, kernels)
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `rotate`
+            setattr(other, name, getattr(kernels, value.__name__))
+    return other
 
 
 def lacking(graph: Graph) -> list[str]:
@@ -193,7 +247,7 @@ def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weig
     return lambda x: function(x.flatten(1)).view_as(x)
 
 
-def _after(op: Attention | MLP, kernels: Kernels, weights: Weights) -> Function:
+def _after(op: Attention | MLP | Experts, kernels: Kernels, weights: Weights) -> Function:
     """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
     function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
     return lambda x: scale(function(x))

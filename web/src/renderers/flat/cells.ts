@@ -89,6 +89,10 @@ function paintAlike(p: Picture, position: number, cell: number, from: number, to
       c.lineWidth = line * 1.25;
       c.strokeRect(x + line / 2, y0 + line / 2, w - line, y1 - y0 - line);
     }
+    if (cell === Cell.shared && fine) {
+      c.fillStyle = hatch.shared;
+      c.fillRect(x, y0, w, y1 - y0);
+    }
   }
   if (end > from && end < to) {
     c.fillStyle = css(palette.ink); // where the work stands
@@ -116,26 +120,41 @@ function paintMissing(p: Picture, cells: readonly (readonly [number, number])[])
 export interface Hatch {
   recomputed: CanvasPattern | string;
   fresh: CanvasPattern | string;
+  shared: CanvasPattern | string;
 }
 
-/** The diagonal hatching of what was computed for nothing but this step. */
+/** The diagonal hatching of what was computed for nothing but this step, and the dots of what is shared. */
 export function hatchOf(palette: Palette, ratio: number): Hatch {
-  const pattern = (colour: Rgb): CanvasPattern | string => {
+  const pattern = (colour: Rgb, draw: (c: CanvasRenderingContext2D, side: number) => void): CanvasPattern | string => {
     const side = Math.round(7 * ratio);
     const tile = Object.assign(document.createElement("canvas"), { width: side, height: side });
     const c = tile.getContext("2d");
     if (!c) return css(colour);
-    c.strokeStyle = css(colour);
-    c.lineWidth = side * 0.3;
-    c.beginPath();
-    for (const shift of [-side, 0, side]) {
-      c.moveTo(shift - 1, side + 1);
-      c.lineTo(shift + side + 1, -1);
-    }
-    c.stroke();
+    c.strokeStyle = c.fillStyle = css(colour);
+    draw(c, side);
     const filled = c.createPattern(tile, "repeat");
     filled?.setTransform(new DOMMatrix().scale(1 / ratio));
     return filled ?? css(colour);
   };
-  return { recomputed: pattern(palette.recomputed), fresh: pattern(palette.fresh) };
+  return {
+    recomputed: pattern(palette.recomputed, stripes),
+    fresh: pattern(palette.fresh, stripes),
+    shared: pattern(palette.dark ? palette.ink : palette.bg, dots),
+  };
+}
+
+function stripes(c: CanvasRenderingContext2D, side: number): void {
+  c.lineWidth = side * 0.3;
+  c.beginPath();
+  for (const shift of [-side, 0, side]) {
+    c.moveTo(shift - 1, side + 1);
+    c.lineTo(shift + side + 1, -1);
+  }
+  c.stroke();
+}
+
+function dots(c: CanvasRenderingContext2D, side: number): void {
+  c.beginPath();
+  c.arc(side / 2, side / 2, side * 0.2, 0, 2 * Math.PI);
+  c.fill();
 }

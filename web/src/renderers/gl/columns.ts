@@ -22,7 +22,7 @@ export function makeColumns(uniforms: FrameUniforms) {
         vPosition = p;
         vFace = int(face + 0.5);
         int state = stateOf(p, 1);
-        bool solid = state == 1 || (state == 2 && uCache > 0.5);
+        bool solid = state == 1 || state == 4 || (state == 2 && uCache > 0.5);
         float deep = solid ? ${TILE.long} : 0.05;
         vAt = vec3(position.x, (1.0 - position.y) * uBoard.z, position.z);
         float y = -uBoard.x - (1.0 - position.y) * uBoard.y;
@@ -40,7 +40,8 @@ export function makeColumns(uniforms: FrameUniforms) {
         int state = stateOf(vPosition, int(layer) + 1);
         float high = max(fwidth(vAt.y), 1e-5) * uRatio; // of a CSS pixel, in layers
         float wide = max(fwidth(vFace == 2 ? vAt.z : vAt.x), 1e-5) * uRatio;
-        bool grows = state >= 2;
+        bool kept = state == 1 || state == 4;
+        bool grows = state == 2 || state == 3;
         bool falls = state == 3 && uFallen < 1.0; // thrown away, to be computed again
         bool done = !grows || falls || along < uBoard.w;
         float small = smoothstep(0.2, 0.45, high); // cells of few pixels lose their gaps
@@ -65,7 +66,11 @@ export function makeColumns(uniforms: FrameUniforms) {
           c = falls ? mix(c, ground, uFallen) : mix(c, role, uHeat * 0.75);
           c = mix(ground, c, mix(gap, 1.0, 0.3));
         } else {
-          c = state == 1 ? mix(uBg, uKept, 0.92) : uFresh;
+          c = kept ? mix(uBg, uKept, 0.92) : uFresh;
+          if (state == 4) { // dotted: other runs use this page, too
+            vec2 dot = fract(gl_FragCoord.xy / (7.0 * uRatio)) - 0.5;
+            c = mix(c, uDark > 0.5 ? uInk : uBg, 1.0 - smoothstep(0.16, 0.26, length(dot)));
+          }
           c = mix(mix(c, ground, 0.78), c, gap);
         }
         if (done && state != 0) {
@@ -78,7 +83,7 @@ export function makeColumns(uniforms: FrameUniforms) {
         float lit = vFace == 1 ? 1.0 : vFace == 2 ? 0.62 : 0.8;
         c = mix(uBg, c, lit);
         if (int(layer) == uLayer) {
-          c = mix(c, uDark > 0.5 || state != 1 ? uInk : uBg, (state == 0 ? 0.16 : 0.3) * lit);
+          c = mix(c, uDark > 0.5 || !kept ? uInk : uBg, (state == 0 ? 0.16 : 0.3) * lit);
           float rim = 1.0 - smoothstep(0.7, 1.5, min(at, 1.0 - at) / high);
           if (vFace == 1 || vFace == 2) c = mix(c, uInk, rim * (vFace == 1 ? 0.6 : 0.4));
         }

@@ -64,7 +64,8 @@ int64_t with_workspace(Workspace* shared, Run run) {
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
   const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
                           sizeof(ChunkRows),   sizeof(Heads), sizeof(EmbedOp), sizeof(AttentionOp), sizeof(MLPOp),
-                          sizeof(HeadOp), sizeof(Op),    sizeof(Model),   sizeof(Batch),       sizeof(Queries)};
+                          sizeof(HeadOp), sizeof(ExpertsOp), sizeof(Op),    sizeof(Model),   sizeof(Batch),       sizeof(Queries),
+                          sizeof(Routing)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -138,6 +139,13 @@ TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int6
 TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations,
                          const float* x, float* y) {
   for (int64_t i = 0; i < rows * heads; i++) k->rotate(size, rotations + i / heads * size, x + i * size, y + i * size);
+}
+
+// Overwrites logits [rows][experts and the shared gate]; ids: [rows][chosen]; weights: [rows][chosen and the gate].
+TW_EXPORT void tw_route(const Routing* r, int64_t rows, float* logits, int64_t* ids, float* weights) {
+  for (int64_t i = 0; i < rows; i++)
+    route(*r, logits + i * (r->experts + r->shared_gate), ids + i * r->chosen,
+          weights + i * (r->chosen + r->shared_gate));
 }
 
 TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n, int64_t vocab, const float* logits,

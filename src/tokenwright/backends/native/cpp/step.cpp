@@ -63,17 +63,18 @@ class RowStorage {
     sums_.of<int32_t>(whole * depth / 32);
   }
 
-  // The rows of a linear, in the memory that `reserve` made.
-  QuantisedRows of(const Kernels& kernels, const Matrix& m, int64_t count) {
-    const int64_t groups = m.group ? depth_of(m) / m.group : 0;
+  // The rows of a linear, in the memory that `reserve` made, after `before` rows of linears of the same depth: whole
+  // tiles of 32.
+  QuantisedRows of(const Kernels& kernels, const Matrix& m, int64_t count, int64_t before = 0) {
+    const int64_t depth = depth_of(m), groups = m.group ? depth / m.group : 0;
     return QuantisedRows{kernels.row_kind(m.format),
                          count,
-                         depth_of(m),
+                         depth,
                          groups,
                          kernels.together(m.format, count),
-                         numbers_.of<char>(0),
-                         scales_.of<float>(0),
-                         sums_.of<int32_t>(0)};
+                         numbers_.of<float>(0) + before * depth,
+                         scales_.of<float>(0) + before * depth / 32,
+                         sums_.of<int32_t>(0) + before * depth / 32};
   }
 
  private:
@@ -82,6 +83,13 @@ class RowStorage {
 
 std::atomic<int64_t> workspaces{0};
 
+// The memory of a mixture of experts; experts.inl.h tells what lies in it.
+struct ExpertMemory {
+  Buffer normed, logits, ids, weights, next, places, busy, visits, hidden, results;
+  RowStorage in, middle, shared_in, shared_middle;
+  std::atomic<int64_t> up_pieces{0}, down_pieces{0};  // atomic: a late thread reads them after their phase
+};
+
 }  // namespace
 
 // The scratch memory of one call at a time.
@@ -89,6 +97,7 @@ struct Workspace {
   std::atomic<bool> in_use{false};
   Buffer x, normed, qkv, sink, mixed, up, added, act, scratch, partial;
   RowStorage rows, next_rows;
+  ExpertMemory experts;
 
   Workspace() { workspaces++; }
   ~Workspace() { workspaces--; }
@@ -145,14 +154,20 @@ void visit(const Op& op, F f) {
     case ATTENTION: return f(*(const AttentionOp*)op.op);
     case MLP: return f(*(const MLPOp*)op.op);
     case HEAD: return f(*(const HeadOp*)op.op);
+    case EXPERTS: return f(*(const ExpertsOp*)op.op);
   }
 }
 
+// Piece `i` of a linear's `pieces`.
+void linear_piece(const Kernels& k, const Matrix& m, const QuantisedRows& rows, int64_t i, int64_t pieces,
+                  const Out& out) {
+  const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2;
+  k.linear(m, rows, pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks), out);
+}
+
 void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& rows, const Out& out) {
-  const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2, pieces = pieces_of(m, rows.rows, team.size());
-  team.each(pieces, [&](int64_t i) {
-    k.linear(m, rows, pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks), out);
-  });
+  const int64_t pieces = pieces_of(m, rows.rows, team.size());
+  team.each(pieces, [&](int64_t i) { linear_piece(k, m, rows, i, pieces, out); });
 }
 
 // One phase over rows: calls body(row). A piece has several rows if there are many.
@@ -258,17 +273,25 @@ void scale_row(int64_t size, double scale, float* x) {
 
 bool added_directly(const After& after) { return !after.norm.weight && after.scale == 1; }
 
+void add(int64_t size, const float* x, float* to) {
+  for (int64_t i = 0; i < size; i++) to[i] += x[i];
+}
+
+// x += after(added), for one row.
+void add_row(Pass& p, const After& after, int64_t row) {
+  const int64_t width = p.model.width;
+  float* added = p.added + row * width;
+  if (after.norm.weight) p.k.norm(after.norm, width, added, added);
+  if (after.scale != 1) scale_row(width, after.scale, added);
+  add(width, added, p.x + row * width);
+}
+
 // x += after(linear(rows)).
 void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, const After& after) {
   const int64_t width = p.model.width;
   if (added_directly(after)) return linears_of(p, team, m, rows, p.x, p.x, width);
   linears_of(p, team, m, rows, p.added, nullptr, width);
-  each_row(team, p.batch.rows, [&](int64_t row) {
-    float *added = p.added + row * width, *x = p.x + row * width;
-    if (after.norm.weight) p.k.norm(after.norm, width, added, added);
-    if (after.scale != 1) scale_row(width, after.scale, added);
-    for (int64_t i = 0; i < width; i++) x[i] += added[i];
-  });
+  each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, after, row); });
 }
 
 // Quantises norm(x) of all rows for a linear.
@@ -360,6 +383,8 @@ void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
   add_linear(p, team, op.down, last, op.after);
 }
 
+#include "experts.inl.h"
+
 // The argmax and logsumexp of a row, from the partial summaries of its ranges.
 void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total) {
   const Partial* most = parts;
@@ -438,6 +463,12 @@ void run_pass(void* context, Team& team, int64_t thread) {
 }
 
 }  // namespace
+
+void route(const Routing& r, float* logits, int64_t* ids, float* weights) {
+  if (r.shared_gate) weights[r.chosen] = sigmoid(logits[r.experts]);
+  score(r, logits);
+  choose(r, logits, ids, weights);
+}
 
 Workspace* new_workspace() { return new (std::nothrow) Workspace; }
 

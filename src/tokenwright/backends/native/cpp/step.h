@@ -10,7 +10,7 @@ constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights in a thread's wor
 
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
 // functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
-enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3 };
+enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, EXPERTS = 4 };
 
 // x = scale times the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
@@ -54,6 +54,27 @@ struct HeadOp {
   Norm norm;
   Matrix matrix;
   double scale;
+};
+
+// How a router's logits [experts] choose some experts for a row, the lowest number among equals first.
+enum Scores : int64_t { SOFTMAX = 0, SIGMOID = 1 };
+struct Routing {
+  int64_t experts, chosen;
+  int64_t scores;
+  int64_t renormalise;  // whether the weights of the chosen are divided by their sum
+  int64_t shared_gate;  // whether one more logit, through a sigmoid, is the weight of the shared expert
+};
+
+// x += after(sum of weight * down(activation(up(norm(x)))) over the experts that the row chose), the shared one last.
+struct ExpertsOp {
+  Routing routing;
+  int64_t activation;
+  Norm norm;
+  Matrix router;
+  Matrix up;    // of each expert the gates, then the values; one expert after another, each in whole blocks
+  Matrix down;  // one expert after another
+  Matrix shared_up, shared_down;  // without outputs: none
+  After after;
 };
 
 struct Op {
@@ -113,6 +134,10 @@ void linear_rows(const Kernels&, Workspace&, const Matrix&, int64_t rows, const 
 // The argmax and logsumexp that `forward` reports, for any logits [n][vocab].
 void summarise(const Kernels&, Workspace&, int64_t n, int64_t vocab, const float* logits, int64_t* best,
                double* log_total, int64_t threads);
+
+// The choice of one row: overwrites logits [experts, and one if there is a shared gate], writes the experts' numbers
+// [chosen] in ascending order, and their weights [chosen, and one if there is a shared gate].
+void route(const Routing&, float* logits, int64_t* ids, float* weights);
 
 // One attention over `queries` in fp32, whose rows and heads are those of the whole step.
 void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*,

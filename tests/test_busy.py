@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright.bench import busy, limits
-from tokenwright.bench.busy import Times, disagreement, load_between, quietly, read_times
+from tokenwright import busy
+from tokenwright.bench import limits
 from tokenwright.bench.limits import Rate
 from tokenwright.bench.model import Turn, doubtful
+from tokenwright.busy import Times, disagreement, load_between, quietly, read_times
 
 START = Times(total=100.0, computing=40.0, stolen=1.0, own=10.0)
 QUIET = Times(total=110.0, computing=49.0, stolen=1.0, own=18.9)  # nine of ten seconds, nearly all our own
@@ -21,6 +22,7 @@ QUIET = Times(total=110.0, computing=49.0, stolen=1.0, own=18.9)  # nine of ten 
         (QUIET, ""),
         (replace(QUIET, stolen=2.0), "the host took 10% of the processors' time"),
         (replace(QUIET, own=15.0), "other processes took 40% of the processors' time"),
+        (replace(QUIET, own=15.0, total=100.1), ""),  # too short for the system's clock, which has hundredths
         (START, ""),
         (None, ""),
     ],

@@ -2,10 +2,11 @@
 
 The system counts, for each processor, the time that anyone computed on it and the time that the host gave to other
 machines (`steal`). What remains of the former without our own process is the load of others. Figures that were measured
-on a busy machine are not figures of the machine: they are measured again, and left out if it stays busy.
+on a busy machine are not figures of the machine: whoever shows them says so, once.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TypeVar
 
+BUSY = "the machine was busy"
 STEAL, OTHERS = 0.05, 0.15  # shares of the processors' time above which the machine was busy
 SPREAD = 1.5  # ratio of the upper to the lower quartile of repeated measurements above which they do not agree
 IMPOSSIBLE = 1.05  # a share of a limit above it is none
 ATTEMPTS = 3
+SHORTEST = 0.2  # seconds of the processors' time; the system counts in hundredths
 
 T = TypeVar("T")
 
@@ -52,7 +55,7 @@ def read_times(stat: Path = Path("/proc/stat")) -> Times | None:
 
 def load_between(before: Times | None, after: Times | None) -> str:
     """Who else used our processors between two times, in words; '' if hardly anyone did or if nobody knows."""
-    if before is None or after is None or after.total <= before.total:
+    if before is None or after is None or after.total - before.total < SHORTEST:
         return ""
     passed = after.total - before.total
     stolen = (after.stolen - before.stolen) / passed
@@ -62,6 +65,14 @@ def load_between(before: Times | None, after: Times | None) -> str:
     if others > OTHERS:
         return f"other processes took {others:.0%} of the processors' time"
     return ""
+
+
+def told(*reasons: str) -> str:
+    """What to say of figures that were measured while the machine was busy; '' if there is no reason to."""
+    kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
+    if not kinds:
+        return ""
+    return f"{BUSY}: {'; '.join([*kinds.values()][::-1][:2])}. Run it again when nothing else runs."
 
 
 def disagreement(values: Sequence[float]) -> str:

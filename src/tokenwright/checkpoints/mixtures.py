@@ -1,0 +1,76 @@
+"""Mixtures of experts: their keys in config.json, and the names of their tensors.
+
+Absent keys take transformers' defaults (configuration_mixtral.py, configuration_qwen2_moe.py, ..._qwen3_moe.py).
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from tokenwright.backends.packed import LANES
+from tokenwright.checkpoints.strict import Keys
+from tokenwright.config import Mixture
+
+Kind = Literal["mixtral", "qwen2", "qwen3"]
+
+_MOST = 1 << 16
+_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
+
+MIXTRAL_NAMES: Mapping[str, str] = {
+    "layers.{i}.mlp.router": "layers.{i}.block_sparse_moe.gate",
+    "layers.{i}.mlp.experts.{e}.gate": "layers.{i}.block_sparse_moe.experts.{e}.w1",
+    "layers.{i}.mlp.experts.{e}.up": "layers.{i}.block_sparse_moe.experts.{e}.w3",
+    "layers.{i}.mlp.experts.{e}.down": "layers.{i}.block_sparse_moe.experts.{e}.w2",
+}
+QWEN_NAMES: Mapping[str, str] = {
+    "layers.{i}.mlp.router": "layers.{i}.mlp.gate",
+    "layers.{i}.mlp.shared_gate": "layers.{i}.mlp.shared_expert_gate",
+} | {
+    f"layers.{{i}}.mlp.{ours}.{one}": f"layers.{{i}}.mlp.{theirs}.{one}_proj"
+    for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_expert"))
+    for one in ("gate", "up", "down")
+}
+
+
+def read_mixture(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
+    """The experts that a config.json describes; None if no layer has any. Raises CheckpointError."""
+    for key in _TRAINING:
+        keys.raw(key)
+    return _mixtral(keys, layers) if kind == "mixtral" else _qwen(keys, kind, layers)
+
+
+def _mixtral(keys: Keys, layers: int) -> Mixture:
+    experts = keys.whole("num_local_experts", 8, most=_MOST)
+    chosen = keys.whole("num_experts_per_tok", 2, most=experts)
+    return Mixture(experts, chosen, _width(keys, "intermediate_size", 14336), (True,) * layers)
+
+
+def _qwen(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
+    experts = keys.whole("num_experts", 60 if kind == "qwen2" else 128, least=0, most=_MOST)
+    chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or _MOST)
+    step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
+    mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
+    width = _width(keys, "moe_intermediate_size", 1408 if kind == "qwen2" else 768)
+    shared = keys.whole("shared_expert_intermediate_size", 5632, most=1 << 24) if kind == "qwen2" else 0
+    renormalise = keys.flag("norm_topk_prob", False)
+    if not any(mixed):
+        return None
+    return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)
+
+
+def _width(keys: Keys, key: str, default: int) -> int:
+    """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts."""
+    width = keys.whole(key, default, most=1 << 24)
+    if 2 * width % LANES or keys.whole("hidden_size") % LANES:
+        raise keys.error(
+            f"experts of {key} {width:,} at hidden_size {keys.raw('hidden_size'):,} cannot be packed: Tokenwright "
+            f"needs multiples of {LANES // 2} and {LANES}"
+        )
+    return width
+
+
+def _listed(keys: Keys, key: str, layers: int) -> frozenset[int]:
+    """A list of layers, by default empty."""
+    listed = keys.raw(key) or []
+    if not isinstance(listed, list) or not all(type(one) is int and 0 <= one < layers for one in listed):
+        raise keys.error(f"{key} must be a list of layers from 0 to {layers - 1}")
+    return frozenset(listed)

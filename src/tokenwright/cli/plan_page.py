@@ -1,0 +1,196 @@
+"""A plan as text: the sizes in both units, the work, the speed that reading memory allows, and remarks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tokenwright.busy import told
+from tokenwright.config import Heads, KVFormat
+
+if TYPE_CHECKING:
+    from tokenwright.planner import Plan
+
+
+def page(plan: Plan) -> str:
+    """The plan as text: sizes, work, speed, and remarks."""
+    graph = plan.graph
+    of = f" of {graph.context:,}" if plan.context < graph.context else ""
+    heading = f"{plan.model} ({graph.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
+    return "\n".join([heading, "", *_memory(plan), "", *_work(plan), "", *_words(plan)])
+
+
+def _memory(plan: Plan) -> list[str]:
+    """The sizes in both units, and how each is composed."""
+    rows = {
+        "weights": (plan.weight_bytes, _parameters(plan)),
+        "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
+        "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
+        "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
+        "together": (plan.total_bytes, ["without activations and torch itself"]),
+        "a decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
+    }
+    lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
+    for name, (count, words) in rows.items():
+        lines.append(f"{name:<16} {binary(count):>12}  {decimal(count):>11}  {words[0]}")
+        lines += [" " * 44 + more for more in words[1:]]
+    return lines
+
+
+def _parameters(plan: Plan) -> list[str]:
+    """How many parameters there are, and how many of them a token meets if there are experts."""
+    graph = plan.graph
+    met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
+    return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
+
+
+def _kept(plan: Plan) -> list[str]:
+    """How the bytes of a token are composed: layers, heads, and the rows of K and of V with their scales."""
+    parts = []
+    for (layout, k, v), count in Counter((spec.layout, spec.k, spec.v) for spec in plan.specs).items():
+        if isinstance(layout, Heads):
+            rows, heads = [k.nbytes(layout.head_size), v.nbytes(layout.head_size)], f"{layout.kv_heads} heads x "
+        else:
+            rows, heads = [k.nbytes(layout.rank), k.nbytes(layout.rope)], ""
+        parts.append(f"{_layers(count)} x {heads}({rows[0]:,} + {rows[1]:,} B)")
+    return parts
+
+
+def _kept_tokens(plan: Plan) -> str:
+    """The number of tokens that a sequence keeps in the cache, and the layers that keep fewer."""
+    windows = Counter(
+        window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
+    )
+    fewer = []
+    for window, count in windows.items():
+        who = (
+            "all layers keep"
+            if count == len(plan.attention_windows)
+            else f"{_layers(count)} keep{'s' if count == 1 else ''}"
+        )
+        sinks = f" and {window.sinks:,} sink{'s' if window.sinks > 1 else ''}" if window.sinks else ""
+        fewer.append(f"{who} {window.size:,}{sinks}")
+    return ", ".join([f"{plan.context:,} tokens", *fewer])
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _work(plan: Plan) -> list[str]:
+    whole, each = ("one sequence", "its") if plan.batch == 1 else (f"{plan.batch:,} sequences", "each one's")
+    lines = [
+        f"{'work (derived)':<16} {'10^n':>12}",
+        f"{'prefill':<16} {flop(plan.prefill_flops):>12}  {whole} of {plan.context:,} tokens",
+        f"{'a decode':<16} {flop(plan.decode_flops):>12}  {each} next token",
+    ]
+    speed, rate = plan.bandwidth, plan.tokens_per_second
+    if speed is not None and rate is not None:
+        shared = "" if plan.batch == 1 else f"in all, {three(rate / plan.batch)} each, "
+        where = f" of this machine ({speed.place})" if speed.kind == "measured" else ""
+        reads, writes = f"{three(speed.bytes_per_second / 1e9)} GB/s", f"{three(rate)} tok/s"
+        lines += [
+            "",
+            f"{f'speed ({speed.kind})':<16} {reads:>12}  reading memory{where}",
+            f"{'at most':<16} {writes:>12}  {shared}if reading alone limits",
+        ]
+    return lines
+
+
+def _words(plan: Plan) -> list[str]:
+    """The plan's remarks, one paragraph each."""
+    said = [("cache > weights", _crossing(plan))]
+    if plan.memory is not None:
+        said.append((f"in {decimal(plan.memory)}", _fit(plan, plan.memory)))
+    said.append(("this engine", _engine(plan)))
+    said += [("note", remark) for remark in plan.remarks]
+    if plan.bandwidth is not None and plan.bandwidth.busy:
+        said.append(("note", told(plan.bandwidth.busy)))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    return [
+        textwrap.fill(f"{name:<16} {words}", max(40, width), subsequent_indent=" " * 17, break_on_hyphens=False)
+        for name, words in said
+    ]
+
+
+def _crossing(plan: Plan) -> str:
+    at, batch = plan.cache_exceeds_weights_at, f" each, at batch {plan.batch:,}" if plan.batch > 1 else ""
+    if at is None:
+        return "never: every layer's window is limited"
+    beyond = f", beyond the model's {plan.graph.context:,}" if at > plan.graph.context else ""
+    return f"from {at:,} tokens{batch}{beyond}"
+
+
+def _fit(plan: Plan, memory: int) -> str:
+    spare = memory - plan.total_bytes
+    if memory < plan.weight_bytes:
+        return f"does not fit: the weights alone are {decimal(plan.weight_bytes - memory)} too much"
+    verdict = f"fits, with {decimal(spare)} to spare" if plan.fits else f"does not fit: {decimal(-spare)} too much"
+    longest, own = plan.most_context, plan.graph.context
+    if plan.endless and longest is None:
+        tokens = "texts without end"
+    elif not plan.endless and (longest is None or longest >= own):
+        tokens = f"all {own:,} tokens of the model's context"
+    else:
+        tokens = f"{longest:,} tokens"
+    return (
+        f"{verdict}. The most at batch {plan.batch:,}: {tokens}; at {plan.context:,} tokens: batch {plan.most_batch:,}"
+    )
+
+
+def _engine(plan: Plan) -> str:
+    if plan.hindrances or plan.engine_kv_bytes is None:
+        return f"cannot run this yet: {'; '.join(plan.hindrances)}"
+    pages = " + ".join(f"{group.pages:,}" for group in plan.engine_groups)
+    one = "one more" if len(plan.engine_groups) == 1 else "one more of each"
+    options = [f"pages={plan.engine_pages}", f"max_sequences={plan.batch}"]
+    if plan.weights.quantised and plan.blueprint.packed is None and not plan.blueprint.kept:
+        options.append(f'weights="{plan.weights}"')
+    wide = (
+        "" if plan.native == "float32" else f"; without native kernels give --dtype {plan.native}, else it is float32"
+    )
+    if plan.kv != KVFormat():
+        options.append(f'kv="{plan.kv}"')
+    if plan.window is not None:
+        options.append(f"window={plan.window}")
+    if plan.sinks:
+        options.append(f"sinks={plan.sinks}")
+    size = binary(plan.engine_kv_bytes)
+    return f"takes {size} for the KV with LLM({', '.join(options)}): {pages} pages and {one}{wide}"
+
+
+def binary(count: int) -> str:
+    """Format bytes in B, KiB, MiB or GiB (2^n) with two decimals."""
+    return _scaled(count, 1024, ("KiB", "MiB", "GiB"))
+
+
+def decimal(count: int) -> str:
+    """Format bytes in B, kB, MB or GB (10^n) with two decimals."""
+    return _scaled(count, 1000, ("kB", "MB", "GB"))
+
+
+def _scaled(count: int, base: int, units: tuple[str, ...]) -> str:
+    size, unit = float(count), "B"
+    for larger in units:
+        if size < base:
+            break
+        size, unit = size / base, larger
+    return f"{count} B" if unit == "B" else f"{size:,.2f} {unit}"
+
+
+def flop(count: int) -> str:
+    """Format floating-point operations in MFLOP to EFLOP (10^n)."""
+    size, unit = count / 1e6, "MFLOP"
+    for larger in ("GFLOP", "TFLOP", "PFLOP", "EFLOP"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:,.2f} {unit}"
+
+
+def three(value: float) -> str:
+    """Format a number with three digits, or with all digits before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

@@ -1,0 +1,109 @@
+"""The means of a check: engines of its own over the loaded model, within limits, until it is cancelled.
+
+A check never computes in the engine that serves: what it does is in nobody's pages, counts or prefix cache. It runs in
+one thread; `cancel` may be called from any other.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tokenwright.backends.runner import Model
+from tokenwright.cache import layer_specs
+from tokenwright.completion import Completion
+from tokenwright.config import KVFormat
+from tokenwright.engine import SamplingParams
+from tokenwright.errors import RequestError
+from tokenwright.llm import LLM
+from tokenwright.requests import Prompt
+
+LIMIT_S = 60.0  # seconds that a check may take
+MOST_TOKENS = 1024  # of a text of a check
+PAGE = 16  # tokens
+
+
+class Stopped(RequestError):
+    """The check was cancelled, or took too long."""
+
+
+class Work:
+    """What one check may use. llm: the model; seconds: after which it is stopped."""
+
+    def __init__(self, llm: LLM, seconds: float = LIMIT_S) -> None:
+        self.llm = llm
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """End the check at its next step."""
+        self._cancelled = True
+
+    def check(self) -> None:
+        """Raises Stopped if the check must end."""
+        if self._cancelled:
+            raise Stopped("the check was cancelled")
+        if time.monotonic() > self._until:
+            raise Stopped(f"the check was stopped after {self.seconds:g} s; ask for less, or use a smaller model")
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text of a check."""
+        return min(MOST_TOKENS, self.llm.context)
+
+    @contextmanager
+    def engine(self, tokens: int, *, texts: int = 1, page_size: int = PAGE, trace: bool = False) -> Iterator[LLM]:
+        """An engine of the check's own, with room for `texts` texts of `tokens` tokens and nothing in its cache."""
+        self.check()
+        pages = texts * -(-min(tokens, self.context) // page_size)
+        with LLM(
+            self.llm.loaded.again(trace=trace),
+            pages=pages,
+            page_size=page_size,
+            max_sequences=texts,
+            token_budget=max(self.llm.options.token_budget, texts),
+        ) as own:
+            yield own
+
+    def text(
+        self, llm: LLM, prompt: Prompt, params: SamplingParams, *, cache: bool = True, salt: str = ""
+    ) -> Completion:
+        """A text of an engine, token by token, so that the check can end between two of them."""
+        with llm.stream(prompt, params, cache=cache, salt=salt) as stream:
+            for _ in stream:
+                self.check()
+            return stream.completion
+
+    def beams(self, llm: LLM, prompt: Prompt, params: SamplingParams) -> Completion:
+        """The best text of a beam search, which has an end even where nobody waits for it."""
+        self.check()
+        limit = max(0.0, self._until - time.monotonic())
+        [best] = llm.generate(prompt, params, max_seconds=limit)
+        self.check()
+        return best
+
+    def logits(self, tokens: Sequence[int], **cache: Any) -> torch.Tensor:
+        """Logits [n, vocabulary] of a whole text in one pass, over a cache as `kv`, `window` and `sinks` say."""
+        self.check()
+        loaded = self.llm.loaded.again()
+        kv = KVFormat.parse(cache.pop("kv", "native"))
+        specs = layer_specs(loaded.graph, loaded.dtype, kv, **cache)
+        logits, _ = Model(loaded.decoder, specs, loaded.device)(tokens)
+        self.check()
+        return logits
+
+    def ids(self, prompt: str) -> list[int]:
+        """A text's ids. Raises RequestError for one beyond the check's context."""
+        ids = self.llm.tokenizer.encode(prompt)
+        if len(ids) >= self.context:
+            raise RequestError(f"the text has {len(ids)} tokens; a check reads fewer than {self.context}")
+        return ids
+
+    def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
+        """The ids of a greedy text after these, of so many tokens, end tokens like any other."""
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        with self.engine(len(ids) + tokens) as llm:
+            return list(self.text(llm, list(ids), params).token_ids)

@@ -1,0 +1,102 @@
+"""The op of a mixture of experts: a router chooses some of many gated MLPs for each row.
+
+    scores   = softmax or sigmoid of router(x)                       [experts]
+    chosen   = the k experts of the highest scores, in the order of their numbers
+    weights  = their scores, divided by their sum where the model says so
+    result   = sum of weights_e expert_e(x) over the chosen, plus gate(x) shared(x) where the model has a shared expert
+
+A row adds its experts' results in the order of their numbers, whatever its neighbours choose.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenwright.models.graph import Activation, Matrix, Norm, Op, Shape
+
+Scores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the router's logits choose experts. The lowest number wins among equal scores.
+
+    shared_gate: whether the router has one more output, whose sigmoid is the weight of the shared expert (else 1).
+    """
+
+    experts: int
+    chosen: int  # k, for each row
+    scores: Scores = "softmax"
+    renormalise: bool = True  # whether the weights of the chosen are divided by their sum
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class Experts(Op):
+    """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
+
+    up: for each expert its gates, then its values; down: each expert's outputs. So an expert is a run of rows of both.
+    shared: such a pair of matrices for an expert that every row meets.
+    """
+
+    layer: int
+    norm: Norm | None
+    routing: Routing
+    router: Matrix  # [experts, width], and one more row for the shared expert's gate
+    up: Matrix  # [experts x 2 m, width]
+    down: Matrix  # [experts x width, m]
+    activation: Activation
+    shared: tuple[Matrix, Matrix] | None = None
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        found = dict(self.norm.shapes) if self.norm else {}
+        for matrix in self.matrices:
+            found |= matrix.shapes
+        return found | (self.post_norm.shapes if self.post_norm else {})
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.router, self.up, self.down, *(self.shared or ())
+
+    @property
+    def experts(self) -> int:
+        """The number of experts that the router chooses from."""
+        return self.routing.experts
+
+    @property
+    def chosen(self) -> int:
+        """The number of experts that a row meets, without the shared one."""
+        return self.routing.chosen
+
+    @property
+    def multiplied(self) -> int:
+        return sum(one.out * one.inner for one in self.matrices) - self._unused
+
+    @property
+    def idle(self) -> int:
+        biases = sum(one.out for one in (self.up, self.down) if one.bias)
+        return self._unused + biases // self.experts * (self.experts - self.chosen)
+
+    @property
+    def _unused(self) -> int:
+        """The weights of the experts that a row does not choose."""
+        every = sum(one.out * one.inner for one in (self.up, self.down))
+        return every // self.experts * (self.experts - self.chosen)
+
+    def read(self, rows: int) -> dict[str, Shape]:
+        """Of the experts the first ones, as many as `experts_met`."""
+        met = self.experts_met(rows)
+        return {name: shape for name, shape in self.shapes.items() if _expert(name) < met}
+
+    def experts_met(self, rows: int) -> int:
+        """The expected number of distinct experts that `rows` rows choose, each as likely as the others."""
+        missed = (1 - self.chosen / self.experts) ** rows
+        return round(self.experts * (1 - missed))
+
+
+def _expert(name: str) -> int:
+    """The number of the expert that a tensor belongs to; -1 for tensors that every row meets."""
+    _, found, rest = name.partition(".experts.")
+    return int(rest.partition(".")[0]) if found else -1

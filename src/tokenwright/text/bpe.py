@@ -1,0 +1,99 @@
+"""Build byte-pair tokenizers of the `tokenizers` library from their pieces; no files are read here.
+
+There are two kinds: SentencePiece's (scores, byte tokens, ▁ for a space) and byte-level (merges, and patterns that
+split the text first, which are published with each model's own tokenizer.json).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from tokenwright.errors import CheckpointError
+
+_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
+_MOST_SPLITS = 1 << 27  # characters looked at to find the merges of a vocabulary
+
+_ENGLISH = r"'s|'t|'re|'ve|'m|'ll|'d"
+_GPT2 = _ENGLISH + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CL100K = r"(?i:" + _ENGLISH + r")|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# The pre-tokenizers by name: patterns that split the text one after the other.
+SPLITS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "mpt", "phi-2", "olmo"), (_GPT2,)),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
+    "smollm": (r"\p{N}", _GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (_CL100K % "{1,3}",)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_CL100K % "",)),
+}
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3")  # whole words of the vocabulary are not merged; BOS unless said otherwise
+_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first, as these models' tokenizer.json has it
+
+
+def sentencepiece(
+    tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int | None, *, prefix: bool
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: the pair whose token has the highest score is joined first.
+
+    kinds: the types of the tokens, 1 to 6 as SentencePiece numbers them. unknown: the id for what has no token.
+    prefix: whether a space goes before the text. Raises CheckpointError.
+    """
+    vocab = {token: at for at, token in enumerate(tokens)}
+    if unknown is None:
+        unknown = next((at for at, kind in enumerate(kinds) if kind == _UNKNOWN), None)
+    if sum(len(token) ** 2 for token in tokens) > _MOST_SPLITS:
+        raise CheckpointError("the tokens are too long")
+    joined = [at for at, kind in enumerate(kinds) if kind not in (_UNKNOWN, _CONTROL, _BYTE)]
+    merges: list[tuple[str, str]] = []
+    for at in sorted(joined, key=lambda at: -scores[at]):
+        token = tokens[at]
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        halves = [(left, right) for left, right in pairs if left in vocab and right in vocab]
+        merges += sorted(halves, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    library = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=merges,
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces = normalizers.Replace(" ", "▁")
+    first = [normalizers.Prepend("▁")] if prefix else []
+    library.normalizer = normalizers.Sequence([*first, spaces])
+    library.decoder = spaces_restored(prefix=prefix)
+    return library
+
+
+def spaces_restored(*, prefix: bool) -> decoders.Decoder:
+    """The decoder of SentencePiece's tokens; prefix: whether the space before the text is taken away again."""
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+
+
+def byte_level(
+    name: str, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, prefix: bool = False
+) -> tokenizers.Tokenizer:
+    """Byte-level BPE with the pre-tokenizer of a name in `SPLITS`; prefix: whether a space goes before the text."""
+    library = tokenizers.Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=name in LLAMA3))
+    if SPLITS[name] == (_GPT2,):
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)  # the library has this pattern
+    elif prefix:
+        raise CheckpointError(f"add_prefix_space is for GPT-2's tokenizer, and this one splits as {name} does")
+    else:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[name]]
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    if name in _COMPOSED:
+        library.normalizer = normalizers.NFC()
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def with_added(library: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+    """The tokenizer with its unknown, control and user-defined tokens as added tokens, which text is cut at first."""
+    added = [(token, kinds[at]) for at, token in enumerate(tokens) if kinds[at] in (_UNKNOWN, _CONTROL, _USER)]
+    library.add_tokens([AddedToken(token, normalized=False) for token, one in added if one == _USER and token])
+    library.add_special_tokens([AddedToken(token, special=True) for token, one in added if one != _USER and token])
+    return library

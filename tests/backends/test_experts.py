@@ -1,0 +1,154 @@
+"""Mixtures of experts with the native kernels: the same bits in any company, from the chosen experts alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.backends.native import KERNELS, each_isa, needs_native, noise, threads
+from tests.backends.test_program import Bench, decoder
+from tests.oracle.harness import prompt_of
+from tests.profiles import examples
+from tokenwright.backends import ReferenceKernels
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.packed import Packed
+from tokenwright.engine import Step, flatten
+from tokenwright.models.experts import Experts, Routing
+from tokenwright.models.taps import Site
+
+KINDS = ("mixtral", "qwen2-moe", "qwen3-moe")
+WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int4")
+KEPT = {"native": ("native", None, 0), "int8": ("int8", None, 0), "int4": ("int4", 20, 4)}
+
+pytestmark = needs_native
+
+
+@each_isa
+@pytest.mark.parametrize(("weights", "kind"), [(form, KINDS[i % 3]) for i, form in enumerate(WEIGHTS)])
+def test_a_row_has_the_same_bits_alone_and_beside_others(isa: str, weights: str, kind: str) -> None:
+    """Alone token by token; and all texts together in one step, where an expert gets from one to a hundred rows."""
+    kept = list(KEPT.values())[WEIGHTS.index(weights) % 3]
+    made = decoder(kind, weights, isa)
+    texts = [prompt_of(length, seed) for seed, length in enumerate((1, 37, 60, 5, 70, 18))]
+    company = Bench(made, kind, kept)
+    with threads(2):
+        together = company.whole([company.chunk(i, text, 0, len(text)) for i, text in enumerate(texts)]).rows
+    alone = []
+    for i, text in enumerate(texts):
+        bench = Bench(made, kind, kept)
+        with threads(1):
+            alone += [bench.whole([bench.chunk(i, text, at, at + 1)]).rows for at in range(len(text))]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def chosen_in(bench: Bench, text: tuple[int, ...]) -> dict[int, set[int]]:
+    """The experts that the text's last token chooses in each layer, seen op by op."""
+    found: dict[int, set[int]] = {}
+    ops = [op for op in bench.backend.decoder.blocks if hasattr(op, "routing")]
+    for op in ops:
+        plain = op.kernels
+
+        class Watching:
+            def __getattr__(self, name: str, plain: object = plain) -> object:
+                return getattr(plain, name)
+
+            def route(self, logits, routing, plain=plain, layer=op.layer):
+                ids, weights = plain.route(logits, routing)
+                found[layer] = set(ids[-1].tolist())
+                return ids, weights
+
+        op.kernels = Watching()
+    try:
+        bench.by_parts([bench.chunk(9, text, len(text) - 1, len(text))])
+    finally:
+        for op in ops:
+            op.kernels = bench.backend.decoder.kernels
+    return found
+
+
+def experts_of(weights: Weights, op: Experts) -> Iterator[tuple[int, Packed]]:
+    for name in (op.up.name, op.down.name):
+        packed = weights[name]
+        assert isinstance(packed, Packed)
+        yield from enumerate(packed.split(op.routing.experts))
+
+
+@each_isa
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decode_step_computes_with_the_chosen_experts_alone(isa: str, kind: str) -> None:
+    """The others' weights become NaN, which nothing survives that is multiplied with them."""
+    made = decoder(kind, "float32", isa)
+    text = prompt_of(9, seed=3)
+    one, other, third = (Bench(made, kind, KEPT["native"]) for _ in range(3))
+    for bench in (one, other, third):
+        bench.whole([bench.chunk(9, text, 0, len(text) - 1)])
+    right = one.whole([one.chunk(9, text, len(text) - 1, len(text))]).rows
+    chosen = chosen_in(other, text)
+    ops = {op.layer: op for op in made.graph.blocks if isinstance(op, Experts)}
+    assert chosen.keys() == ops.keys()
+    kept = [(part, part.codes.clone()) for op in ops.values() for _, part in experts_of(made.native._weights, op)]
+    try:
+        for layer, op in ops.items():
+            for expert, part in experts_of(made.native._weights, op):
+                if expert not in chosen[layer]:
+                    part.codes.fill_(255)
+        step = [third.chunk(9, text, len(text) - 1, len(text))]
+        assert torch.equal(third.whole(step).rows, right)
+        for layer, op in ops.items():
+            next(part for expert, part in experts_of(made.native._weights, op) if expert in chosen[layer]).codes[:] = (
+                255
+            )
+        assert third.whole(step).rows.isnan().all(), "a chosen one is read"
+    finally:
+        for part, codes in kept:
+            part.codes.copy_(codes)
+
+
+@each_isa
+@examples(100)
+@given(
+    count=st.integers(1, 5),
+    experts=st.integers(1, 40),
+    chosen=st.integers(1, 40),
+    scores=st.sampled_from(["softmax", "sigmoid"]),
+    renormalise=st.booleans(),
+    gate=st.booleans(),
+    steps=st.sampled_from([0, 2]),
+    seed=st.integers(0, 10**6),
+)
+def test_the_choice_is_the_references(
+    isa: str, count: int, experts: int, chosen: int, scores: str, renormalise: bool, gate: bool, steps: int, seed: int
+) -> None:
+    """Rounded logits have many equals, of which the lowest numbers are chosen."""
+    routing = Routing(experts, min(chosen, experts), scores, renormalise, gate)
+    logits = 2 * noise(count, experts + gate, seed=seed)
+    logits = logits if not steps else (logits * steps).round() / steps
+    ids, weights = KERNELS[isa].route(logits, routing)
+    right_ids, right = ReferenceKernels().route(logits, routing)
+    assert torch.equal(ids, right_ids)
+    torch.testing.assert_close(weights, right, rtol=1e-5, atol=1e-7)
+
+
+@each_isa
+def test_a_choice_among_values_that_are_no_numbers_is_still_one(isa: str) -> None:
+    """A row of NaN chooses as many different experts as any other: no memory beyond the weights is read."""
+    logits = torch.full((2, 12), float("nan"))
+    logits[1, ::3] = 1.0
+    ids, _ = KERNELS[isa].route(logits, Routing(12, 5))
+    assert [len(set(row)) for row in ids.tolist()] == [5, 5]
+    assert ids.min() >= 0 and ids.max() < 12
+
+
+def test_op_by_op_each_layer_is_seen_and_a_shared_expert_is_met_by_all() -> None:
+    made = decoder("qwen2-moe", "float32", next(iter(KERNELS)))
+    bench = Bench(made, "qwen2-moe", KEPT["native"])
+    text = prompt_of(7, seed=4)
+    seen: list[tuple[Site, int]] = []
+    bench.backend(flatten(Step((bench.chunk(0, text, 0, 7),))), lambda site, layer, x: seen.append((site, layer)))
+    assert [layer for site, layer in seen if site is Site.MLP] == [0, 1, 2]
+    [op, *_] = [op for op in made.graph.blocks if isinstance(op, Experts)]
+    assert op.shared is not None
+    assert replace(op, shared=None).multiplied == op.multiplied - 3 * 64 * 72

@@ -1,0 +1,137 @@
+"""docs/Containerfile, as far as it can be checked without a container runtime: linters' rules, paths and ports."""
+
+import json
+import re
+import tomllib
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tokenwright.config import Environment
+from tokenwright.serve.guard import OPEN
+from tokenwright.serve.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+Line = tuple[str, str]  # an instruction and what it says
+
+
+def lines_of(text: str) -> list[Line]:
+    """The instructions, each in one line."""
+    joined = re.sub(r"\\\n\s*", "", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE))
+    words = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
+    return [(one[0].upper(), one[1] if len(one) > 1 else "") for one in words]
+
+
+def complaints(text: str) -> list[str]:
+    """What linters such as hadolint say of a file, by the rules that we hold."""
+    lines, found = lines_of(text), list[str]()
+    stages = [re.fullmatch(r"(\S+?)(?:\s+AS\s+(\S+))?", what, re.IGNORECASE) for name, what in lines if name == "FROM"]
+    names = [stage[2] for stage in stages if stage and stage[2]]
+    for stage in stages:
+        if stage is None or not re.search(r":(?!latest$)[\w.-]+$|@sha256:", stage[1]):
+            found.append("an image needs a tag that is not latest")
+        elif "/" not in stage[1]:
+            found.append("an image needs its registry: names are looked up differently by podman and docker")
+    if len(set(names)) < len(names):
+        found.append("two stages have one name")
+    last = max(at for at, (name, _) in enumerate(lines) if name == "FROM")
+    users = [what for name, what in lines[last:] if name == "USER"]
+    if not users or users[-1].split(":")[0] in ("root", "0"):
+        found.append("the last USER must not be root")
+    for name in ("CMD", "ENTRYPOINT", "HEALTHCHECK"):
+        given = [what for one, what in lines[last:] if one == name]
+        if len(given) > 1:
+            found.append(f"there are {len(given)} {name}, and the last one counts")
+        if given and not re.search(r"(?:^|CMD )\[.*\]$|^NONE$", given[-1]):
+            found.append(f"{name} must be a JSON list, so that signals reach the program")
+    for (before, _), (after, _) in pairwise(lines):
+        if before == after == "RUN":
+            found.append("two RUN in a row make two layers")
+    return found + [text for name, what in lines for text in _of_line(name, what, names)]
+
+
+def _of_line(name: str, what: str, stages: list[str]) -> list[str]:
+    rules = [
+        (name == "ADD", "ADD fetches and unpacks; use COPY"),
+        (name == "MAINTAINER", "MAINTAINER is gone; use LABEL"),
+        (name == "WORKDIR" and not what.startswith("/"), "WORKDIR must be absolute"),
+        (name == "EXPOSE" and not all(0 < int(port) < 65_536 for port in re.findall(r"\d+", what)), "a port is wrong"),
+        (name == "RUN" and re.search(r"\bsudo\b|\bapt\s", what), "use apt-get, without sudo"),
+        (name == "RUN" and re.search(r"\bcd\s", what), "use WORKDIR instead of cd"),
+        (name == "RUN" and "|" in what.replace("||", "") and "pipefail" not in what, "a pipe hides a failure"),
+        (name == "RUN" and "pip install" in what and "--no-cache-dir" not in what, "pip keeps its cache in the image"),
+    ]
+    if name == "RUN" and "apt-get install" in what:
+        rules += [
+            ("apt-get update" not in what, "apt-get install needs apt-get update in its layer"),
+            (not re.search(r"install\b[^&]*-y", what), "apt-get install needs -y"),
+            ("--no-install-recommends" not in what, "apt-get install needs --no-install-recommends"),
+            ("rm -rf /var/lib/apt/lists/*" not in what, "the lists of apt-get stay in the image"),
+        ]
+    if name == "COPY" and (source := re.match(r"--from=(\S+)", what)):
+        rules.append((source[1] not in stages, f"COPY --from={source[1]}: there is no such stage"))
+    return [text for broken, text in rules if broken]
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    return (ROOT / "docs" / "Containerfile").read_text(encoding="utf-8")
+
+
+def test_linters_have_nothing_to_say(image: str) -> None:
+    assert complaints(image) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "by", "says"),
+    [
+        ("FROM docker.io/library/python:3.12-slim\n", "FROM docker.io/library/python\n", "tag"),
+        ("FROM docker.io/library/python:3.12-slim\n", "FROM docker.io/library/python:latest\n", "tag"),
+        ("FROM docker.io/library/python:3.12-slim\n", "FROM python:3.12-slim\n", "registry"),
+        ("USER tokenwright\n", "", "root"),
+        ("USER tokenwright\n", "USER root\n", "root"),
+        ("--no-cache-dir ", "", "cache"),
+        (" && rm -rf /var/lib/apt/lists/*\n", "\n", "lists"),
+        ("--no-install-recommends g++", "g++", "recommends"),
+        ("--from=build", "--from=built", "no such stage"),
+        ("COPY . /source", "ADD . /source", "COPY"),
+        ('ENTRYPOINT ["/opt/tokenwright/bin/tokenwright", "serve"', 'ENTRYPOINT tokenwright serve "', "JSON list"),
+    ],
+)
+def test_a_planted_fault_is_seen(image: str, line: str, by: str, says: str) -> None:
+    assert line in image
+    assert any(says in one for one in complaints(image.replace(line, by, 1)))
+
+
+def test_what_it_names_exists(image: str) -> None:
+    lines = lines_of(image)
+    ignored = [one for one in (ROOT / ".dockerignore").read_text().splitlines() if one and not one.startswith("#")]
+    assert {".git", ".venv", "build"} <= set(ignored), "the copy of a checkout leaves out what is not its source"
+    copied = [what.split() for name, what in lines if name == "COPY" and not what.startswith("--from")]
+    assert copied == [[".", "/source"]]
+    for path in re.findall(r"/source/(\S+)", image):
+        assert (ROOT / path).is_file()
+        assert not any(fnmatch(path, pattern.removeprefix("**/")) for pattern in ignored)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    made = {*project["scripts"], "python", "pip"}
+    assert {Path(one).name for one in re.findall(r"/opt/tokenwright/bin/\w+", image)} <= made
+    python = re.findall(r"python:3\.(\d+)-slim", image)
+    assert len(set(python)) == 1, "an environment is built and used with the same Python"
+    assert int(python[0]) >= int(re.findall(r">=3\.(\d+)", project["requires-python"])[0])
+
+
+def test_its_settings_are_ours(image: str) -> None:
+    lines = lines_of(image)
+    [environment] = [what for name, what in lines if name == "ENV"]
+    variables = dict(word.split("=", 1) for word in environment.split())
+    [volume] = [what for name, what in lines if name == "VOLUME"]
+    assert all(path.startswith(f"{volume}/") for path in variables.values())
+    assert Environment.read(variables).cache == Path(variables["TOKENWRIGHT_CACHE"])
+    [port] = [int(what) for name, what in lines if name == "EXPOSE"]
+    assert port == Settings().port
+    [health] = [what for name, what in lines if name == "HEALTHCHECK"]
+    [(asked, path)] = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", health)
+    assert (int(asked), path in OPEN) == (port, True), "it is asked without a key"
+    compile(json.loads(health[health.index("[") :])[2], "the health check", "exec")

@@ -1,0 +1,205 @@
+"""Requests that wait: those beyond the queue's end are refused unread, and clients that go away leave it."""
+
+import asyncio
+import gc
+import socket
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+
+from tests.engines import held
+from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
+from tokenwright.serve import host
+from tokenwright.serve.api import Gone, unless_gone
+from tokenwright.serve.app import APIS, Served
+from tokenwright.serve.service import AHEAD, Limits
+
+ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
+QUEUED = sorted(path for api in APIS for path in api.queued)
+ORIGIN = "https://chat.example"
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
+    """A server whose engine stands still and whose queue, of one request, is full; then all are served."""
+    served = Served(["tiny"], Limits(queue=1))
+    with talking(make_talker(tmp_path_factory.mktemp("busy")), served=served, origins=frozenset([ORIGIN])) as talker:
+        talker.service.admission.places = 1
+        httpx.post(f"{talker.url}/v1/completions", json=ASKED, timeout=HANGS_S).raise_for_status()
+        talker.service.admission.places = 1  # the first request has set it for the engine
+        answers: list[int] = []
+        threads = []
+        with held(talker.llm):
+            for waiting in (0, 1):
+                threads.append(threading.Thread(target=lambda: answers.append(complete(talker))))
+                threads[-1].start()
+                until(lambda: talker.service.admission.used and talker.service.admission.waiting == waiting)  # noqa: B023
+            yield talker
+        for thread in threads:
+            thread.join(HANGS_S)
+        assert answers == [200, 200]
+        talker.service.admission.places = AHEAD
+
+
+def complete(talker: Talker) -> int:
+    return httpx.post(f"{talker.url}/v1/completions", json=ASKED, timeout=HANGS_S).status_code
+
+
+def head(talker: Talker, path: str, more: str = "") -> bytes:
+    """The answer to a request whose body never comes."""
+    host, port = talker.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), HANGS_S) as wire:
+        wire.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: 1000\r\n\r\n".encode())
+        wire.settimeout(HANGS_S)
+        return wire.recv(2**14)
+
+
+@pytest.mark.parametrize("path", QUEUED)
+def test_beyond_a_full_queue_no_body_is_read(busy: Talker, path: str) -> None:
+    before = busy.service.admission.refused
+    answer = head(busy, path)
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"\r\nretry-after: " in answer
+    assert b"x-request-id: " in answer
+    assert b"1 requests wait already" in answer
+    assert busy.service.admission.refused == before + 1
+
+
+def test_a_page_of_another_origin_can_read_that_the_queue_is_full(busy: Talker) -> None:
+    answer = head(busy, QUEUED[0], f"Origin: {ORIGIN}\r\n")
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert f"access-control-allow-origin: {ORIGIN}".encode() in answer
+
+
+def test_what_needs_no_place_is_answered_meanwhile(busy: Talker) -> None:
+    with httpx.Client(base_url=busy.url, timeout=HANGS_S) as http:
+        assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
+        counted = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": [MESSAGE]})
+        assert counted.status_code == 200
+        assert http.get(QUEUED[-1]).status_code == 405
+        again = http.post("/v1/completions", json=ASKED)  # the connection can be used again
+        assert (again.status_code, http.get("/v1/models").status_code) == (429, 200)
+
+
+MESSAGE = {"role": "user", "content": "Hello"}
+
+
+class Knot:
+    """What only a collection finds."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.mark.parametrize(("waiting", "overdue"), [(False, 10**9), (True, 10**9), (True, 3)])
+def test_garbage_is_collected_in_full_while_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch, waiting: bool, overdue: int
+) -> None:
+    monkeypatch.setattr(host, "COLLECT_S", 0.0)
+    monkeypatch.setattr(host, "OVERDUE", overdue)
+
+    async def main() -> tuple[bool, bool]:
+        before = gc.get_threshold()
+        collector = asyncio.create_task(host.collect_at_rest(lambda: not waiting))
+        await asyncio.sleep(0)
+        old = [Knot()]
+        gc.collect(1)
+        gc.collect(1)
+        known = weakref.ref(old.pop())
+        full = gc.get_stats()[2]["collections"]
+        young = [[] for _ in range(10**6)]  # Python would collect in full meanwhile
+        kept = gc.get_stats()[2]["collections"] == full
+        for _ in range(10):
+            await asyncio.sleep(0)
+        del young
+        collector.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collector
+        assert gc.get_threshold() == before
+        return kept, known() is None
+
+    assert run(main()) == (True, not waiting or overdue == 3)
+
+
+def request_of(messages: "asyncio.Queue[dict[str, Any]]") -> Request:
+    return Request({"type": "http", "headers": []}, messages.get)
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, HANGS_S))
+
+
+GONE = {"type": "http.disconnect"}
+
+
+def test_work_is_cancelled_if_the_client_goes_away() -> None:
+    async def main() -> bool:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        ended = asyncio.Event()
+
+        async def work() -> None:
+            messages.put_nowait(GONE)
+            try:
+                await asyncio.sleep(HANGS_S)
+            finally:
+                ended.set()
+
+        with pytest.raises(Gone):
+            await unless_gone(request_of(messages), work())
+        await asyncio.sleep(0)  # the caller goes on as if nothing had happened
+        task = asyncio.current_task()
+        assert task is not None and not task.cancelling()
+        return ended.is_set()
+
+    assert run(main())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_client_that_goes_away_at_the_end_harms_nobody(turns: int) -> None:
+    async def main() -> str:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def work() -> str:
+            await asyncio.sleep(0)  # the watcher waits for messages now
+            messages.put_nowait(GONE)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return "whole"
+
+        try:
+            found = await unless_gone(request_of(messages), work())
+        except Gone:
+            found = "gone"
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return found
+
+    assert run(main()) == ("whole" if turns < 2 else "gone")
+
+
+def test_a_request_that_the_server_cancels_is_not_taken_for_a_client_that_has_gone() -> None:
+    async def main() -> None:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        before = asyncio.all_tasks()
+        task = asyncio.create_task(unless_gone(request_of(messages), asyncio.sleep(HANGS_S)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before, "nobody waits for its messages any more"
+
+    run(main())
+
+
+def test_errors_of_the_work_go_on() -> None:
+    async def work() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        run(unless_gone(request_of(asyncio.Queue()), work()))

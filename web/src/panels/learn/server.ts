@@ -1,0 +1,14 @@
+// What the lesson asks the server.
+
+import { call, post } from "../../api";
+import type { Checked, Lesson, Losses } from "../../schema/learn";
+
+const LONGEST = 90_000; // ms; a check takes 60 s at most, and others may be before it
+
+export const lesson = (): Promise<Lesson> => call("learn");
+
+export const check = (id: string, answer: Record<string, number | string>, signal: AbortSignal): Promise<Checked> =>
+  call(`check/${id}`, { ...post({ answer }), signal, timeout: LONGEST });
+
+export const score = (ids: readonly number[]): Promise<Losses> =>
+  call("learn/score", { ...post({ ids }), timeout: LONGEST });
