@@ -267,8 +267,8 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
             "text_config must be an object",
         ),
         (
-            json.dumps({"architectures": ["XForCausalLM"], "n_routed_experts": 9}),
-            "it needs grouped routing among 9 experts",
+            json.dumps({"architectures": ["XForCausalLM"], "kv_lora_rank": 9}),
+            "it needs multi-head latent attention",
         ),
     ):
         file.write_text(content)
