@@ -131,7 +131,8 @@ def test_every_site_is_seen_with_its_dims(traced):
     llm, _ = traced
     config = llm.config
     sizes = {"T": 3, "d": config.width, "H": config.heads, "G": config.kv_heads, "D": config.head_size}
-    dense = {op.layer: op.down.inner for op in llm.graph.blocks if isinstance(op, MLP)}  # the others have experts
+    ops = [part for op in llm.graph.blocks for part in op.parts]
+    dense = {op.layer: op.down.inner for op in ops if isinstance(op, MLP)}  # the others have experts
     seen = []
 
     def tap(site, layer, value):
