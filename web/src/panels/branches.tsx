@@ -96,7 +96,7 @@ function Tree() {
         ))}
       </ol>
       <p class="tree-key">
-        <span class="swatch shared" /> pages shared with another branch <span class="swatch own" /> its own steps
+        <span class="swatch before" /> before the fork <span class="swatch own" /> its own steps
       </p>
     </section>
   );
@@ -121,7 +121,7 @@ function Row({ branch, depth, most, only }: { branch: Branch; depth: number; mos
         </span>
         <span class="tree-text">{branch.text === "" ? "nothing written yet" : branch.text}</span>
         <span class="tree-track" aria-hidden="true">
-          <i class="shared" style={{ width: `${left}%` }} />
+          <i class="before" style={{ width: `${left}%` }} />
           <i class="own" style={{ width: `${Math.max(1, (branch.steps / most) * 100 - left)}%` }} />
         </span>
       </button>
