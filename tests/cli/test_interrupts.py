@@ -162,7 +162,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
         expected = llm.chat([{"role": "user", "content": question}], temperature=0, max_tokens=tokens).text
     moments = ((f"{question}\n", 0.7), (f"{question}\n", 0.7), ("half a li", 0.1), ("", 0.0))  # and seconds after it
     draw, shown = random.Random("one terminal"), []
-    with terminal(Path("stories"), new_tokens=tokens) as (until, type_, process):
+    with terminal(Path("stories"), new_tokens=tokens, hang_s=1800) as (until, type_, process):
         until("Ctrl-D leaves")
         for at in range(IN_ONE_TERMINAL):
             typed, longest = draw.choice(moments)

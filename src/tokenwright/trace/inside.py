@@ -58,7 +58,8 @@ def block(replay: AttentionReplay, text: Text, position: int, layer: int) -> Blo
     reads = []
     for head, query in enumerate(queries):
         sink = None if sinks is None else sinks[head].float()
-        row = attention_row(view, chunk, query, sink, replay.group(head), replay.config.score_scale)
+        scoring = replay.decoder.scorings[layer].of_head(head)
+        row = attention_row(view, chunk, query, sink, replay.group(head), scoring)
         reads.append(HeadRead(head, int(row.argmax()), float(row.max())))
     return BlockView(
         position=position,
