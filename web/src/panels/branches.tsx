@@ -125,31 +125,33 @@ function Row({ branch, depth, most, only }: { branch: Branch; depth: number; mos
           <i class="own" style={{ width: `${Math.max(1, (branch.steps / most) * 100 - left)}%` }} />
         </span>
       </button>
-      <dl class="tree-figures">
-        <div>
-          <dt>pages</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_pages`} value={branch.pages} about={plain(BRANCH.pages)} />
-          </dd>
-        </div>
-        <div>
-          <dt>shared</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_shared`} value={branch.shared} about={plain(BRANCH.shared)} />
-          </dd>
-        </div>
-        <div>
-          <dt>saved</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_saved_bytes`} value={branch.saved_bytes} about={BRANCH.saved_bytes} />
-          </dd>
-        </div>
-        <div>
-          <dt>reused</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_reused`} value={branch.reused} about={BRANCH.reused} />
-          </dd>
-        </div>
+      <div class="tree-figures">
+        <dl>
+          <div>
+            <dt>pages</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_pages`} value={branch.pages} about={plain(BRANCH.pages)} />
+            </dd>
+          </div>
+          <div>
+            <dt>shared</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_shared`} value={branch.shared} about={plain(BRANCH.shared)} />
+            </dd>
+          </div>
+          <div>
+            <dt>saved</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_saved_bytes`} value={branch.saved_bytes} about={BRANCH.saved_bytes} />
+            </dd>
+          </div>
+          <div>
+            <dt>reused</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_reused`} value={branch.reused} about={BRANCH.reused} />
+            </dd>
+          </div>
+        </dl>
         <button
           type="button"
           class="tree-close"
@@ -159,7 +161,7 @@ function Row({ branch, depth, most, only }: { branch: Branch; depth: number; mos
         >
           Close
         </button>
-      </dl>
+      </div>
     </li>
   );
 }
