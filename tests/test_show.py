@@ -53,7 +53,7 @@ def test_a_page_has_the_whole_run_and_a_notebook_frames_it(llm: LLM, tmp_path: P
 
 
 def test_what_cannot_be_shown_is_refused(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"show takes a run of LLM\.run, not str"):
+    with pytest.raises(RequestError, match="show takes a run of"):
         tokenwright.show("Once")  # type: ignore[arg-type]
     run = llm.run("Once", max_tokens=2)
     with pytest.raises(RequestError, match="height"):

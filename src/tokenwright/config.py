@@ -83,10 +83,15 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions (arXiv 2104.09864), applied to all `head_size` dimensions in the rotate-half order."""
+    """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
+
+    rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. Checkpoints with
+    another order of the dimensions are put into this one when they are loaded.
+    """
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
+    rotated: int | None = None
 
 
 def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
@@ -195,7 +200,13 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["head", "whole"] | None = None  # RMSNorm over each head of q and k, or over all heads of each
-    post_norm: bool = False  # norms stand after attention and MLP, on what they add, and not before
+    pre_norm: bool = True  # norms stand before attention and MLP
+    post_norm: bool = False  # norms stand after attention and MLP, on what they add
+    norm_bias: bool = True  # of a LayerNorm
+    parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP of a layer read the same stream
+    local: Rope | None = None  # the rotation of layers with a window, where it is not `positions`
+    score_cap: float | None = None  # soft cap of attention scores
+    logit_cap: float | None = None  # soft cap of logits
     scales: Scales = Scales()
     mixture: Mixture | None = None
     tied_head: bool = False

@@ -99,7 +99,7 @@ def test_a_run_of_python_plays_in_a_notebook(browser, server):
     notebook = Explored(context.new_page(), "")
     notebook.tab.set_content(f"<p>Out:</p>{run._repr_html_()}")
     frame = notebook.tab.locator("iframe").element_handle().content_frame()
-    frame.wait_for_function("window.__explorer?.state.step === 3")
+    frame.wait_for_function("() => window.__explorer?.state.step === 3")
     assert frame.evaluate("window.__explorer.state.ids") == list(run.tokens)
     value = frame.locator("[data-stat=kv_resident]").first.get_attribute("data-value")
     assert int(value) == run.frames[-1].kv_resident

@@ -108,9 +108,10 @@ def interrupted(tmp_path: Path, model: Path) -> Callable[[str, float | None], En
                 if moment is not None:
                     time.sleep(moment)
                     began = time.monotonic()
-                    for _ in range(2 if name == "chat" else 1):  # in a conversation the first stops an answer
+                    process.send_signal(signal.SIGINT)
+                    while name == "chat" and process.poll() is None:  # the first stops an answer, the second leaves
+                        time.sleep(0.05)
                         process.send_signal(signal.SIGINT)
-                        time.sleep(0.02)
                 code = process.wait(120)
                 took = time.monotonic() - began
             finally:
@@ -161,7 +162,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
         expected = llm.chat([{"role": "user", "content": question}], temperature=0, max_tokens=tokens).text
     moments = ((f"{question}\n", 0.7), (f"{question}\n", 0.7), ("half a li", 0.1), ("", 0.0))  # and seconds after it
     draw, shown = random.Random("one terminal"), []
-    with terminal(Path("stories"), new_tokens=tokens) as (until, type_, process):
+    with terminal(Path("stories"), new_tokens=tokens, hang_s=1800) as (until, type_, process):
         until("Ctrl-D leaves")
         for at in range(IN_ONE_TERMINAL):
             typed, longest = draw.choice(moments)

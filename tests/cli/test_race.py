@@ -348,3 +348,17 @@ def test_growth_runs(model: Path, tmp_path: Path) -> None:
     for slopes in record["exponents"].values():
         assert slopes["forward tokens, counted"] == slopes["forward tokens, formula"]
     assert "<svg" in (tmp_path / "growth.svg").read_text(encoding="utf-8")
+
+
+def test_the_logits_of_both_lanes_are_compared_when_asked_for(race: Race, found: Race) -> None:
+    compared = found("-n", 7, "--agreement")["agreement"]
+    assert compared == {
+        "compared": 7,
+        "equal": 7,
+        "divergent": None,
+        "max_delta": compared["max_delta"],
+        "kl": compared["kl"],
+    }
+    assert compared["max_delta"] <= 1e-3 and compared["kl"] <= 1e-6
+    assert "argmax equal at 7 of 7 steps; max |difference|" in race("-n", 7, "--agreement").output
+    assert "agreement" not in found("-n", 7)

@@ -65,6 +65,9 @@ KINDS = {
     "experts": Kind("qwen3-moe"),
     "shared expert": Kind("qwen2-moe"),
     "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
+    "soft caps": Kind("gemma2", {"sliding_window": WINDOW}),
+    "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),
+    "side by side": Kind("neox"),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once

@@ -270,10 +270,10 @@ def test_a_check_changes_nothing_that_is_counted_or_kept(llm, check):
     """Neither the engine's pages, nor its counters, nor its prefix cache."""
     engine = settled(llm)
     counts, before = llm.loaded.counted.counts, (engine.pool.available, llm.loaded.decoder.layer_tokens)
-    counts.row_flops = 12345
+    counts.weight_bytes = 12345
     check("predict", **predicted(llm, 40), streak=0)
     check("steer", prompt="The opposite of day is")
-    assert counts.row_flops == 12345
+    assert counts.weight_bytes == 12345
     assert (settled(llm).pool.available, llm.loaded.decoder.layer_tokens) == before
     assert not settled(llm).scheduler.sequences
 

@@ -127,5 +127,5 @@ def test_ops_are_known_in_four_places() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "tokenwright.models.graph"
         if {alias.name for alias in node.names} & ops
     }
-    planned = {"checkpoints/sized.py"}  # families whose blocks are sizes alone
-    assert places - planned == {"checkpoints/blocks.py", "backends/torch/ops.py", "backends/native/compile.py"}
+    others = {"checkpoints/sized.py", "trace/inside.py"}  # sizes alone, and the stages of a layer for its view
+    assert places - others == {"checkpoints/blocks.py", "backends/torch/ops.py", "backends/native/compile.py"}

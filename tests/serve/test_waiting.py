@@ -36,8 +36,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
         threads = []
         with held(talker.llm):
             for waiting in (0, 1):
-                ask = lambda: answers.append(httpx.post(f"{talker.url}/v1/completions", json=ASKED).status_code)  # noqa: E731
-                threads.append(threading.Thread(target=ask))
+                threads.append(threading.Thread(target=lambda: answers.append(complete(talker))))
                 threads[-1].start()
                 until(lambda: talker.service.admission.used and talker.service.admission.waiting == waiting)  # noqa: B023
             yield talker
@@ -45,6 +44,10 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
             thread.join(HANGS_S)
         assert answers == [200, 200]
         talker.service.admission.places = AHEAD
+
+
+def complete(talker: Talker) -> int:
+    return httpx.post(f"{talker.url}/v1/completions", json=ASKED, timeout=HANGS_S).status_code
 
 
 def head(talker: Talker, path: str, more: str = "") -> bytes:

@@ -16,6 +16,7 @@ from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
 from tokenwright.models.experts import Routing
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -94,6 +95,9 @@ class Kernels(Protocol):
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap tanh(x / cap), for every number."""
+
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts that each row of a router's logits [T, out] chooses, and their weights.
 
@@ -112,7 +116,7 @@ class Kernels(Protocol):
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.

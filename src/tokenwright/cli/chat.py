@@ -7,6 +7,7 @@ and `chat_answer.py` shows an answer while it is written.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -37,6 +38,8 @@ FULL = (
     "keep the conversation with /save FILE and begin anew with /reset, let it forget its oldest turns with /shift on, "
     "or start with --window N, which goes on without end"
 )
+
+IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conversation in a pipe
 
 Message = Annotated[
     str | None,
@@ -104,7 +107,7 @@ def chat(
             finally:
                 if save is not None:
                     _save(session.talk, save, quiet)
-    if question is not None and session.leaving:
+    if question is not None and session.stopped:
         raise typer.Exit(130)
     if session.failure:
         raise typer.Exit(session.failure)
@@ -137,7 +140,7 @@ class Session:
 
     chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: those that the
     conversation may overwrite. failure: the exit code after a pipe gave a line that was refused. ended: no further line
-    is read. leaving: a Ctrl-C came, and the next one leaves.
+    is read. stopped: when the last Ctrl-C came (time.monotonic), or 0; another one in a row leaves.
     """
 
     def __init__(
@@ -146,9 +149,10 @@ class Session:
         self.llm = llm
         self.talk = talk
         self.chosen, self.params = chosen, llm.sampling(**chosen)
-        self.markup = self.shift = self.ended = self.leaving = False
+        self.markup = self.shift = self.ended = False
         self.files: set[Path] = set()
         self.failure = 0
+        self.stopped = 0.0
         self.reader = Reader()
         self._quiet, self._plain = quiet, plain
         self._repeated = 0  # how often the last question was answered again
@@ -177,17 +181,23 @@ class Session:
                 typed = self.reader.read()
                 if typed is None:
                     return
-                self.leaving = False
+                if self.reader.terminal:
+                    self.stopped = 0.0
                 if typed.text.strip():
                     self._handle(typed)
             except RequestError as error:  # of the reader
                 self._refuse(error)
                 self.ended = not self.reader.terminal
             except KeyboardInterrupt:
-                if self.leaving:
+                if self._again():
                     return
-                self.leaving = True
+                self.stopped = time.monotonic()
                 remark("\nCtrl-C again leaves")
+
+    def _again(self) -> bool:
+        """Whether a Ctrl-C follows another: on a terminal with no line between them, in a pipe soon after it."""
+        within = float("inf") if self.reader.terminal else IN_A_ROW
+        return self.stopped > 0 and time.monotonic() - self.stopped < within
 
     def _handle(self, typed: Typed) -> None:
         """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
@@ -262,7 +272,9 @@ class Session:
                         self.ended = True
                         return None
             except KeyboardInterrupt:
-                self.leaving = True
+                if self._again():  # a pipe had the next message ready
+                    raise
+                self.stopped = time.monotonic()
         return stream.completion
 
     def _answer(self) -> Answer:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import threading
 import webbrowser
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
-from tokenwright.cli.output import remark
-from tokenwright.errors import TokenwrightError
+from tokenwright.cli.output import remark, show_anything
+from tokenwright.errors import RequestError, TokenwrightError
 
 USUAL_PORT = 8321
+PROMPT = "Once upon a time"  # of a run in the terminal
 DRAIN_S = 2.0  # requests have so long to finish when it is stopped
 
 Port = Annotated[
     int | None,
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
+Tty = Annotated[
+    bool,
+    Option(
+        "--tty", help="Show a run in this terminal instead of a page; not on a terminal, print each step as a line."
+    ),
+]
+TtyPrompt = Annotated[
+    str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
+]
+TtyTokens = Annotated[int | None, Option("-n", help="With --tty: the most tokens to write; by default 60.")]
+TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
@@ -28,6 +40,10 @@ def explore(
     model: opt.Model = None,
     port: Port = None,
     no_browser: NoBrowser = False,
+    tty: Tty = False,
+    prompt: TtyPrompt = None,
+    new_tokens: TtyTokens = None,
+    seed: TtySeed = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
@@ -37,10 +53,16 @@ def explore(
 ) -> None:
     """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
-    The server accepts connections from this machine alone. Ctrl-C stops it.
+    The server accepts connections from this machine alone. Ctrl-C stops it. With --tty it shows one run in this
+    terminal instead.
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
+    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port})
+    if tty:
+        asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
+        _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
+        return
     from tokenwright.serve.sockets import listen
     from tokenwright.web_page import page_folder
 
@@ -72,3 +94,19 @@ def explore(
     server.run(sockets=[listener])
     if failed:
         raise failed[0]
+
+
+def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:
+    """Raises RequestError for an option of the terminal without --tty, and for one of the page with it."""
+    wrong = opt.given(**(page if tty else terminal))
+    for name in wrong:
+        raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")
+
+
+def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:
+    """Run a prompt in the terminal. Raises the errors of LLM and of its requests."""
+    from tokenwright.cli.explore_tty import explore_tty
+
+    show_anything()
+    with opt.opened(name, trace=True, **engine) as llm:
+        explore_tty(llm, llm.run(prompt, **asked))

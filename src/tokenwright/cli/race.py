@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.llm import LLM
     from tokenwright.sampling_params import SamplingParams
+    from tokenwright.trace.race import RaceSums
 
+Agreement = Annotated[
+    bool,
+    typer.Option(
+        "--agreement",
+        help="Then run both lanes again, step by step over the same ids, and compare their logits.",
+        rich_help_panel=opt.OUTPUT,
+    ),
+]
 WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
 
 
@@ -52,6 +61,7 @@ def race(
     sinks: opt.Sinks = 0,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
+    agreement: Agreement = False,
     out: Out = None,
     force: Force = False,
     json_: opt.Json = False,
@@ -60,7 +70,8 @@ def race(
 
     --kv adds a lane with that KV format, --window (with --sinks) one with that attention window; these may generate
     other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first. --out draws
-    the time of each step.
+    the time of each step. --agreement compares the logits of both lanes afterwards; for that the model is opened with
+    tracing.
     """
     from tokenwright.sampling_params import SamplingParams
 
@@ -74,11 +85,12 @@ def race(
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
     if out is not None:
         check_chart_file(out, force)
-    with opt.opened(model, quiet=json_, **engine) as llm:
+    with opt.opened(model, quiet=json_, trace=agreement, **engine) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
         lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
-        result = Result(lanes, about, llm.config.layers, page_size, others)
+        sums = _compared(llm, lanes[0].completion, text, params) if agreement else None
+        result = Result(lanes, about, llm.config.layers, page_size, others, sums)
     if out is not None:
         save_chart(out, picture(result))
     drawn = None if out is None else str(out)
@@ -90,6 +102,15 @@ def race(
     if result.faults:
         typer.echo(f"tokenwright: {fault(result)}", err=True)
         raise typer.Exit(1)
+
+
+def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams) -> RaceSums:
+    """Run both lanes again, step by step over the same ids, and compare their logits: as the explorer's race does."""
+    from tokenwright.bench.race import Race
+
+    with Race(llm, prompt, replace(params, max_tokens=len(cached.token_ids))) as raced:
+        *_, last = raced
+    return last.sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ from tokenwright.cli.facts import binary, rate, seconds
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.models.cost import Cost
+    from tokenwright.trace.race import RaceSums
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
+AGREEMENT = ("compared", "equal", "divergent", "max_delta", "kl")  # of its sums
 EQUAL = (NAIVE, PREFIX)  # must generate the cached lane's tokens
 
 Row = tuple[str, ...]
@@ -55,7 +57,7 @@ class Lane:
 class Result:
     """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device.
 
-    busy: who else used the processors during the race, in words, or ''.
+    busy: who else used the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
     """
 
     lanes: tuple[Lane, ...]
@@ -63,6 +65,7 @@ class Result:
     layers: int
     page_size: int
     busy: str = ""
+    sums: RaceSums | None = None
 
     @property
     def cached(self) -> Completion:
@@ -124,6 +127,15 @@ def report(result: Result) -> str:
     )
 
 
+def _compared(sums: RaceSums) -> str:
+    """How far the logits of the cached and the naive lane agree."""
+    apart = "" if sums.divergent is None else f", the first other one at step {sums.divergent}"
+    return (
+        f"Logits of cached and naive, over the same ids: argmax equal at {sums.equal} of {sums.compared} steps{apart}; "
+        f"max |difference| {sums.max_delta or 0:.1e}, mean KL {sums.kl or 0:.1e} nat."
+    )
+
+
 def _agreement(result: Result) -> list[str]:
     """Which lanes generated the cached lane's tokens, and at which token the others differ first."""
     same, other = [], []
@@ -135,6 +147,7 @@ def _agreement(result: Result) -> list[str]:
             other.append(f"{lane.name} from token {at} on")
     lines = [f"The same tokens as cached: {', '.join(same)}."] if same else []
     lines += [f"Other tokens than cached: {', '.join(other)}."] if other else []
+    lines += [_compared(result.sums)] if result.sums else []
     lines += [f"THE LANES WROTE DIFFERENT TOKENS: {_parted(result)}."] if result.faults else []
     if all(lane.kind != PREFIX for lane in result.lanes):
         prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
@@ -240,6 +253,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "same_tokens": not result.faults,
         "ratio": result.ratio,
         "busy": result.busy,
+        **({} if result.sums is None else {"agreement": {name: getattr(result.sums, name) for name in AGREEMENT}}),
         **{lane.kind: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
     }
 

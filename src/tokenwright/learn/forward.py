@@ -17,6 +17,7 @@ from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.learn.work import PAGE, Work
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -51,10 +52,10 @@ class Unmasked(Reference):
         positions: torch.Tensor,
         start: int,
         window: AttentionWindow,  # noqa: ARG002  (nothing is hidden)
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return super().weights(q, k, positions, max(start, len(k)), AttentionWindow(), scale, sink_q)
+        return super().weights(q, k, positions, max(start, len(k)), AttentionWindow(), scoring, sink_q)
 
 
 class ForwardPass:
@@ -87,8 +88,7 @@ def one_further(limit: int) -> Shift:
 
     def shift(batch: TorchBatch, batcher: Batcher) -> TorchBatch:
         positions = batch.positions + 1
-        if batcher.table is None:
-            return replace(batch, positions=positions)
-        return replace(batch, positions=positions, rotation=batcher.table.rows(positions.cpu(), limit))
+        rotations = {rope: table.rows(positions.cpu(), limit) for rope, table in batcher.tables.items()}
+        return replace(batch, positions=positions, rotations=rotations)
 
     return shift

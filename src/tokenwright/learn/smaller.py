@@ -45,8 +45,9 @@ def window(work: Work, answer: Answer) -> Checked:
     ids = text_of(work)
     own = divergence(work, ids, size, sinks)
     figures.counted("tokens", "tokens of the text", len(ids), "", f"of which the last {LAST} are compared")
-    how = "KL(full cache || yours), teacher-forced"
-    figures.counted("kl", f"mean KL, W = {size}, s = {sinks}", own, "nat per token", how)
+    figures.counted(
+        "kl", f"mean KL, W = {size}, s = {sinks}", own, "nat per token", "KL(full cache || yours), teacher-forced"
+    )
     if own > KL:
         more = "Take a larger window" + ("." if learned else ", or more sinks.")
         return figures.verdict("window", f"The mean KL is {own:.3f}, above {KL:g}. {more}", "")

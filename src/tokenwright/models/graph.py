@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from tokenwright.config import Heads, LayerKV, Learned, Rope
+from tokenwright.config import Heads, LayerKV, Learned, Rope, angle_length
 
 Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -59,17 +59,28 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension, of `size` numbers."""
+    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one."""
 
     name: str
     kind: Literal["rms", "layer"]
     size: int
     eps: float
+    bias: bool = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
         weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)}
-        return weight if self.kind == "rms" else weight | {f"{self.name}.bias": (self.size,)}
+        if self.kind == "rms" or not self.bias:
+            return weight
+        return weight | {f"{self.name}.bias": (self.size,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
+
+    scale: float
+    cap: float | None = None
 
 
 class Op(ABC):
@@ -118,6 +129,16 @@ class Op(ABC):
         """The rotary positions that the op applies, if any."""
         return None
 
+    @property
+    def parts(self) -> "tuple[Op, ...]":
+        """The ops that it holds side by side; itself, if it is one."""
+        return (self,)
+
+    @property
+    def scores(self) -> Scoring | None:
+        """How its attention scores follow from q k, for views of a row; None unless the op is attention over heads."""
+        return None
+
 
 @dataclass(frozen=True)
 class Embed(Op):
@@ -151,7 +172,7 @@ class Embed(Op):
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """x + residual_scale post_norm(out(softmax(scale q k) v)), with q, k and v from norm(x); None: no such norm.
+    """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
     K and V go through the cache of layer `layer`. qkv: the heads of q, then those of k, then those of v. q_norm,
     k_norm: over each head if of head_size numbers, else over all heads together; before the rotation. rotary: None for
@@ -162,7 +183,7 @@ class Attention(Op):
     heads: int
     kv_heads: int
     head_size: int
-    scale: float
+    scoring: Scoring
     norm: Norm | None
     qkv: Matrix
     out: Matrix
@@ -194,6 +215,10 @@ class Attention(Op):
     def rope(self) -> Rope | None:
         return self.rotary
 
+    @property
+    def scores(self) -> Scoring:
+        return self.scoring
+
 
 @dataclass(frozen=True)
 class MLP(Op):
@@ -221,12 +246,52 @@ class MLP(Op):
 
 
 @dataclass(frozen=True)
+class Parallel(Op):
+    """x + attention(x) + mlp(x): both read the same x, through norms of their own or through one (of one name)."""
+
+    attention: Attention
+    mlp: MLP
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.attention, self.mlp
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.attention.shapes | self.mlp.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.attention.matrices + self.mlp.matrices
+
+    @property
+    def kv(self) -> LayerKV:
+        return self.attention.kv
+
+    @property
+    def pair_flops(self) -> int:
+        return self.attention.pair_flops
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    @property
+    def scores(self) -> Scoring:
+        return self.attention.scoring
+
+
+@dataclass(frozen=True)
 class Head(Op):
-    """Logits [vocabulary] = matrix(scale norm(x)). The matrix of a tied head is the embedding table."""
+    """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any.
+
+    The matrix of a tied head is the embedding table.
+    """
 
     norm: Norm
     matrix: Matrix
     scale: float = 1.0
+    cap: float | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -297,9 +362,9 @@ class Graph:
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
-    def score_scales(self) -> tuple[float, ...]:
-        """The factor of each layer's attention scores."""
-        return tuple(op.scale for op in self.blocks if isinstance(op, Attention))
+    def scorings(self) -> tuple[Scoring, ...]:
+        """How the attention scores of each layer follow from q k."""
+        return tuple(op.scores for op in self.attention if op.scores is not None)
 
     @cached_property
     def kv(self) -> tuple[LayerKV, ...]:
@@ -312,19 +377,28 @@ class Graph:
 
     @property
     def head_size(self) -> int:
-        """D, the size of a head of K, all of which the rotation covers."""
+        """D, the size of a head of K."""
         sizes = {layer.layout.head_size for layer in self.kv if isinstance(layer.layout, Heads)}
         assert len(sizes) == 1, "all layers have heads of one size"
         return sizes.pop()
 
     @property
     def positions(self) -> Learned | Rope | None:
-        """The model's positions: a learned table, or the one rotation of all layers; None if it has neither."""
+        """The model's positions: a learned table, or the first of its rotations; None if it has neither."""
         if self.embed.positions is not None:
             return Learned()
-        ropes = {op.rope for op in self.blocks if op.rope is not None}
-        assert len(ropes) <= 1, "one rotation serves all layers"
-        return next(iter(ropes), None)
+        return next(iter(self.ropes), None)
+
+    @cached_property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different rotations of the layers; that of layers with full attention first.
+
+        At most one of them depends on a text's length limit, and then it is the first.
+        """
+        windows_last = sorted(self.attention, key=lambda op: op.kv is not None and op.kv.window is not None)
+        found = tuple(dict.fromkeys(op.rope for op in windows_last if op.rope is not None))
+        assert all(angle_length(rope, 1) is None for rope in found[1:]), "one rotation depends on the length"
+        return found
 
     def read(self, rows: int) -> dict[str, Shape]:
         """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""

@@ -191,7 +191,8 @@ _TYPES = _WANTED.keys() - set(_BOUNDS)  # of a value that may be one of several,
 def _weight(detail: Any) -> tuple[bool, int, bool]:
     """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type."""
     kind = detail["type"]
-    return kind == "refused", len(detail["loc"]) + (kind in _OWN), kind not in _TYPES
+    telling = kind not in _TYPES or kind == "literal_error"  # which says what a value of the right type may be
+    return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling
 
 
 def _filled(words: str, detail: Any) -> str:

@@ -14,6 +14,7 @@ import torch
 from tokenwright.backends import Kernels, Linear
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.models.experts import Routing
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 
@@ -64,6 +65,9 @@ class CountedKernels:
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return self.kernels.gated(x, activation)
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return self.kernels.soft_cap(x, cap)
+
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         return self.kernels.route(logits, routing)
 
@@ -78,7 +82,7 @@ class CountedKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for index, chunk in enumerate(chunks):
@@ -87,4 +91,4 @@ class CountedKernels:
             self.counts.attention_flops[index] += 4 * q.shape[1] * q.shape[2] * len(chunk.rows) * keys
             self.counts.kv_read[index] += sum(size * count for size, count in read)
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
-        return self.kernels.attention(q, view, chunks, scale, sink_q)
+        return self.kernels.attention(q, view, chunks, scoring, sink_q)

@@ -269,10 +269,10 @@ class Recorder:
         store = self.runner.store
         view = store.view(layer)
         group = head * view.spec.heads.kv_heads // draft.heads
-        scale = self.costs.graph.score_scales[layer]
+        scoring = self.costs.graph.scorings[layer]
         try:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
-            weights = attention_row(view, read, draft.query, draft.sink_query, group, scale)
+            weights = attention_row(view, read, draft.query, draft.sink_query, group, scoring)
             return coded(weights, layer, head)
         except RuntimeError:  # of torch, most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", layer, head)

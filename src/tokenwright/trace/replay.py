@@ -64,7 +64,7 @@ class AttentionReplay:
         seen = _Queries(layer, head)
         chunk = self.replayed(text, position, seen)
         view, group = text.store.view(layer), self.group(head)
-        return attention_row(view, chunk, seen.query, seen.sink_query, group, self.config.score_scale)
+        return attention_row(view, chunk, seen.query, seen.sink_query, group, self.decoder.graph.scorings[layer])
 
     @torch.inference_mode()
     def rows(self, text: Text, position: int) -> torch.Tensor:
@@ -81,11 +81,10 @@ class AttentionReplay:
         chunk = self.replayed(text, position, tap)
         found = []
         for layer, query in sorted(queries.items()):
-            view, sink = text.store.view(layer), sinks.get(layer)
+            view, sink, scoring = text.store.view(layer), sinks.get(layer), self.decoder.graph.scorings[layer]
             for head in range(self.config.heads):
                 other = None if sink is None else sink[head]
-                row = attention_row(view, chunk, query[head], other, self.group(head), self.config.score_scale)
-                found.append(row)
+                found.append(attention_row(view, chunk, query[head], other, self.group(head), scoring))
         return torch.stack(found).view(len(queries), self.config.heads, -1)
 
     @torch.inference_mode()
@@ -125,9 +124,13 @@ class AttentionReplay:
         sinks = places < spec.window.sinks
         if seen.sink_query is not None:
             scores = torch.where(sinks, read @ seen.sink_query.double(), scores)
-        if spec.window.size is not None:
-            scores[~sinks & (places < len(tokens) - spec.window.size)] = -torch.inf
-        weights: list[float] = (scores * self.config.score_scale).softmax(-1).tolist()
+        size = len(tokens) if spec.window.size is None else spec.window.size
+        hidden = ~sinks & (places < len(tokens) - size)
+        scoring = self.decoder.graph.scorings[layer]
+        scores *= scoring.scale
+        if scoring.cap is not None:
+            scores = scoring.cap * (scores / scoring.cap).tanh()
+        weights: list[float] = scores.masked_fill(hidden, -torch.inf).softmax(-1).tolist()
         return weights
 
     @torch.inference_mode()

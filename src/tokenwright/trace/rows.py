@@ -10,6 +10,7 @@ import torch
 
 from tokenwright.backends import ReferenceKernels
 from tokenwright.cache import ChunkRows, KVView
+from tokenwright.models.graph import Scoring
 from tokenwright.trace.schema import AttentionRow, HeadMasses
 
 LOCAL = 8  # positions, the row's own included, that count as local
@@ -22,16 +23,15 @@ def attention_row(
     query: torch.Tensor,
     sink_query: torch.Tensor | None,
     group: int,
-    scale: float,
+    scoring: Scoring,
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scale: the
-    factor of the scores.
+    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
-    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scale, others)
+    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scoring, others)
     row = torch.zeros(chunk.stop, device=query.device)
     row[positions] = weights[0, 0, 0]
     return row

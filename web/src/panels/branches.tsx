@@ -47,11 +47,11 @@ function Choices() {
     return <p class="sentence">{step === null ? "No step yet." : "This step read a part of the prompt."}</p>;
   const position = step.start + step.length;
   return (
-    <section class="choices">
+    <section class="ways">
       <h3>
         At step {count(step.step)}, position {count(position)}
       </h3>
-      <div class="choices-list">
+      <div class="ways-list">
         {step.candidates
           .filter(({ token }) => token !== step.token)
           .slice(0, LISTED)
@@ -70,7 +70,7 @@ function Choices() {
       </div>
       <button
         type="button"
-        class="choices-rewind"
+        class="ways-rewind"
         disabled={asking.value || shown.value === last.value}
         title="Go on from this step with the token that was written: a branch, and the text after it stays as it is"
         onClick={() => void branches.fork(step.step, null)}

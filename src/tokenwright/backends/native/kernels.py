@@ -21,6 +21,7 @@ from tokenwright.cache import ChunkRows, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,11 @@ class NativeKernels:
         self.library.tw_gated(self.handle, kind, y.numel() // size, size, lib.address(rows), lib.address(y))
         return y
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        y = x.clone(memory_format=torch.contiguous_format)
+        self.library.tw_soft_cap(self.handle, cap, y.numel(), lib.address(y))
+        return y
+
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         scores = logits.clone(memory_format=torch.contiguous_format)  # overwritten
         ids = torch.empty(len(logits), routing.chosen, dtype=torch.int64)
@@ -102,7 +108,7 @@ class NativeKernels:
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = k.contiguous(), v.contiguous()
-        heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
+        heads = lib.Heads(0, k.shape[1], k.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
             layer = lib.KVLayer(
                 1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0, None
@@ -117,14 +123,14 @@ class NativeKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
-        heads = lib.Heads(q.shape[1], view.spec.heads.kv_heads, q.shape[2], scale)
+        heads = lib.Heads(q.shape[1], view.spec.heads.kv_heads, q.shape[2], scoring.scale, scoring.cap or 0)
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)

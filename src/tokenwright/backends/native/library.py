@@ -68,7 +68,7 @@ class ChunkRows(Structure):
 
 
 class Heads(Structure):
-    _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double))
+    _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double), ("cap", c_double))
 
 
 class After(Structure):
@@ -83,7 +83,7 @@ class AttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
         ("heads", Heads),
-        ("rotates", c_int64),
+        ("rotation", c_int64),
         ("norm", Norm),
         ("qkv", Matrix),
         ("q_norm", Norm),
@@ -106,7 +106,7 @@ class MLPOp(Structure):
 
 
 class HeadOp(Structure):
-    _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double))
+    _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double), ("cap", c_double))
 
 
 class Routing(Structure):
@@ -133,7 +133,11 @@ class ExpertsOp(Structure):
     )
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ExpertsOp)  # an op's kind is its index here
+class ParallelOp(Structure):
+    _fields_ = (("attention", AttentionOp), ("mlp", MLPOp))
+
+
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ExpertsOp, ParallelOp)  # an op's kind is its index here
 
 
 class Op(Structure):
@@ -141,7 +145,7 @@ class Op(Structure):
 
 
 class Model(Structure):
-    _fields_ = (("width", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
+    _fields_ = (("width", c_int64), ("rotations", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
 
 
 class Batch(Structure):
@@ -181,7 +185,7 @@ class Queries(Structure):
 _STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries, Routing)
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
-# pointer, `s`: a C string, `n`: an integer.
+# pointer, `s`: a C string, `n`: an integer, `d`: a double.
 _FUNCTIONS = {
     "tw_kernels": ("k", "s"),
     "tw_workspace_new": ("w", ""),
@@ -196,6 +200,7 @@ _FUNCTIONS = {
     "tw_norm": ("", "kpnnpp"),
     "tw_activate": ("", "knnpp"),
     "tw_gated": ("", "knnnpp"),
+    "tw_soft_cap": ("", "kdnp"),
     "tw_rotate": ("", "knnnppp"),
     "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
@@ -203,7 +208,7 @@ _FUNCTIONS = {
     "tw_read": ("n", "kpnn"),
     "tw_multiply": ("n", "knnn"),
 }
-_TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "": None}
+_TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "d": c_double, "": None}
 
 
 def find(folders: Iterable[str] | None = None) -> Path | None:

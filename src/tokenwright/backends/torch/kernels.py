@@ -16,6 +16,7 @@ from tokenwright.backends.protocol import Linear
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Routing
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
@@ -61,6 +62,8 @@ class ReferenceKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = _as(x, self.wide)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        if weight.dtype is not x.dtype:  # Gemma's, of fp32 beside narrower activations: one rounding, of the product
+            return _as(scaled * weight, x.dtype)
         return weight * _as(scaled, x.dtype)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -72,6 +75,9 @@ class ReferenceKernels:
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
         return self.activate(gates, activation) * values  # [T, m]
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return _as(self._in(x).div(cap).tanh_().mul_(cap), x.dtype)
 
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         wide = _as(logits, self.wide)
@@ -100,7 +106,7 @@ class ReferenceKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
@@ -111,7 +117,7 @@ class ReferenceKernels:
             for first in range(0, len(chunk.rows), block):
                 rows = slice(chunk.rows.start + first, chunk.rows.start + min(first + block, len(chunk.rows)))
                 others = None if sink_q is None else sink_q[rows]
-                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scale, others)
+                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scoring, others)
                 mixed = weights @ values  # [G, R, n, D]
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
         return out
@@ -139,7 +145,7 @@ class ReferenceKernels:
         positions: torch.Tensor,
         start: int,
         window: AttentionWindow,
-        scale: float,
+        scoring: Scoring,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention weights [G, H / G, n, t] in `wide`: rows q [n, H, D] from position `start` on, keys k [t, G, D]."""
@@ -151,7 +157,10 @@ class ReferenceKernels:
         hidden = positions > rows  # [n, t]
         if window.size is not None:
             hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
-        return scores.mul_(scale).masked_fill_(hidden, float("-inf")).softmax(-1)
+        scores.mul_(scoring.scale)
+        if scoring.cap is not None:
+            scores.div_(scoring.cap).tanh_().mul_(scoring.cap)
+        return scores.masked_fill_(hidden, float("-inf")).softmax(-1)
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """q k [G, H / G, n, t] in `wide`, of rows [n, H, D] and keys [t, G, D]."""

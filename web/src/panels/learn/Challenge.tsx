@@ -27,13 +27,13 @@ export function Challenge({ of }: { of: ChallengeCard }) {
     const control = (under.current = new AbortController());
     busy.value = true;
     failure.value = "";
+    checked.value = null;
     try {
       const found = await server.check(of.id, values.value, control.signal);
       checked.value = found;
       if (found.passed) solved(of.id);
       if ("streak" in values.value) set("streak", found.passed ? 0 : found.streak);
     } catch (error) {
-      checked.value = null;
       const why = error instanceof Error ? error.message : String(error);
       failure.value = control.signal.aborted ? "Stopped." : sentence(why);
     } finally {

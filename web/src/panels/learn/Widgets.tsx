@@ -91,7 +91,7 @@ function Loop() {
           <Stat name="seq_len" />
         </Row>
         <Row name="written in this step">{current && token !== null ? quoted(current.named(token).text) : "–"}</Row>
-        <Row name="its chance, by the model">
+        <Row name="its log p, by the model">
           <Stat name="logprob" />
         </Row>
         <Row name="time of this step">

@@ -29,7 +29,11 @@ export default function Learn() {
   const top = useRef<HTMLDivElement>(null);
   const before = useRef(current.id);
   useEffect(() => {
-    if (before.current !== current.id) top.current?.scrollIntoView({ block: "start" });
+    if (before.current !== current.id && top.current) {
+      const row = document.querySelector(".panel-buttons")?.clientHeight ?? 0; // it stays where it is
+      top.current.style.scrollMarginTop = `${row + 12}px`;
+      top.current.scrollIntoView({ block: "start" });
+    }
     before.current = current.id;
   }, [current.id]);
   const turn = (event: KeyboardEvent) => {

@@ -65,7 +65,7 @@ struct KVLayer {
 };
 
 // A chunk: rows [row, row + rows) of the step are positions [start, start + rows) of one sequence.
-// rotation: [rows][2][D / 2], cosines and then sines; null if no layer rotates.
+// rotation: [rows][rotations of the model][2][D / 2], cosines and then sines; null if no layer rotates.
 // tables: for each group of the store, the page table of the sequence: its pages' numbers in the KV memory, or -1.
 struct ChunkRows {
   int64_t row, rows, start;
@@ -76,6 +76,7 @@ struct ChunkRows {
 struct Heads {
   int64_t heads, kv_heads, size;
   double scale;  // of q k
+  double cap;    // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
 };
 
 }  // namespace tw

@@ -70,6 +70,13 @@ static void gated(int64_t activation, int64_t size, const float* x, float* y) {
   }
 }
 
+static void soft_cap(double cap, int64_t n, float* x) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t some = n - i < 16 ? n - i : 16;
+    store(x + i, soft_capped(load(x + i, some), (float)cap), some);
+  }
+}
+
 // Of x [n]: the argmax, the lowest index among equals (0 if there is none), the maximum, and sum(exp(x - maximum)).
 static void summary(int64_t n, const float* x, int64_t* index, float* most, double* total) {
   constexpr int64_t stretch = 128;

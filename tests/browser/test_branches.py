@@ -1,0 +1,167 @@
+"""Race, branches and sampler on the page: each figure is the server's, and the engine does only what it must."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.browser.conftest import near
+from tests.engines import settled
+from tests.trace.test_recorder import Wrong, shifted
+
+PROMPT = "Once upon a time, there was a little fox who"
+PANELS = ["race", "branches", "sampler"]
+
+
+def opened(explored, panel):
+    explored.tab.get_by_role("navigation", name="Panels").get_by_role("button", name=panel).click()
+    explored.tab.locator(f"[data-panel={panel.lower()}] .panel-lead").wait_for()
+
+
+def figures(explored, prefix):
+    """The panel's numbers by name, as they are exactly."""
+    return {name: value for name, (value, _) in explored.stats().items() if name.startswith(prefix)}
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def logits_of(explored, step):
+    codes = explored.tab.evaluate(
+        "async path => [...new Float32Array(await (await fetch(path)).arrayBuffer())]",
+        f"runs/{explored.state['run']}/logits?step={step}",
+    )
+    return np.array(codes, dtype=np.float64)
+
+
+def dots(explored, position):
+    """Pixels of a dot's colour in the column of the cache under a token."""
+    place, picture = explored.project(position), explored.picture()
+    x, y = round(place["x"]), round(place["y"])
+    return int(near(picture[y + 60 : y + 150, x - 5 : x + 6], explored.colour("ink"), 30).sum())
+
+
+def test_dials_move_the_bars_and_candidates_become_branches(explored, server, monkeypatch):
+    explored.run(PROMPT, 40, stop=9, temperature=0.8, renderer="2d")
+    engine, steps = settled(server.llm), []
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: [steps.append(1), step()][1])
+    sent = []
+    explored.tab.on("request", lambda request: request.method != "GET" and sent.append(request.url))
+
+    opened(explored, "Sampler")
+    dial = explored.tab.get_by_role("slider", name="temperature")
+    dial.focus()
+    for _ in range(8):
+        explored.press("ArrowRight")
+    explored.tab.get_by_role("slider", name="top-p").focus()
+    explored.press("End")  # no cut: then it is softmax(z / T)
+    explored.until("document.querySelector('.sampler-dial output').textContent === '1.2'")
+    logits = logits_of(explored, 9)
+    expected = softmax(logits / 1.2)
+    token = int(np.argmax(expected))
+    bar = f"[data-token='{token}'] [data-sampled]"
+    explored.until(f"Math.abs(document.querySelector(`{bar}`)?.dataset.sampled - {expected[token]}) < 1e-9")
+    found = {
+        int(row.get_attribute("data-token")): [
+            float(row.locator(f"[data-{name}]").get_attribute(f"data-{name}")) for name in ("p", "sampled")
+        ]
+        for row in explored.tab.locator(".sampler-list tbody tr").all()
+    }
+    assert len(found) == 12
+    for one, values in found.items():
+        assert np.allclose(values, [softmax(logits)[one], expected[one]], atol=1e-9)
+    assert float(figures(explored, "sampler_")["sampler_uniform"]) == explored.api("/steps/9")["uniform"]
+    assert steps == [] and sent == [], "the model computes nothing"
+
+    opened(explored, "Branches")
+    ids, parent = explored.state["ids"], explored.state["run"]
+    explored.scrub(5)
+    choice = explored.tab.locator("[data-fork]").first
+    other = int(choice.get_attribute("data-fork"))
+    choice.click()
+    explored.until(f"window.__explorer.state.run !== '{parent}' && window.__explorer.state.step === 6")
+    n = len(ids) - 10
+    assert explored.state["ids"][: n + 6] == [*ids[: n + 5], other], "the same text, then the token"
+    explored.until("document.querySelectorAll('[data-branch]').length === 2")
+    explored.until(f"document.querySelector('[data-stat=\"branch_{parent}_shared\"]')?.dataset.value === '1'")
+    for branch in explored.api("/branches")["branches"]:
+        shown = figures(explored, f"branch_{branch['run']}_")
+        told = {name: str(branch[name]) for name in ("pages", "shared", "saved_bytes", "reused")}
+        assert shown == {f"branch_{branch['run']}_{name}": value for name, value in told.items()}
+        assert branch["shared"] == (n + 5) // 16 > 0
+    explored.tab.get_by_text("pages shared with a branch").wait_for()
+    shared, own = dots(explored, 2), dots(explored, n + 5)
+    explored.tab.locator(f"[data-branch='{parent}'] .tree-choose").click()
+    explored.until(f"window.__explorer.state.run === '{parent}'")
+    assert explored.state["ids"] == ids, "the run that it forked from is unchanged"
+    explored.step()
+    assert explored.state["ids"][: len(ids)] == ids
+
+    before = settled(server.llm).pool.available
+    explored.tab.get_by_role("button", name="Close").last.click()
+    explored.until("document.querySelectorAll('[data-branch]').length === 1")
+    while settled(server.llm).pool.available == before:
+        time.sleep(0.01)
+    explored.until("!document.querySelector('.legend').textContent.includes('shared')")
+    assert shared > 2 * own, "the shared columns were dotted, and its own were not"
+    assert dots(explored, 2) <= own + 5, "no more"
+
+    explored.tab.set_viewport_size({"width": 390, "height": 844})
+    explored.tab.get_by_role("navigation", name="Parts of the page").get_by_role("button", name="Numbers").click()
+    for panel in PANELS:
+        opened(explored, panel.capitalize())
+        explored.tab.wait_for_timeout(200)
+        assert explored.tab.evaluate("document.documentElement.scrollWidth") <= 390
+        small = explored.tab.eval_on_selector_all(
+            ".panel :is(button, select, input)",
+            "all => all.filter(e => e.getBoundingClientRect().height < 43.5).map(e => e.outerHTML.slice(0, 90))",
+        )
+        assert small == [], panel
+
+
+@pytest.fixture
+def planted(server):
+    """Steps of the cached lane at a position too far."""
+    recorder = server.llm.engine.runner
+    recorder.runner = Wrong(recorder.runner, lambda chunk: shifted(chunk) if chunk.sequence.cache else chunk)
+    yield
+    recorder.runner = recorder.runner.runner
+
+
+def race(explored, tokens):
+    explored.tab.get_by_label("tokens", exact=True).fill(str(tokens))
+    explored.tab.locator(".race-controls").get_by_role("button").click()
+
+
+def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
+    explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=1&panel=race")
+    explored.until_state("done", "paused")
+    race(explored, 64)
+    explored.until("document.querySelector('[data-race=length]') !== null")
+    [completion] = server.llm.generate("Once upon a time", seed=7, temperature=0.7, max_tokens=64, top_k=0, top_p=1.0)
+    n, steps = len(server.llm.tokenizer.encode("Once upon a time")), len(completion.token_ids)
+    found = figures(explored, "race_")
+    costs = server.llm.costs
+    assert steps == 64 and int(found["race_sum_compared"]) == 64
+    assert int(found["race_sum_uncached_tokens"]) == sum(range(n, n + 64))
+    assert int(found["race_sum_cached_tokens"]) == n + 63
+    assert int(found["race_sum_cached_flops"]) >= costs.run(n, 64, cache=True).flops
+    assert int(found["race_sum_uncached_flops"]) >= costs.run(n, 64, cache=False).flops
+    assert int(found["race_sum_uncached_us"]) > int(found["race_sum_cached_us"])
+    assert found["race_equal"] == "64" and float(found["race_max_delta"]) <= 1e-3 and found["race_divergent"] == ""
+    assert float(found["race_recomputed"]) == (n + 62) / (n + 63)
+    assert explored.tab.locator(".chart polyline").count() == 4
+
+    race(explored, 900)
+    explored.until("document.querySelector('[data-race=running]') && document.querySelector('[data-stat=race_equal]')")
+    explored.tab.get_by_role("button", name="Stop", exact=True).click()
+    while server.explorer.runs._guests:
+        time.sleep(0.01)
+    explored.tab.locator("[data-race=stopped]").wait_for()
+    request.getfixturevalue("planted")
+    race(explored, 6)
+    explored.until("document.querySelector('[data-race=length]') !== null")
+    assert float(figures(explored, "race_")["race_max_delta"]) > 1e-3, "a fault in the cached lane is seen"

@@ -1,0 +1,119 @@
+"""`explore --tty`: the engine's figures as lines, and a session on a terminal of its own with keys and Ctrl-C."""
+
+import os
+import re
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from fcntl import ioctl
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from tests.cli.conftest import Run
+from tokenwright import LLM
+from tokenwright.cli.explore_tty import AGAIN, EMPTY, FRESH, KEPT, cell, line
+
+HANG_S = 240.0
+STEP = re.compile(r"step (\d+) \| SEQ_LEN (\d+) \| computed (\d+)")
+
+
+def steps(output: str) -> list[tuple[str, ...]]:
+    return [match.groups() for match in STEP.finditer(output)]
+
+
+def test_without_a_terminal_each_step_is_a_line_of_its_frame(run: Run) -> None:
+    result = run("explore", "--tty", "--prompt", "Once upon", "-n", 3, "--seed", 4)
+    assert result.exit_code == 0, result.stderr
+    with LLM("stories", trace=True) as llm, llm.run("Once upon", max_tokens=3, seed=4) as own:
+        while not own.ended:
+            own.step()
+        timeless = [re.sub(r"\| [\d.,]+ m?s \|", "|", text) for text in (result.stdout, *map(line, own.frames))]
+        assert timeless[0].splitlines() == timeless[1:]
+
+
+def test_options_of_the_page_and_of_the_terminal_do_not_mix(refused: Callable[..., str]) -> None:
+    assert "-n needs --tty" in refused("explore", "-n", 3)
+    assert "--prompt needs --tty" in refused("explore", "--prompt", "x")
+    assert "--port is for the page" in refused("explore", "--tty", "--port", 1)
+
+
+def test_cells_say_what_the_step_did(model: Path) -> None:
+    with LLM(model, trace=True) as llm, llm.run([5, 6, 7], max_tokens=3, ignore_eos=True) as run:
+        looks = []
+        for cache in (True, True, False):
+            run.cache = cache
+            [frame] = run.step()
+            looks.append("".join(cell(frame, at, len(run.tokens)) for at in range(len(run.tokens))))
+    assert looks == [FRESH * 3 + EMPTY, KEPT * 3 + FRESH + EMPTY, AGAIN * 4 + FRESH + EMPTY]
+
+
+class Session:
+    """The command on a terminal of its own."""
+
+    def __init__(self, *options: str) -> None:
+        self.own, self.theirs = os.openpty()
+        self.before = termios.tcgetattr(self.theirs)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tokenwright", "explore", "--tty", *options],
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            start_new_session=True,
+            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # so that its Ctrl-C is a signal to this process
+            env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40", "OMP_NUM_THREADS": "1"},
+        )
+        self.seen = ""
+
+    def until(self, pattern: str) -> "re.Match[str]":
+        while (match := re.search(pattern, self.seen)) is None:
+            data = os.read(self.own, 65_536)
+            assert data, f"ended before {pattern!r}: {self.seen!r}"
+            self.seen += data.decode("utf-8", errors="replace")
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def press(self, keys: str) -> None:
+        self.seen = ""
+        os.write(self.own, keys.encode())
+
+
+@pytest.fixture
+def session(model: Path) -> Iterator[Session]:
+    session = Session(str(model), "-n", "400", "--seed", "1")
+    hangs = Timer(HANG_S, session.process.kill)
+    hangs.start()
+    yield session
+    hangs.cancel()
+    session.process.kill()
+    session.process.wait()
+    os.close(session.own)
+    os.close(session.theirs)
+
+
+def test_keys_play_step_switch_and_leave(session: Session) -> None:
+    session.until(r"KV_CACHE.* kept")
+    session.press(" ")
+    session.until("paused ")
+    session.press("\x1b[C")
+    generated = int(session.until(r"generated (\d+)")[1])
+    session.press("n")
+    session.until("cache off")
+    session.press("\x1b[C")
+    assert int(session.until(r"generated (\d+)")[1]) == generated + 1
+    session.until("of them again")
+    session.press("q")
+    last = session.until(STEP.pattern + r".*cache off")
+    assert int(last[1]) == generated, "steps count from 0"
+    assert session.process.wait() == 0
+    assert termios.tcgetattr(session.theirs)[3] == session.before[3], "the terminal echoes again"
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(session: Session) -> None:
+    session.until(r"KV_CACHE.* kept")
+    session.press("\x03")
+    session.until(r"\x1b\[\?1049l")  # the screen of before is back
+    assert session.process.wait() == 0
+    assert termios.tcgetattr(session.theirs)[3] == session.before[3]
