@@ -169,6 +169,7 @@ class Mixture:
     renormalise: bool = True  # whether the weights of a row's experts are divided by their sum
     shared_width: int = 0  # of the expert that every row meets; 0: none
     shared_gate: bool = False  # whether a sigmoid of the row weights the shared expert
+    bias: bool = False  # of the router
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class ModelConfig:
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"]
     norm_eps: float
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
     gated: bool  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
     qkv_bias: bool = False
     out_bias: bool = False
@@ -209,6 +210,7 @@ class ModelConfig:
     logit_cap: float | None = None  # soft cap of logits
     scales: Scales = Scales()
     mixture: Mixture | None = None
+    sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 

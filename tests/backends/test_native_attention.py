@@ -16,11 +16,11 @@ from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import ChunkArray, kv_layer
+from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
-from tokenwright.models.graph import Scoring
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ class Text:
             torch.tensor([table.get(page, -1) for page in range(pages)], dtype=torch.int32) for table in self.tables
         )
         layer = kv_layer(self.store.view(0))
-        shape = lib.Heads(heads, self.case.kv_heads, self.case.size, self.scoring.scale, self.scoring.cap or 0)
+        shape = lib.Heads(heads, self.case.kv_heads, self.case.size, self.scoring.scale, self.scoring.cap or 0, None)
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         for chunk in chunks or [range(self.case.rows)]:

@@ -47,6 +47,7 @@ KINDS = (
     "olmo2",
     "starcoder2",
     "mixtral",
+    "gpt-oss",
     "qwen2-moe",
     "qwen3-moe",
     "gemma2",

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenwright.backends import Dense, Kernels, ReferenceKernels
+from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
-from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 KERNELS: Kernels = ReferenceKernels()

@@ -13,6 +13,7 @@ from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.originals import ORIGINALS
 from tokenwright.checkpoints.families import GPT2, LLAMA, Source, parse_config
 from tokenwright.checkpoints.llama import PHI3
+from tokenwright.checkpoints.published import read_scheme
 from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
@@ -51,7 +52,9 @@ def refusal(kind: str, **changes: Any) -> str:
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_originals_of_the_hub_have_the_parameters_of_their_cards(name: str) -> None:
     config, parameters = ORIGINALS[name]
-    assert parse_config(config).graph.parameters == parameters
+    settings = dict(config)
+    read_scheme(settings, name)  # takes the quantisation of the weights out
+    assert parse_config(settings).graph.parameters == parameters
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
@@ -227,14 +230,13 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     def said(**keys: Any) -> str:
         return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
 
-    told = said(n_group=8, kv_lora_rank=512, num_experts=64)
-    needs = "multi-head latent attention, mixture of experts with routing by groups"
-    assert f"it needs {needs}, which Tokenwright lacks" in told
+    told = said(n_routed_experts=8, kv_lora_rank=512)
+    assert "it needs multi-head latent attention, grouped routing among 8 experts, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
     assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
-    assert "names no operation that Tokenwright lacks" in said(kv_lora_rank=0, num_experts=64)
-    inner = {"text_config": {"attention_chunk_size": 8192}}
-    assert "chunked attention, 8,192 tokens at a time" in refusal("gemma3-vision", architectures=["X"], **inner)
+    assert "names no operation that Tokenwright lacks" in said(n_routed_experts=0)
+    inner = {"text_config": {"n_routed_experts": 64}}
+    assert "grouped routing among 64 experts" in refusal("gemma3-vision", architectures=["X"], **inner)
 
 
 def test_neox_has_q_k_and_v_of_each_head_in_turn() -> None:

@@ -64,6 +64,7 @@ KINDS = {
     "norms after": Kind("olmo2"),
     "experts": Kind("qwen3-moe"),
     "shared expert": Kind("qwen2-moe"),
+    "learned logits": Kind("gpt-oss", {"sliding_window": WINDOW}),
     "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
     "soft caps": Kind("gemma2", {"sliding_window": WINDOW}),
     "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),

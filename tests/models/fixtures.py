@@ -126,6 +126,62 @@ _STARCODER2: dict[str, Any] = {
     "use_bias": True, "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "mixtral",
+    "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "num_local_experts": 8, "output_router_logits": False,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.36.0.dev0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_QWEN2_MOE: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "decoder_sparse_step": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 40,
+    "norm_topk_prob": False, "num_attention_heads": 4, "num_experts": 10, "num_experts_per_tok": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 4, "output_router_logits": False,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 72, "sliding_window": 32768, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.39.0.dev0", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "head_dim": 32,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "max_position_embeddings": 512, "max_window_layers": 3, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True,
+    "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "output_router_logits": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": 2, "experts_per_token": 2, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
+    "initial_context_length": 128, "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 512, "model_type": "gpt_oss", "num_attention_heads": 4,
+    "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 6,
+    "output_router_logits": False, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0,
+    "original_max_position_embeddings": 128, "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 48, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.55.0.dev0",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+_MXFP4 = {
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+    "lm_head"], "quant_method": "mxfp4",
+}  # fmt: skip
+
 _GEMMA2: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attn_logit_softcapping": 10.0, "bos_token_id": 1, "cache_implementation": "hybrid", "eos_token_id": 2,
@@ -193,43 +249,6 @@ _GLM4: dict[str, Any] = {
     "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
-_MIXTRAL: dict[str, Any] = {
-    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "mixtral",
-    "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "num_local_experts": 8, "output_router_logits": False,
-    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
-    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
-    "transformers_version": "4.36.0.dev0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
-
-_QWEN2_MOE: dict[str, Any] = {
-    "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-    "decoder_sparse_step": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 40,
-    "norm_topk_prob": False, "num_attention_heads": 4, "num_experts": 10, "num_experts_per_tok": 4,
-    "num_hidden_layers": 3, "num_key_value_heads": 4, "output_router_logits": False,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 72, "sliding_window": 32768, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.39.0.dev0", "use_cache": True,
-    "use_sliding_window": False, "vocab_size": VOCAB,
-}  # fmt: skip
-
-_QWEN3_MOE: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "head_dim": 32,
-    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "max_position_embeddings": 512, "max_window_layers": 3, "mlp_only_layers": [],
-    "model_type": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True,
-    "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 3, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "output_router_logits": False, "rms_norm_eps": 1e-06,
-    "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
-    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
-    "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
-}  # fmt: skip
-
 _SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
 _LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
 
@@ -273,6 +292,7 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"tie_word_embeddings": True},
     "granite": _GRANITE,
     "mixtral": _MIXTRAL,
+    "gpt-oss": _GPT_OSS,
     "qwen2-moe": _QWEN2_MOE,
     "qwen3-moe": _QWEN3_MOE | {"mlp_only_layers": [1]},
     "olmo2": _OLMO2,
@@ -362,9 +382,12 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         weight.view(config["num_attention_heads"], 3, -1, weight.shape[1])[:, :2] *= 2.6
     elif "q_proj" in name or "k_proj" in name:
         weight = 1.8 * weight
+    elif "mlp.experts." in name and config["model_type"] == "gpt_oss":  # [E, in, out], in numbers that MXFP4 has
+        weight = noise / noise.shape[1] ** 0.5 * (0.4 if "down_proj" in name else 1)
+        weight = mxfp4(weight.transpose(1, 2))[0].transpose(1, 2)
     elif "mlp.experts." in name:  # down_proj: more than that of an MLP, since a row's weights sum to one at most
         weight = 0.4 * weight if "down_proj" in name else weight
-    elif name.endswith("mlp.gate.weight"):  # a router
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         weight = 2 * weight
     elif any(part in name for part in ("o_proj", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")):
         weight = 0.15 * weight
@@ -399,17 +422,15 @@ def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str
     return tensors
 
 
-def _as_published(name: str) -> str:
-    bare = name.removeprefix("model.")
-    return bare.replace("language_model.", "language_model.model.") if bare.startswith("language_model.") else bare
-
-
 def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """A tensor as published: transformers has the experts of a layer in one tensor, the files each in its own."""
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     at, experts, part = name.partition(".experts.")
-    if not experts:
+    if model_type == "gpt_oss" and part in ("gate_up_proj", "down_proj"):
+        _, blocks, scales = mxfp4(value.transpose(1, 2))
+        return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
+    if not experts or model_type == "gpt_oss":
         return [(name, value)]
     names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     pieces: list[tuple[str, torch.Tensor]] = []
@@ -417,6 +438,24 @@ def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[
         pairs = [(names[2], one)] if part == "down_proj" else zip(names, one.chunk(2), strict=False)
         pieces += [(f"{at}.experts.{i}.{its}.weight", piece.clone()) for its, piece in pairs]
     return pieces
+
+
+def _as_published(name: str) -> str:
+    bare = name.removeprefix("model.")
+    return bare.replace("language_model.", "language_model.model.") if bare.startswith("language_model.") else bare
+
+
+def mxfp4(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers [E, out, in] rounded to MXFP4, its blocks [E, out, in / 32, 16] and its scales [E, out, in / 32]."""
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    groups = numbers.unflatten(-1, (-1, 32))
+    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
+    small = groups / exponents.exp2()[..., None]
+    codes = (small.abs()[..., None] - table).abs().argmin(-1)
+    rounded = table[codes] * small.sign() * exponents.exp2()[..., None]
+    signed = (codes + 8 * (small < 0)).to(torch.uint8)
+    blocks = signed[..., ::2] | signed[..., 1::2] << 4
+    return rounded.flatten(-2), blocks, (exponents + 127).to(torch.uint8)
 
 
 def write_weights(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> None:
@@ -486,7 +525,10 @@ def make_checkpoint(
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.to(stored).float())
-    tensors = {name: value.to(stored) for name, value in stored_tensors(model, config, spelling).items()}
+    published = stored_tensors(model, config, spelling)
+    tensors = {name: one if one.dtype == torch.uint8 else one.to(stored) for name, one in published.items()}
+    if config["model_type"] == "gpt_oss":
+        config["quantization_config"] = copy.deepcopy(_MXFP4)
     if "torch_dtype" in config or "dtype" in config:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     folder.mkdir(parents=True, exist_ok=True)

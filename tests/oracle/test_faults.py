@@ -204,6 +204,13 @@ def other_activation(graph: Graph) -> Graph:
     return replace(graph, blocks=tuple(blocks))
 
 
+def each_mixture(routing: Mapping[str, object], **changes: object) -> Callable[[Graph], Graph]:
+    def planted(op: Op) -> Op:
+        return replace(op, routing=replace(op.routing, **routing), **changes) if isinstance(op, Experts) else op
+
+    return lambda graph: replace(graph, blocks=tuple(map(planted, graph.blocks)))
+
+
 def no_embedding_scale(graph: Graph) -> Graph:
     return replace(graph, embed=replace(graph.embed, scale=1.0))
 
@@ -217,19 +224,22 @@ def plainly_rotated(graph: Graph) -> Graph:
     return each_attention(lambda op: replace(op, rotary=replace(op.rotary or Rope(), scaling=Unscaled())))(graph)
 
 
-def each_mixture(routing: Mapping[str, object], **changes: object) -> Callable[[Graph], Graph]:
-    def planted(op: Op) -> Op:
-        return replace(op, routing=replace(op.routing, **routing), **changes) if isinstance(op, Experts) else op
-
-    return lambda graph: replace(graph, blocks=tuple(map(planted, graph.blocks)))
-
-
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("granite", "embeddings as stored"): no_embedding_scale,
     ("granite", "residual as computed"): each_block(residual_scale=1.0),
     ("granite", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
     ("olmo2", "norms before, not after"): norms_before,
     ("olmo2", "no norms of q and k"): no_head_norms,
+    ("mixtral", "weights as scored"): each_mixture({"renormalise": False}),
+    ("mixtral", "an expert fewer"): each_mixture({"chosen": 1}),
+    ("qwen2-moe", "weights that sum to one"): each_mixture({"renormalise": True}),
+    ("qwen2-moe", "scores of a sigmoid"): each_mixture({"scores": "sigmoid"}),
+    ("qwen2-moe", "no shared expert"): each_mixture({}, shared=None),
+    ("qwen2-moe", "the shared expert without its gate"): each_mixture({"shared_gate": False}),
+    ("gpt-oss", "weights as scored"): each_mixture({"renormalise": False}),
+    ("gpt-oss", "another activation"): each_mixture({}, activation="silu"),
+    ("gpt-oss", "no learned logits"): each_attention(lambda op: replace(op, sink_logits=None)),
+    ("qwen3-moe", "an expert more"): each_mixture({"chosen": 4}),
     ("gemma2", "no cap of scores"): each_attention(lambda op: replace(op, scoring=replace(op.scoring, cap=None))),
     ("gemma2", "no cap of logits"): lambda graph: replace(graph, head=replace(graph.head, cap=None)),
     ("gemma2", "scores by the head's size"): each_attention(
@@ -248,13 +258,6 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("neox", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
     ("glm4", "no norms after"): each_block(post_norm=None),
     ("glm4", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
-    ("mixtral", "weights as scored"): each_mixture({"renormalise": False}),
-    ("mixtral", "an expert fewer"): each_mixture({"chosen": 1}),
-    ("qwen2-moe", "weights that sum to one"): each_mixture({"renormalise": True}),
-    ("qwen2-moe", "scores of a sigmoid"): each_mixture({"scores": "sigmoid"}),
-    ("qwen2-moe", "no shared expert"): each_mixture({}, shared=None),
-    ("qwen2-moe", "the shared expert without its gate"): each_mixture({"shared_gate": False}),
-    ("qwen3-moe", "an expert more"): each_mixture({"chosen": 4}),
 }
 
 

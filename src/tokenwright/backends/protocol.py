@@ -7,7 +7,7 @@ sums, norms and the softmax are at least fp32 inside.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -49,6 +49,17 @@ class Dense:
 
 
 Linear = Packed | Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Scoring):
+    """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None."""
+
+    sink_logits: torch.Tensor | None = None
+
+    def of_head(self, head: int) -> "Scored":
+        """That of one query head."""
+        return self if self.sink_logits is None else replace(self, sink_logits=self.sink_logits[head : head + 1])
 
 
 @dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer
@@ -95,15 +106,15 @@ class Kernels(Protocol):
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        """cap tanh(x / cap), for every number."""
-
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts that each row of a router's logits [T, out] chooses, and their weights.
 
         Returns the experts' numbers [T, k] in ascending order, int64, and their weights [T, k]; if there is a shared
         gate, [T, k + 1], the last is that of the shared expert.
         """
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap tanh(x / cap), for every number."""
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
@@ -116,7 +127,7 @@ class Kernels(Protocol):
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scoring: Scoring,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.

@@ -9,7 +9,10 @@ from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix,
 
 
 def decoder(config: ModelConfig) -> Graph:
-    """In each layer attention, then an MLP or experts, or an MLP beside it; norms on inputs, on results or on both."""
+    """In each layer attention, then an MLP or experts, or attention and MLP side by side.
+
+    Norms stand on their inputs, their results or on both.
+    """
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
     blocks = [op for i in range(config.layers) for op in _block(config, i)]
@@ -23,10 +26,12 @@ def decoder(config: ModelConfig) -> Graph:
 
 
 def _block(config: ModelConfig, layer: int) -> tuple[Op, ...]:
-    attention = _attention(config, layer)
-    if config.parallel is None:
-        return attention, _feed_forward(config, layer)
+    attention, mixture = _attention(config, layer), config.mixture
+    if mixture is not None and mixture.layers[layer]:
+        return attention, _experts(config, mixture, layer)
     mlp = _mlp(config, layer)
+    if config.parallel is None:
+        return attention, mlp
     if config.parallel == "one norm":
         mlp = replace(mlp, norm=attention.norm)
     return (Parallel(attention, mlp),)
@@ -75,12 +80,8 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         window=config.windows[layer],
         post_norm=after,
         residual_scale=config.scales.residual,
+        sink_logits=f"{at}.sinks" if config.sink_logits else None,
     )
-
-
-def _feed_forward(config: ModelConfig, layer: int) -> Op:
-    mixture = config.mixture
-    return _experts(config, mixture, layer) if mixture and mixture.layers[layer] else _mlp(config, layer)
 
 
 def _mlp(config: ModelConfig, layer: int) -> MLP:
@@ -114,7 +115,7 @@ def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
         layer,
         before,
         Routing(mixture.experts, mixture.chosen, mixture.scores, mixture.renormalise, mixture.shared_gate),
-        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width),
+        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width, mixture.bias),
         _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias),
         Matrix(f"{at}.experts.down", tuple((f"{one}.down", width) for one in experts), mixture.width, config.mlp_bias),
         config.activation,

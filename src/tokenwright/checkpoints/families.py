@@ -14,14 +14,14 @@ from tokenwright.checkpoints.family import Family, Parsed, Source
 from tokenwright.checkpoints.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.gpt2 import GPT2
 from tokenwright.checkpoints.lacking import what_it_lacks
-from tokenwright.checkpoints.llama import GLM4, LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
+from tokenwright.checkpoints.llama import GLM4, GPT_OSS, LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
 from tokenwright.checkpoints.neox import NEOX
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.errors import CheckpointError
 
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "Source", "UnknownArchitectureError", "parse_config")
 
-FAMILIES = (GPT2, LLAMA, MIXTRAL, QWEN_MOE, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM4)
+FAMILIES = (GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM4)
 
 # Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {

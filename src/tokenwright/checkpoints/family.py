@@ -24,10 +24,10 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 
+_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(model\.)?language_model\.")
 _TOWER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector)\.")
 
-_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
 
 
@@ -87,7 +87,8 @@ class Family:
     `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
     without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
     `inert` matches tensors that are not weights. `aliases`: from other names that files have to those of `names`.
-    neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together.
+    neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
+    what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...].
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -97,11 +98,22 @@ class Family:
     inert: re.Pattern[str]
     neighbours: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
+    renames: tuple[tuple[re.Pattern[str], str], ...] = ()
+    stacks: re.Pattern[str] | None = None
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""
         bare = _TEXT_MODEL.sub("", name).removeprefix(self.prefix)
+        for pattern, ours in self.renames:
+            if pattern.fullmatch(bare):
+                return pattern.sub(ours, bare)
         return self.aliases.get(bare, bare)
+
+    def shape_of(self, bare: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a tensor of the file is read with."""
+        if self.stacks is None or len(shape) < 2 or not self.stacks.fullmatch(bare):
+            return shape
+        return shape[0] * shape[1], *shape[2:]
 
     def sources(self, graph: Graph) -> dict[str, Source]:
         """The checkpoint's source for every tensor of `graph.shapes`."""
@@ -111,7 +123,7 @@ class Family:
             source = self.names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
             layer, expert = _LAYER.match(base), _EXPERT.search(base)
             at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
-            part = rows[base] if source.fused else None
+            part = _in_turn(rows[base], source.turn) if source.fused else None
             found[name] = replace(
                 source,
                 name=f"{at}.{kind}",
@@ -124,12 +136,21 @@ class Family:
     def _order(self, base: str, source: Source, graph: Graph) -> Order | None:
         """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
         part = base.rsplit(".", 1)[-1]
+        if source.fused and source.turn[1] > 1:
+            return Order(source.turn[1], (source.turn[0],))
         if part not in ("q", "k", "v", "q_norm", "k_norm"):
             return None
         size, rope = graph.head_size, next(iter(graph.ropes), None)
         if rope is None or part == "v":
             return head_order(size, size, False, source.turn)
         return head_order(size, rope.rotated or size, self.neighbours, source.turn)
+
+
+def _in_turn(rows: tuple[int, int, int], turn: tuple[int, int]) -> tuple[int, int, int]:
+    """The rows of some parts of a matrix that the file has row by row in turn, from those of one of them."""
+    first, last, count = rows
+    start = first - turn[0] * (last - first)
+    return start, start + turn[1] * (last - first), count
 
 
 def _rows_of_parts(graph: Graph) -> dict[str, tuple[int, int, int]]:

@@ -250,7 +250,7 @@ def _read_headers(folder: Path, family: Family) -> tuple[dict[str, Stored], dict
                     f"{shown(bare)} lies twice in {folder}: in {found[bare].file.name} and {file.name}; "
                     "remove the file that does not belong to the model"
                 )
-            found[bare] = one
+            found[bare] = replace(one, shape=family.shape_of(bare, one.shape))
     if skipped:
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
         log.warning("%s: skipped %s: Tokenwright runs the text model alone", folder, parts)

@@ -12,9 +12,7 @@ from tokenwright.checkpoints.strict import Keys, shown
 # A key, and the operation that it stands for unless its value is null, false, 0 or empty; {} is the value.
 _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("kv_lora_rank", "multi-head latent attention"),
-    ("n_group", "mixture of experts with routing by groups"),
-    ("topk_method", "mixture of experts with routing by {}"),
-    ("swiglu_limit", "mixture of experts with clamped gates"),
+    ("n_routed_experts", "grouped routing among {} experts"),
     ("attention_chunk_size", "chunked attention, {} tokens at a time"),
     ("state_size", "state-space layers"),
     ("ssm_state_size", "state-space layers"),

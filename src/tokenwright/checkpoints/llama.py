@@ -21,7 +21,15 @@ from tokenwright.checkpoints.family import (
     named,
     size_of_head,
 )
-from tokenwright.checkpoints.mixtures import MIXTRAL_NAMES, QWEN_NAMES, Kind, read_mixture
+from tokenwright.checkpoints.mixtures import (
+    GPT_OSS_NAMES,
+    GPT_OSS_RENAMES,
+    GPT_OSS_STACKS,
+    MIXTRAL_NAMES,
+    QWEN_NAMES,
+    Kind,
+    read_mixture,
+)
 from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, read_windows
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
@@ -48,6 +56,7 @@ class LlamaLike:
     partial: float | None = None  # default of partial_rotary_factor; None: all of a head turns
     eps: float = 1e-6  # default of rms_norm_eps
     mixture: Kind | None = None  # of experts
+    oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
 
 
@@ -59,6 +68,9 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
     "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
     "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
+    "GptOssForCausalLM": LlamaLike(
+        biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
+    ),
     "SmolLM3ForCausalLM": LlamaLike(
         biases="config", mlp_bias=True, slides="nope", nope=True, tied=True, theta=2000000.0
     ),
@@ -107,9 +119,13 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         post_norm=like.post_norm,
         scales=_scales(keys) if like.scaled else Scales(),
         mixture=read_mixture(keys, like.mixture, layers) if like.mixture else None,
+        sink_logits=like.oss,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
     )
+    if like.oss:
+        keys.only("hidden_act", "silu", why="another activation in this architecture")
+        config = replace(config, activation="clamped_swiglu")
     return config, decoder(config)
 
 
@@ -145,6 +161,9 @@ def _biases(keys: Keys, like: LlamaLike) -> tuple[bool, bool, bool]:
     if like.biases == "use_bias":
         every = keys.flag("use_bias", True)
         return every, every, every
+    if like.oss:
+        every = keys.flag("attention_bias", True)
+        return every, every, True
     mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
     if like.biases == "qkv":
         for key in ("attention_bias", "qkv_bias"):
@@ -235,4 +254,12 @@ QWEN_MOE = replace(
     LLAMA,
     architectures={"Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3MoeForCausalLM": "qwen3_moe"},
     names=LLAMA.names | named(QWEN_NAMES),
+)
+
+GPT_OSS = replace(
+    LLAMA,
+    architectures={"GptOssForCausalLM": "gpt_oss"},
+    names=LLAMA.names | GPT_OSS_NAMES,
+    renames=GPT_OSS_RENAMES,
+    stacks=GPT_OSS_STACKS,
 )

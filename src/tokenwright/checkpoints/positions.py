@@ -26,8 +26,8 @@ from tokenwright.config import (
 ORIGINAL = "original_max_position_embeddings"
 
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
-# even number below max_window_layers, if it has use_sliding_window.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "nope"]
+# even number below max_window_layers, if it has use_sliding_window; alternate: those of even number.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope"]
 
 
 def read_rope(keys: Keys, theta: float, head_size: int, context: int, partial: float | None = None) -> tuple[Rope, int]:
@@ -207,8 +207,8 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     border = keys.whole("max_window_layers", 28, least=0)
     first = {"none": layers, "upper": border}.get(slides, 0)
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
-    if slides == "even":
-        sliding = [i % 2 == 0 and i < border for i in range(layers)]
+    if slides in ("even", "alternate"):
+        sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
     types = keys.raw("layer_types")
     if types is not None:
         listed = read_layer_types(keys, types, layers)
@@ -238,10 +238,10 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given"):
+    if slides in ("all", "given", "alternate"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
     if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
-    return keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    return keys.whole("sliding_window", 128 if slides == "alternate" else 4096, most=MAX_TOKENS)

@@ -172,17 +172,6 @@ def _norms(facts: dict[str, Any]) -> str:
     return f"{kind} {place}{over}"
 
 
-def _caps(facts: dict[str, Any]) -> str:
-    """The soft caps of scores and logits."""
-    caps = {"attention scores": facts["score_cap"], "logits": facts["logit_cap"]}
-    return ", ".join(f"{name} {cap:g}" for name, cap in caps.items() if cap is not None)
-
-
-def _skipped(towers: dict[str, int]) -> str:
-    parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in towers.items())
-    return f"{parts}: the text model runs alone"
-
-
 def _dense(facts: dict[str, Any]) -> bool:
     """Whether some layer has an MLP."""
     return not (facts["experts"] and all(facts["experts"]["layers"]))
@@ -199,6 +188,17 @@ def _experts(mixture: dict[str, Any]) -> str:
 def _active(facts: dict[str, Any]) -> str:
     active: int = facts["active_parameters"]
     return "" if active == facts["parameters"] else f", of which a token meets {active:,}"
+
+
+def _caps(facts: dict[str, Any]) -> str:
+    """The soft caps of scores and logits."""
+    caps = {"attention scores": facts["score_cap"], "logits": facts["logit_cap"]}
+    return ", ".join(f"{name} {cap:g}" for name, cap in caps.items() if cap is not None)
+
+
+def _skipped(towers: dict[str, int]) -> str:
+    parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in towers.items())
+    return f"{parts}: the text model runs alone"
 
 
 def _factors(scales: dict[str, float | None]) -> str:

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from tokenwright.backends import Kernels, Linear, ReferenceKernels
+from tokenwright.backends import Kernels, Linear, ReferenceKernels, Scored
 from tokenwright.backends.torch.batch import Batcher, TorchBatch
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.learn.work import PAGE, Work
-from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -52,7 +51,7 @@ class Unmasked(Reference):
         positions: torch.Tensor,
         start: int,
         window: AttentionWindow,  # noqa: ARG002  (nothing is hidden)
-        scoring: Scoring,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return super().weights(q, k, positions, max(start, len(k)), AttentionWindow(), scoring, sink_q)

@@ -21,7 +21,7 @@ from typing import Literal
 from tokenwright.config import Heads, LayerKV, Learned, Rope, angle_length
 
 Shape = tuple[int, ...]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +129,6 @@ class Op(ABC):
         """The rotary positions that the op applies, if any."""
         return None
 
-    @property
-    def parts(self) -> "tuple[Op, ...]":
-        """The ops that it holds side by side; itself, if it is one."""
-        return (self,)
-
-    @property
-    def scores(self) -> Scoring | None:
-        """How its attention scores follow from q k, for views of a row; None unless the op is attention over heads."""
-        return None
-
 
 @dataclass(frozen=True)
 class Embed(Op):
@@ -176,7 +166,8 @@ class Attention(Op):
 
     K and V go through the cache of layer `layer`. qkv: the heads of q, then those of k, then those of v. q_norm,
     k_norm: over each head if of head_size numbers, else over all heads together; before the rotation. rotary: None for
-    a layer without rotation. window: tokens that a row attends to, itself included; None: all.
+    a layer without rotation. window: tokens that a row attends to, itself included; None: all. sink_logits: the name of
+    a learned logit of each head, which the softmax counts as that of one more key, whose value is zero.
     """
 
     layer: int
@@ -193,11 +184,13 @@ class Attention(Op):
     window: int | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    sink_logits: str | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
+        learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
         norms = _shapes(self.q_norm, self.k_norm, self.post_norm)
-        return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms
+        return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -214,10 +207,6 @@ class Attention(Op):
     @property
     def rope(self) -> Rope | None:
         return self.rotary
-
-    @property
-    def scores(self) -> Scoring:
-        return self.scoring
 
 
 @dataclass(frozen=True)
@@ -253,10 +242,6 @@ class Parallel(Op):
     mlp: MLP
 
     @property
-    def parts(self) -> tuple[Op, ...]:
-        return self.attention, self.mlp
-
-    @property
     def shapes(self) -> dict[str, Shape]:
         return self.attention.shapes | self.mlp.shapes
 
@@ -275,10 +260,6 @@ class Parallel(Op):
     @property
     def rope(self) -> Rope | None:
         return self.attention.rope
-
-    @property
-    def scores(self) -> Scoring:
-        return self.attention.scoring
 
 
 @dataclass(frozen=True)
@@ -360,11 +341,6 @@ class Graph:
     def attention(self) -> tuple[Op, ...]:
         """The attention ops, one for each layer, in order."""
         return tuple(op for op in self.blocks if op.kv is not None)
-
-    @cached_property
-    def scorings(self) -> tuple[Scoring, ...]:
-        """How the attention scores of each layer follow from q k."""
-        return tuple(op.scores for op in self.attention if op.scores is not None)
 
     @cached_property
     def kv(self) -> tuple[LayerKV, ...]:

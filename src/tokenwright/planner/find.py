@@ -109,10 +109,10 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     remarks: tuple[str, ...] = ()
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
+    if about is not config:
+        remarks += ("the text model alone, without its image encoder",)
     if scheme is not None:
         remarks += (
             f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",
         )
-    if about is not config:
-        remarks += ("the text model alone, without its image encoder",)
     return Blueprint(graph, parsed.dtype, remarks=remarks)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.backends import Kernels, Linear
+from tokenwright.backends import Kernels, Linear, Scored
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.models.experts import Routing
-from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 
@@ -65,11 +64,11 @@ class CountedKernels:
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return self.kernels.gated(x, activation)
 
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        return self.kernels.soft_cap(x, cap)
-
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         return self.kernels.route(logits, routing)
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return self.kernels.soft_cap(x, cap)
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         return self.kernels.rotate(x, rotation)
@@ -82,7 +81,7 @@ class CountedKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scoring: Scoring,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for index, chunk in enumerate(chunks):

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 
+from tokenwright.backends import Scored
 from tokenwright.cache import KVStore
 from tokenwright.decode.sampler import Observe, uniform, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
@@ -115,12 +116,14 @@ class Recorder:
         sampler: ObservedSampler,
         counts: Counts,
         costs: CostModel,
+        scorings: list[Scored],
         clock: Clock = time.perf_counter,
     ) -> None:
         self.runner = runner
         self.sampler = sampler
         self.counts = counts
         self.costs = costs
+        self.scorings = scorings  # of each layer
         self.clock = clock
         self._watches: dict[int, Watch] = {}
         self._drafts: list[_Draft] = []
@@ -269,7 +272,7 @@ class Recorder:
         store = self.runner.store
         view = store.view(layer)
         group = head * view.spec.heads.kv_heads // draft.heads
-        scoring = self.costs.graph.scorings[layer]
+        scoring = self.scorings[layer].of_head(head)
         try:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
             weights = attention_row(view, read, draft.query, draft.sink_query, group, scoring)

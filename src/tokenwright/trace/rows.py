@@ -8,9 +8,8 @@ import math
 
 import torch
 
-from tokenwright.backends import ReferenceKernels
+from tokenwright.backends import ReferenceKernels, Scored
 from tokenwright.cache import ChunkRows, KVView
-from tokenwright.models.graph import Scoring
 from tokenwright.trace.schema import AttentionRow, HeadMasses
 
 LOCAL = 8  # positions, the row's own included, that count as local
@@ -23,11 +22,12 @@ def attention_row(
     query: torch.Tensor,
     sink_query: torch.Tensor | None,
     group: int,
-    scoring: Scoring,
+    scoring: Scored,
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
+    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scoring:
+    that of the one head.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]

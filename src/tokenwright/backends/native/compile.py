@@ -70,9 +70,10 @@ def _parallel(op: Parallel, model: NativeModel) -> lib.ParallelOp:
 
 
 def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
+    learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     return lib.AttentionOp(
         op.layer,
-        lib.Heads(op.heads, op.kv_heads, op.head_size, op.scoring.scale, op.scoring.cap or 0),
+        lib.Heads(op.heads, op.kv_heads, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
@@ -112,7 +113,7 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Embed: _embed,
     Attention: _attention,
     MLP: _mlp,
-    Parallel: _parallel,
     Experts: _experts,
+    Parallel: _parallel,
     Head: _head,
 }

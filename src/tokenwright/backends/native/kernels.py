@@ -16,12 +16,11 @@ import torch
 
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear
+from tokenwright.backends.protocol import Linear, Scored
 from tokenwright.cache import ChunkRows, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
-from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
@@ -85,11 +84,6 @@ class NativeKernels:
         self.library.tw_gated(self.handle, kind, y.numel() // size, size, lib.address(rows), lib.address(y))
         return y
 
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        y = x.clone(memory_format=torch.contiguous_format)
-        self.library.tw_soft_cap(self.handle, cap, y.numel(), lib.address(y))
-        return y
-
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         scores = logits.clone(memory_format=torch.contiguous_format)  # overwritten
         ids = torch.empty(len(logits), routing.chosen, dtype=torch.int64)
@@ -97,6 +91,11 @@ class NativeKernels:
         places = (lib.address(scores), lib.address(ids), lib.address(weights))
         self.library.tw_route(byref(routing_of(routing)), len(logits), *places)
         return ids, weights
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        y = x.clone(memory_format=torch.contiguous_format)
+        self.library.tw_soft_cap(self.handle, cap, y.numel(), lib.address(y))
+        return y
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         rows, half = x.contiguous(), x.shape[2] // 2
@@ -123,14 +122,17 @@ class NativeKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scoring: Scoring,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
-        heads = lib.Heads(q.shape[1], view.spec.heads.kv_heads, q.shape[2], scoring.scale, scoring.cap or 0)
+        learned = None if scoring.sink_logits is None else scoring.sink_logits.float().contiguous()
+        heads = lib.Heads(
+            q.shape[1], view.spec.heads.kv_heads, q.shape[2], scoring.scale, scoring.cap or 0, lib.address(learned)
+        )
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)

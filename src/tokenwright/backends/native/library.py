@@ -20,7 +20,7 @@ NAME = "_native.so"
 ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
 SCORES = {"softmax": 0, "sigmoid": 1}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 
 
 class Matrix(Structure):
@@ -68,7 +68,14 @@ class ChunkRows(Structure):
 
 
 class Heads(Structure):
-    _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double), ("cap", c_double))
+    _fields_ = (
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("size", c_int64),
+        ("scale", c_double),
+        ("cap", c_double),
+        ("sink_logits", c_void_p),
+    )
 
 
 class After(Structure):
@@ -137,7 +144,7 @@ class ParallelOp(Structure):
     _fields_ = (("attention", AttentionOp), ("mlp", MLPOp))
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ExpertsOp, ParallelOp)  # an op's kind is its index here
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ParallelOp, ExpertsOp)  # an op's kind is its index here
 
 
 class Op(Structure):

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tokenwright.backends import Dense, Kernels, Linear
+from tokenwright.backends import Dense, Kernels, Linear, Scored
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
@@ -64,7 +64,8 @@ class TorchAttention:
         self.layer = op.layer
         self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
-        self.scoring = op.scoring
+        learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
@@ -202,8 +203,8 @@ class TorchHead:
 OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Attention: TorchAttention,
     MLP: TorchMLP,
-    Parallel: TorchParallel,
     Experts: TorchExperts,
+    Parallel: TorchParallel,
 }
 
 
@@ -218,7 +219,9 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
     for name, value in vars(op).items():
         if value is before:
             setattr(other, name, kernels)
-        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `rotate`
+        elif isinstance(value, TorchAttention | TorchMLP):
+            setattr(other, name, using(value, before, kernels))
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `gated`
             setattr(other, name, getattr(kernels, value.__name__))
     return other
 

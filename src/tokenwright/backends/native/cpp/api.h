@@ -11,7 +11,7 @@
 namespace tw {
 
 enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5 };
-enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4 };
 
 constexpr int64_t LANES = 16;   // outputs of a block
 constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
@@ -77,6 +77,7 @@ struct Heads {
   int64_t heads, kv_heads, size;
   double scale;  // of q k
   double cap;    // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
+  const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null
 };
 
 }  // namespace tw

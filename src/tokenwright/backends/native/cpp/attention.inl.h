@@ -813,7 +813,10 @@ static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& ch
       tile.sink_q = tile.q;
     memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
     memset(tile.sums, 0, 4 * tile.queries() * 16);
-    for (int64_t i = 0; i < tile.queries(); i++) tile.highest[i] = -__builtin_inff();
+    for (int64_t i = 0; i < tile.queries(); i++) {
+      tile.highest[i] = heads.sink_logits ? heads.sink_logits[queries.head + i % tile.heads] : -__builtin_inff();
+      if (heads.sink_logits) tile.sums[16 * i] = 1.0f;  // exp(logit - highest)
+    }
     read_text(layer, tile, {layer, heads, chunk, page_size, 0});
     write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     first += tile.rows;
