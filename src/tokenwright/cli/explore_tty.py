@@ -22,7 +22,7 @@ from rich.text import Text
 from tokenwright.cli.facts import binary, seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import write
-from tokenwright.cli.plan import flop
+from tokenwright.cli.plan_page import flop
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
