@@ -129,6 +129,11 @@ class Op(ABC):
         """The rotary positions that the op applies, if any."""
         return None
 
+    @property
+    def parts(self) -> "tuple[Op, ...]":
+        """The ops that it holds side by side; itself, if it is one."""
+        return (self,)
+
 
 @dataclass(frozen=True)
 class Embed(Op):
@@ -240,6 +245,10 @@ class Parallel(Op):
 
     attention: Attention
     mlp: MLP
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.attention, self.mlp
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -90,7 +90,7 @@ def _ops(graph: Graph, layer: int) -> Sequence[Op]:
 def _flops(graph: Graph, layer: int, context: int) -> Mapping[str, int]:
     """FLOPs of the stages of one token that attends to `context` tokens."""
     found: dict[str, int] = {}
-    for op in _ops(graph, layer):
+    for op in (part for one in _ops(graph, layer) for part in one.parts):
         match op:
             case Attention():
                 row = 2 * op.qkv.inner * op.head_size
