@@ -387,7 +387,7 @@ class TestEngine:
 
     def test_models_without_a_decoder_are_told(self) -> None:
         found = plan("deepseek-v3")
-        needs = 'multi-head latent attention, mixture of experts with routing by "noaux_tc"'
+        needs = "multi-head latent attention, grouped routing among 256 experts"
         assert found.hindrances == (f"it has no decoder for DeepseekV3ForCausalLM, which needs {needs}",)
         assert found.facts()["engine"]["groups"] == []
         assert found.engine_kv_bytes is None
