@@ -173,6 +173,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
             time.sleep(draw.uniform(0.0, longest))
             type_("\x03")
             shown.append(until(f"not 'x{at}'", nudge=f"/shift x{at}\n"))  # whose error shows that it reads again
+            until("> ")
             assert process.poll() is None
         until("forgotten", nudge="/reset\n")
         type_(f"{question}\n")
