@@ -235,12 +235,9 @@ def test_a_server_has_each_adapter_as_a_model(four: tuple[Path, Mapping[str, Pat
     model, made = four
     body: dict[str, Any] = {"prompt": "the model", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     with LLM(model, adapters=made) as llm:
-        expected = {
-            name or "tiny": llm.generate("the model", adapter=name, max_tokens=8, temperature=0, ignore_eos=True)[
-                0
-            ].text
-            for name in (None, "a0", "a3")
-        }
+        asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        names = (None, "a0", "a3")
+        alone = {name or "tiny": llm.generate("the model", adapter=name, **asked)[0].text for name in names}
     assert len(set(alone.values())) == 3
     with live(model, adapters=made, served=Served(["tiny"], adapters=list(made))) as server:
         listed = ask(server.url, "/v1/models")["data"]

@@ -32,7 +32,7 @@ main()
 
 @contextmanager
 def terminal(
-    talker: Path, *options: str, kind: str = "dumb", new_tokens: int = 450, echo: bool = False
+    talker: Path, *options: str, kind: str = "dumb", new_tokens: int = 450, echo: bool = False, hang_s: float = HANG_S
 ) -> Iterator[Terminal]:
     """`chat` on a terminal of its own: to wait for a text that it shows, and to type."""
     own, theirs = os.openpty()
@@ -53,7 +53,7 @@ def terminal(
         env=environment,
     )
     os.close(theirs)
-    hangs = Timer(HANG_S, process.kill)  # then `until` fails
+    hangs = Timer(hang_s, process.kill)  # then `until` fails
     hangs.start()
     seen = ""
 

@@ -6,6 +6,7 @@ import math
 import re
 import threading
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
+from tests.serve.talking import until
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.serve import player as player_module
 from tokenwright.serve import viewer as viewer_module
@@ -318,6 +320,37 @@ def step_on(client, card):
     with watching(client, card["run"]) as page:
         page.send(op="step")
         page.until(lambda p: False)
+
+
+def crowd(client, player, stayer):
+    """Ten more pages watch a run, and one that acknowledges nothing; all see the same, and leave."""
+    run = player.card.run
+    with ExitStack() as leaves:
+        others = [leaves.enter_context(watching(client, run)) for _ in range(10)]
+        silent = leaves.enter_context(watching(client, run, acks=False))
+        for step in range(WINDOW + 3):
+            others[step % 10].send(op="step")
+            for page in (stayer, *others):
+                page.until(lambda p, step=step: p.frames and p.frames[-1].step == step)
+        assert all(page.frames == stayer.frames for page in others)
+        silent.until(lambda p: len(p.frames) == WINDOW)  # and no more, while it acknowledges none
+        assert len(player._viewers) == 12
+
+
+def test_many_viewers_see_the_same_and_one_that_leaves_keeps_nothing(server):
+    client, explorer = server
+    card = begin(client, max_tokens=40)
+    player = explorer.player(card["run"])
+    with watching(client, card["run"]) as stayer:
+        crowd(client, player, stayer)
+        until(lambda: len(player._viewers) == 1)
+        stayer.send(op="step")
+        stayer.until(lambda p: p.frames[-1].step == WINDOW + 3)
+        assert player.live, "the run goes on for those who stay"
+    until(lambda: not player.viewed)
+    assert client.delete(f"/runs/{card['run']}").status_code == 204
+    player.join()
+    assert settled(explorer.llm).pool.available == 64
 
 
 def test_runs_that_are_watched_keep_their_pages_and_others_make_place(server):

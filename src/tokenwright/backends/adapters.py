@@ -13,7 +13,7 @@ import torch
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Dense, Linear
 from tokenwright.config import WeightFormat
-from tokenwright.models.graph import MLP, Attention, Graph, Matrix
+from tokenwright.models.graph import MLP, Attention, Graph, Matrix, Parallel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,7 @@ def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:
 
 def not_beside(graph: Graph, updates: Updates) -> list[str]:
     """The linear layers of an adapter that only a merge can update: those of experts and the head, sorted."""
-    able = [matrix for op in graph.blocks if isinstance(op, Attention | MLP) for matrix in op.matrices]
+    able = [matrix for op in graph.blocks if isinstance(op, Attention | MLP | Parallel) for matrix in op.matrices]
     return sorted(updates.keys() - {part for matrix in able for part, _ in matrix.parts})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints.families import Source, parse_config
+from tokenwright.checkpoints.family import head_order
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import Header
 from tokenwright.checkpoints.safetensors import Stored
@@ -104,7 +105,10 @@ def _sources(graph: Graph, paired: int) -> dict[str, Source]:
         layer = re.match(r"layers\.(\d+)\.", base)
         part = base[layer.end() :] if layer else base
         at = f"blk.{layer[1]}.{_NAMES[part]}" if layer else _NAMES[part]
-        found[name] = Source(f"{at}.{kind}", paired=paired if part in ("attention.q", "attention.k") else 0)
+        order = (
+            head_order(paired, paired, neighbours=True) if paired and part in ("attention.q", "attention.k") else None
+        )
+        found[name] = Source(f"{at}.{kind}", order=order)
     return found
 
 

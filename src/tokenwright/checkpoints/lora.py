@@ -6,8 +6,8 @@ the shapes must fit, and people rename folders.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.reading import DTYPES, read_rows
+from tokenwright.checkpoints.reading import DTYPES, piece_of, read_rows
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import Keys, read_json, shown
 from tokenwright.errors import CheckpointError
@@ -92,10 +92,10 @@ class _Settings:
         return self.targets is None or any(module == one or module.endswith(f".{one}") for one in self.targets)
 
 
-def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], prefix: str) -> Adapter:
+def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare: Callable[[str], str]) -> Adapter:
     """Read and check a folder for a model.
 
-    sources: the tensors of the model under the names that transformers gives them, without the optional `prefix`.
+    sources: where a folder has the tensors of the model. bare: a tensor's name there, from that in a file.
     Raises CheckpointError with what is wrong, if it is no LoRA of this model.
     """
     if not folder.is_dir():
@@ -104,27 +104,28 @@ def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], pref
         raise CheckpointError(f"{folder} has its weights in a pickle, which can run code; save them as {WEIGHTS}")
     settings = _read_settings(Keys(read_json(folder / CONFIG), str(folder / CONFIG)))
     pairs = _pairs(folder / WEIGHTS, settings)
-    layers = _layers(graph, sources, prefix)
-    unknown = [module for module in pairs if module.removeprefix(prefix) not in layers]
+    layers = _layers(graph, sources)
+    homes = {module: bare(f"{module}.weight").removesuffix(".weight") for module in pairs}
+    unknown = [module for module in pairs if homes[module] not in layers]
     if unknown:
         raise CheckpointError(
             f"{folder / WEIGHTS} updates {_few(map(shown, unknown))}, no linear layer of this {graph.architecture} "
             "(the head is none where it is tied to the embedding); give an adapter of this model"
         )
-    _check_complete(folder, settings, pairs, layers, prefix)
+    _check_complete(folder, settings, set(homes.values()), layers)
     updates: dict[str, Update] = {}
     digest = sha256()
     for module, (a, b) in sorted(pairs.items()):
         rank, scale = settings.scale(module)
-        parts = layers[module.removeprefix(prefix)]
-        _check_shapes(module, (a, b), rank, (_outputs(parts, sources, graph), graph.shapes[f"{parts[0]}.weight"][1]))
+        parts = layers[homes[module]]
+        places = {part: replace(sources[f"{part}.weight"], transpose=False) for part in parts}  # B is [out, rank]
+        _check_shapes(module, (a, b), rank, places[parts[0]].stored(graph.shapes[f"{parts[0]}.weight"]))
         down, up = _values(a, module), _values(b, module)
         digest.update(f"{module} {scale!r} {tuple(down.shape)} {tuple(up.shape)} ".encode())
         for one in (down, up):
             digest.update(one.numpy().tobytes())
         for part in parts:
-            rows = sources[f"{part}.weight"].rows
-            updates[part] = Update(down, up if rows is None else up[rows[0] : rows[1]], scale)
+            updates[part] = Update(down, piece_of(up, places[part]).contiguous(), scale)
     return Adapter(folder, updates, digest.hexdigest())
 
 
@@ -203,23 +204,20 @@ def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
     return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
 
 
-def _layers(graph: Graph, sources: Mapping[str, Source], prefix: str) -> dict[str, list[str]]:
+def _layers(graph: Graph, sources: Mapping[str, Source]) -> dict[str, list[str]]:
     """Our linear layers by the name of the module that holds them: several, where it is fused."""
     found: dict[str, list[str]] = {}
     for matrix in graph.matrices.values():
         for part, _ in matrix.parts if matrix != graph.embed.table else ():
             name = sources[f"{part}.weight"].name
-            found.setdefault(name.removesuffix(".weight").removeprefix(prefix), []).append(part)
+            found.setdefault(name.removesuffix(".weight"), []).append(part)
     return found
 
 
-def _check_complete(
-    folder: Path, settings: _Settings, pairs: Mapping[str, object], layers: Mapping[str, list[str]], prefix: str
-) -> None:
+def _check_complete(folder: Path, settings: _Settings, there: Collection[str], layers: Mapping[str, list[str]]) -> None:
     """Raises CheckpointError if a module that target_modules names has no tensors: the file is not whole."""
     if settings.targets is None or not settings.every:
         return
-    there = {module.removeprefix(prefix) for module in pairs}
     missing = [
         one for one, parts in layers.items() if one not in there and settings.meant(one) and ".experts." not in parts[0]
     ]
@@ -227,7 +225,7 @@ def _check_complete(
         raise CheckpointError(f"{folder / WEIGHTS} lacks {_few(missing)}, which target_modules of {CONFIG} names")
 
 
-def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: tuple[int, int]) -> None:
+def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: tuple[int, ...]) -> None:
     out, inner = weight
     for side, one, shape in (("A", pair[0], (rank, inner)), ("B", pair[1], (out, rank))):
         if one.shape != shape:
@@ -235,12 +233,6 @@ def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: t
                 f"lora_{side} of {shown(module)} in {one.file} is {list(one.shape)}, but {list(shape)} by {CONFIG} and "
                 "the model; give an adapter of this model"
             )
-
-
-def _outputs(parts: list[str], sources: Mapping[str, Source], graph: Graph) -> int:
-    """The outputs of a module, which may be fused of several of our layers."""
-    fused = sources[f"{parts[0]}.weight"].rows
-    return graph.shapes[f"{parts[0]}.weight"][0] if fused is None else fused[2]
 
 
 def _values(one: Stored, module: str) -> torch.Tensor:

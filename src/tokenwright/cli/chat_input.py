@@ -10,17 +10,20 @@ from __future__ import annotations
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn
 
+from tokenwright.cli.interrupt import since_interrupt
 from tokenwright.cli.output import write
 from tokenwright.errors import RequestError
 
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
+SETTLED_S = 0.5  # after Ctrl-C: until then an end of the terminal's input is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,10 @@ class Reader:
             try:
                 with self._resumed(text):
                     return input(prompt)
+            except EOFError:
+                if since_interrupt() > SETTLED_S:
+                    raise
+                time.sleep(0.02)  # Ctrl-C dropped what the editor was about to read, and it took that for an end
             except _Resumed as resumed:
                 text = resumed.text
                 write("\r")

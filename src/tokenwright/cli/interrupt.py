@@ -13,12 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
+from types import FrameType
 from typing import NoReturn, TypeVar
 
 INTERRUPTED = 130  # the exit code that shells show for a process that SIGINT ended
 GRACE = 0.2  # seconds
 
 T = TypeVar("T")
+
+
+class _Last:
+    at = -60.0  # when Ctrl-C last raised KeyboardInterrupt (time.monotonic)
 
 
 @contextmanager
@@ -32,11 +37,21 @@ def interruptible(*, ends: bool = True) -> Iterator[None]:
         yield
         return
     with _watched() if ends else nullcontext():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _raise)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    _Last.at = time.monotonic()
+    signal.default_int_handler(number, frame)
+
+
+def since_interrupt() -> float:
+    """Seconds since Ctrl-C last raised KeyboardInterrupt in `interruptible`."""
+    return time.monotonic() - _Last.at
 
 
 @contextmanager

@@ -90,8 +90,12 @@ def _texts(work: Work, fault: str) -> tuple[list[int], int]:
 
 
 def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int, int]:
-    """Tokens that the uncached and the cached loop write: a loop ends at an end token, unless its test is missing."""
-    ends = [n + 1 for n, token in enumerate(ids[start:]) if token in llm.eos_ids]
+    """Tokens that the uncached and the cached loop write: a loop ends at an end token, unless its test is missing.
+
+    In the case of the missing test the first token is one of them, as a stop id where the model has not ended its text.
+    """
+    stops = llm.eos_ids | ({ids[start]} if fault == EOS else set())
+    ends = [n + 1 for n, token in enumerate(ids[start:]) if token in stops]
     right = ends[0] if ends else ROWS
     return right, (next((end for end in ends if end > 1), ROWS) if fault == EOS else right)
 

@@ -23,7 +23,7 @@ class Site(StrEnum):
     MIXED = "mixed"  # the values that each head has read, before the output projection
     ATTENTION = "attention"  # the residual stream after the layer's attention
     MLP_INPUT = "mlp_input"  # what the MLP reads: the norm of the residual stream
-    MLP_HIDDEN = "mlp_hidden"  # after its activation; an op of another kind may lack both
+    MLP_HIDDEN = "mlp_hidden"  # after its activation; not in a mixture of experts
     MLP = "mlp"  # the residual stream after the layer
 
 

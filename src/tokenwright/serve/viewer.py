@@ -89,7 +89,8 @@ class Viewer:
         except* (WebSocketDisconnect, RuntimeError):  # the page disconnected, perhaps during a message
             pass
         finally:
-            await asyncio.to_thread(self.player.leave, changed)
+            # Not `to_thread`: where this task is cancelled too, a call that waits for a thread would be lost.
+            await asyncio.shield(loop.run_in_executor(None, self.player.leave, changed))
 
     async def _listen(self) -> None:
         while True:
