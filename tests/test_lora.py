@@ -44,6 +44,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "conv1d": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
     "fused": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj", "down_proj"], "layers_to_transform": [0, 2]}),
+    "turned heads": ("neox", {"target_modules": "all-linear"}),  # q, k and v in turn; attention beside the MLP
+    "neighbours": ("glm4", {"target_modules": "all-linear"}),  # rows of q and k in another order
     "head": ("llama2", {"target_modules": ["lm_head", "down_proj"]}),
 }
 

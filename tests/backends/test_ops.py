@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tokenwright.backends import Dense, Linear, ReferenceKernels
-from tokenwright.backends.torch.batch import Batch
+from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.ops import OPS, RunState, TorchMLP, lacking, linear, norm
 from tokenwright.cache import KVStore
 from tokenwright.checkpoints.sized import Sized
@@ -51,9 +51,10 @@ def test_layer_norm_centres_and_rms_norm_does_not() -> None:
 
 
 def mlp(op: MLP, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The op alone, its tap checked: it reads neither the batch nor the store."""
+    """The op alone, its tap checked: it reads nothing of the batch but its adapters, and nothing of the store."""
     seen: list[tuple[Site, int, torch.Tensor]] = []
-    batch, store = object.__new__(Batch), object.__new__(KVStore)
+    nothing = torch.empty(0)
+    batch, store = TorchBatch(nothing, nothing, (), (), {}, {}, {}), object.__new__(KVStore)
     y = TorchMLP(op, KERNELS, {**weights})(x, RunState(batch, store, lambda *one: seen.append(one)))
     *_, (site, layer, value) = seen
     assert (site, layer) == (Site.MLP, op.layer)
