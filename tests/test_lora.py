@@ -15,10 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.models.fixtures import make_checkpoint
+from tests.models.published_files import write
 from tests.serve.live import live
 from tokenwright import LLM
+from tokenwright.backends.layout import unpacked
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.cli.serve import adapters_of
 from tokenwright.config import WeightFormat
@@ -28,6 +31,7 @@ from tokenwright.serve.app import Served
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
 )  # PEFT over a newer transformers
+NATIVE = WeightFormat("native")
 TEXT = "the model said hello 12, and then nothing for a long time"
 # The kind of model, and what the adapter's config asks for.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,7 +170,7 @@ def test_adapters_share_no_pages_and_beams_keep_theirs(four: tuple[Path, Mapping
         assert llm.generate([ids], beams=3, max_tokens=6)[0].token_ids == beams.token_ids
 
 
-def test_a_merge_decodes_what_it_changes_and_has_a_cache_of_its_own(
+def test_a_merge_adds_every_adapter_and_has_a_cache_of_its_own(
     four: tuple[Path, Mapping[str, Path]], tmp_path: Path
 ) -> None:
     model, made = four
@@ -180,6 +184,20 @@ def test_a_merge_decodes_what_it_changes_and_has_a_cache_of_its_own(
         one.up @ one.down * one.scale for path in ("a0", "a3") for one in [base.adapter(made[path]).updates[name[:-7]]]
     )
     assert torch.allclose(twice[name], base.tensors(torch.float32)[name] + added, atol=1e-6)
+
+
+def test_a_merge_decodes_what_it_changes_of_a_quantised_folder(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 384}
+    plain = make_checkpoint(tmp_path / "plain", "llama2", changes=sizes).path
+    adapter, _ = make_adapter(plain, tmp_path / "adapter", target_modules=["q_proj"], layers_to_transform=[1])
+    base = Checkpoint.open(write(plain, tmp_path / "numbers", "gptq"))
+    merged = base.merged([adapter])
+    gone = {f"layers.1.attention.{part}" for part in "qkv"}
+    assert base.as_stored.keys() - merged.as_stored.keys() == gone
+    update, name = merged.adapters[0].updates["layers.1.attention.q"], "layers.1.attention.q.weight"
+    before, after = (unpacked(one.graph, load_packed(one, NATIVE, "float32")) for one in (base, merged))
+    assert torch.allclose(after.pop(name), before.pop(name) + update.scale * update.up @ update.down, atol=1e-5)
+    assert all(torch.equal(after[other], before[other]) for other in before), "the other matrices stay as they are"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
