@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.completion import Completion, Piece
@@ -47,6 +48,8 @@ class LLM(ScoringModel):
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
+    lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
+    adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
     trace: count and time the engine's work, as `run` requires.
 
@@ -73,6 +76,8 @@ class LLM(ScoringModel):
         max_sequences: int = 64,
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
+        lora: Sequence[str | Path] = (),
+        adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
         options = EngineConfig(
@@ -88,11 +93,15 @@ class LLM(ScoringModel):
                 report=report,
                 trace=trace,
                 check=partial(specs_of, options),
+                lora=[lora] if isinstance(lora, str | Path) else lora,
+                adapters=adapters,
             )
-        elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False):
+        elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
+            lora or adapters
+        ):
             raise RequestError(
-                "revision, device, dtype, weights, report and trace say how a model is loaded, and this one is; "
-                "leave them out"
+                "revision, device, dtype, weights, report, trace, lora and adapters say how a model is loaded, and "
+                "this one is; leave them out"
             )
         super().__init__(model, options)
 
@@ -103,6 +112,7 @@ class LLM(ScoringModel):
         *,
         cache: bool = True,
         salt: str = "",
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Stream:
         """Generate text, piece by piece. `cache=False` is the naive loop: every step recomputes all tokens.
@@ -115,10 +125,15 @@ class LLM(ScoringModel):
 
         A prefix in common with earlier texts is not recomputed; texts of different `salt` share no pages.
 
+        adapter: one of the LLM's `adapters`, by its name; None: the model as it is. Texts of different adapters share
+        no pages.
+
         Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
         """
         inbox = Inbox()
-        [handle] = self._submit([self._streamed(prompt, self._requests.params(params, sampling), cache, salt)], inbox)
+        [handle] = self._submit(
+            [self._streamed(prompt, self._requests.params(params, sampling), cache, salt, adapter)], inbox
+        )
         return Stream(handle, inbox, self._transcript(handle), owner=self)
 
     async def astream(
@@ -128,6 +143,7 @@ class LLM(ScoringModel):
         *,
         cache: bool = True,
         salt: str = "",
+        adapter: str | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Piece, None]:
         """`stream` for asyncio. The event loop is called once per step, whatever the number of streams.
@@ -135,7 +151,7 @@ class LLM(ScoringModel):
         A long prompt is tokenised, and a grammar compiled, in another thread.
         """
         its = self._requests.params(params, sampling)
-        prepare = partial(self._streamed, prompt, its, cache, salt)
+        prepare = partial(self._streamed, prompt, its, cache, salt, adapter)
         request = prepare() if self._requests.quick(prompt, its) else await self._prepared(prepare)
         [handle] = self._submit([request], self._async_streams.listener())
         with self._async_streams.open(handle, self._transcript(handle)) as stream:
@@ -143,12 +159,12 @@ class LLM(ScoringModel):
                 for piece in pieces:
                     yield piece
 
-    def _streamed(self, prompt: Prompt, params: SamplingParams, cache: bool, salt: str) -> Request:
+    def _streamed(self, prompt: Prompt, params: SamplingParams, cache: bool, salt: str, adapter: str | None) -> Request:
         if params.beams > 1 or params.choices > params.n:
             raise RequestError(
                 "best_of and beam search know their texts at the end alone; use generate instead of stream"
             )
-        return self._requests.build(prompt, params, cache=cache, salt=salt)
+        return self._requests.build(prompt, params, cache=cache, salt=salt, adapter=adapter)
 
     def generate(
         self,
@@ -157,16 +173,17 @@ class LLM(ScoringModel):
         *,
         cache: bool = True,
         salt: str = "",
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool = False,
         **sampling: Any,
     ) -> list[Completion]:
         """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
-        `params`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and the same
-        errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
+        `params`, `adapter`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and
+        the same errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
         completions of the others.
         """
-        requests = self._batch(prompts, params, cache, salt, sampling)
+        requests = self._batch(prompts, params, cache, salt, adapter, sampling)
         if not progress:
             return _completions(self._finish(requests))
         with progress_bar(len(requests)) as report:
@@ -179,10 +196,11 @@ class LLM(ScoringModel):
         *,
         cache: bool = True,
         salt: str = "",
+        adapter: str | Sequence[str | None] | None = None,
         **sampling: Any,
     ) -> list[Completion]:
         """`generate` for asyncio. A task that is cancelled cancels its requests."""
-        prepare = partial(self._batch, prompts, params, cache, salt, sampling)
+        prepare = partial(self._batch, prompts, params, cache, salt, adapter, sampling)
         return _completions(await self._afinish(await self._prepared(prepare)))
 
     def _batch(
@@ -191,6 +209,7 @@ class LLM(ScoringModel):
         params: SamplingParams | Sequence[SamplingParams | None] | None,
         cache: bool,
         salt: str,
+        adapter: str | Sequence[str | None] | None,
         sampling: Mapping[str, Any],
     ) -> list[Request]:
         texts = prompts_of(prompts)
@@ -202,8 +221,13 @@ class LLM(ScoringModel):
             raise RequestError(
                 f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
             )
-        pairs = zip(texts, each, strict=True)
-        return [self._requests.build(text, its, cache=cache, salt=salt) for text, its in pairs]
+        adapters = [adapter] * len(texts) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(texts):
+            raise RequestError(f"{len(texts)} prompts came with {len(adapters)} adapters; give one for all or one each")
+        return [
+            self._requests.build(text, its, cache=cache, salt=salt, adapter=name)
+            for text, its, name in zip(texts, each, adapters, strict=True)
+        ]
 
     def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
         """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
@@ -223,10 +247,13 @@ class LLM(ScoringModel):
         *,
         markup: bool = False,
         salt: str = "",
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Completion:
         """The model's answer in a conversation: `generate` with the ids of `render`. Raises the errors of both."""
-        [completion] = self.generate([self.render(messages, markup).ids], params, salt=salt, **sampling)
+        [completion] = self.generate(
+            [self.render(messages, markup).ids], params, salt=salt, adapter=adapter, **sampling
+        )
         return completion
 
     def chat_stream(
@@ -236,10 +263,11 @@ class LLM(ScoringModel):
         *,
         markup: bool = False,
         salt: str = "",
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Stream:
         """The answer of `chat`, piece by piece: `stream` with the ids of `render`. Raises the errors of both."""
-        return self.stream(self.render(messages, markup).ids, params, salt=salt, **sampling)
+        return self.stream(self.render(messages, markup).ids, params, salt=salt, adapter=adapter, **sampling)
 
     async def achat(
         self,
@@ -248,11 +276,12 @@ class LLM(ScoringModel):
         *,
         markup: bool = False,
         salt: str = "",
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Completion:
         """`chat` for asyncio."""
         rendered = await self._prepared(partial(self.render, messages, markup))
-        [completion] = await self.agenerate([rendered.ids], params, salt=salt, **sampling)
+        [completion] = await self.agenerate([rendered.ids], params, salt=salt, adapter=adapter, **sampling)
         return completion
 
     async def achat_stream(
@@ -262,11 +291,12 @@ class LLM(ScoringModel):
         *,
         markup: bool = False,
         salt: str = "",
+        adapter: str | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Piece, None]:
         """`chat_stream` for asyncio."""
         rendered = await self._prepared(partial(self.render, messages, markup))
-        async with aclosing(self.astream(rendered.ids, params, salt=salt, **sampling)) as pieces:
+        async with aclosing(self.astream(rendered.ids, params, salt=salt, adapter=adapter, **sampling)) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -3,26 +3,31 @@
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends.adapters import beside, dense, not_beside, packed
 from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.backends.memory import refuse_weights
 from tokenwright.backends.native.compile import compiles
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.folder import Checkpoint, Report
+from tokenwright.checkpoints.lora import Adapter
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
+from tokenwright.checks import shown
 from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
@@ -52,7 +57,8 @@ class LoadedModel:
 
     The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
     check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
-    support. `name`: the model as it was given. `counted`: kernels with counters, if trace=True.
+    support. `name`: the model as it was given. `counted`: kernels with counters, if trace=True. `adapters`: those kept
+    beside the weights, by name.
     """
 
     def __init__(
@@ -66,11 +72,14 @@ class LoadedModel:
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
         check: Callable[[Graph, DType], object] | None = None,
+        lora: Sequence[str | Path] = (),
+        adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
         _Owner.check()
         self.name = str(model)
         self.device = resolve_device(device)
-        self.checkpoint = Checkpoint.open(model, revision, progress=report is not None)
+        self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
+        self.adapters = {name: _beside(self.checkpoint, name, folder) for name, folder in adapters.items()}
         self.config, self.graph = self.checkpoint.config, self.checkpoint.graph
         self.generation = self.checkpoint.generation
         native = find_kernels() if self.device.type == "cpu" else None
@@ -92,6 +101,9 @@ class LoadedModel:
         self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
         self.counted = CountedKernels(native or ReferenceKernels()) if trace else None
         self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, self.counted, report)
+        make = packed if isinstance(self.decoder.embed.table, Packed) else dense(TORCH_DTYPES[self.dtype], self.device)
+        numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
+        self.decoder.adapters = beside(self.graph, numbered, make)
         self._users = 0
         self._lock = threading.Lock()
 
@@ -100,6 +112,15 @@ class LoadedModel:
         """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
         ends = () if self.template is None else self.template.end_ids
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
+
+    def number(self, adapter: str | None) -> int:
+        """The number of an adapter, by its name; 0 for None. Raises RequestError for a name that there is not."""
+        if adapter is None:
+            return 0
+        if adapter not in self.adapters:
+            there = f"it has {', '.join(self.adapters)}" if self.adapters else "it was opened without adapters"
+            raise RequestError(f"the model has no adapter {shown(adapter)}; {there}")
+        return list(self.adapters).index(adapter) + 1
 
     @property
     def plain_kernels(self) -> Kernels:
@@ -130,6 +151,17 @@ class LoadedModel:
         if self.template is not None:
             self.template.close()
         self.vocabulary.close()
+
+
+def _beside(checkpoint: Checkpoint, name: str, folder: str | Path) -> Adapter:
+    """An adapter to be kept beside the weights. Raises CheckpointError for one that can only be merged."""
+    adapter = checkpoint.adapter(folder)
+    if unable := not_beside(checkpoint.graph, adapter.updates):
+        raise CheckpointError(
+            f"the adapter {name} in {folder} updates {unable[0]}, which only a merge can (lora): beside the weights an "
+            "adapter updates attention and MLPs, not experts or the head"
+        )
+    return adapter
 
 
 def make_decoder(

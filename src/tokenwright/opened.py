@@ -179,9 +179,9 @@ class OpenedModel:
         form = {"dtype": self.dtype, "weights' form": f"{self.weights}{copied}", "kernels": self.kernels}
         return about(self.loaded.checkpoint, form, self.specs, self.options.page_size)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, *, salt: str = "") -> Request:
+    def prepare(self, prompt: Prompt, params: SamplingParams, *, salt: str = "", adapter: str | None = None) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
-        return self._requests.build(prompt, params, salt=salt)
+        return self._requests.build(prompt, params, salt=salt, adapter=adapter)
 
     def check_length(self, text: str) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""

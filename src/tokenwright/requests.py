@@ -115,13 +115,17 @@ class RequestBuilder:
         written: Sequence[int] = (),
         share: bool = True,
         salt: str = "",
+        adapter: str | None = None,
     ) -> Request:
         """Build a request; draws a seed if `params` has none. `written`: tokens already generated after the prompt.
+
+        adapter: the name of the adapter to compute it with, whose pages no other request shares.
 
         prompt_logprobs_from: first position of the prompt logprobs; None: none but those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
         """
         ids, more = self.ids(prompt), self.ids(written)
+        number = self._loaded.number(adapter)
         _check_salt(salt)
         if params.seed is None and not params.greedy and params.beams == 1:
             params = replace(params, seed=secrets.randbits(63))
@@ -144,8 +148,9 @@ class RequestBuilder:
             constraints=self._loaded.vocabulary.constraints(params, self.eos_ids),
             width=params.beams,
             search=search,
+            adapter=number,
         )
-        return replace(request, salt=self.salt(request.limit(self._context), salt))
+        return replace(request, salt=self.salt(request.limit(self._context), salt, adapter))
 
     def embedding(self, text: Prompt) -> Request:
         """Build a request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
@@ -155,10 +160,11 @@ class RequestBuilder:
         request = self.build(ids, SamplingParams(temperature=0.0, max_tokens=0), share=False)
         return replace(request, hidden=True)
 
-    def salt(self, limit: int, salt: str = "") -> bytes:
-        """The salt of the prefix hashes: the caller's, and the text's length limit where RoPE depends on it."""
+    def salt(self, limit: int, salt: str = "", adapter: str | None = None) -> bytes:
+        """The salt of the prefix hashes: the caller's, the adapter, and the text's length where RoPE depends on it."""
         length = angle_length(self._loaded.config.positions, limit)
-        return (salt if length is None else f"{length} {salt}").encode()
+        before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
+        return before + (salt if length is None else f"{length} {salt}").encode()
 
     def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
         asked = time.monotonic()

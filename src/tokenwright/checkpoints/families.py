@@ -91,6 +91,11 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
     return Parsed(family, parsed, graph)
 
 
+def family_of(architecture: str) -> Family:
+    """The family of an architecture that `parse_config` has accepted."""
+    return next(family for family in FAMILIES if architecture in family.architectures)
+
+
 def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The keys of the text model: those of text_config over the outer ones, where encoders stand beside it.
 

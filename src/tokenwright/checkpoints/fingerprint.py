@@ -37,7 +37,7 @@ def _short(specs: tuple[LayerSpec, ...]) -> str:
 
 
 def _weights(checkpoint: Checkpoint) -> str:
-    """The sha256 of the names, dtypes, shapes and bytes of all of the model's tensors."""
+    """The sha256 of the names, dtypes, shapes and bytes of all of the model's tensors, and of merged adapters."""
     digest = sha256()
     try:
         if any(stamp(file) != before for file, before in checkpoint.stamps.items()):
@@ -53,6 +53,8 @@ def _weights(checkpoint: Checkpoint) -> str:
         raise CheckpointError(
             f"the weights' files cannot be read again ({error.strerror}), and a saved cache must name them"
         ) from error
+    for adapter in checkpoint.adapters:
+        digest.update(f"adapter {adapter.digest} ".encode())
     return digest.hexdigest()
 
 

@@ -10,24 +10,27 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
+from tokenwright.backends.adapters import Update
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import parse_config, text_keys
+from tokenwright.checkpoints.families import family_of, parse_config, text_keys
 from tokenwright.checkpoints.family import Family, Source, tower_of
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
 from tokenwright.checkpoints.gguf_model import read_model
-from tokenwright.checkpoints.held import Held, as_stored, held
+from tokenwright.checkpoints.held import Held, as_stored, held, without
 from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.published import Compound, gather, read_scheme
-from tokenwright.checkpoints.reading import DTYPES, opened, read_rows, read_whole
+from tokenwright.checkpoints.reading import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
 from tokenwright.config import DTYPE_BYTES, DType, GenerationDefaults, ModelConfig, WeightFormat
@@ -59,6 +62,7 @@ class Checkpoint:
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
     as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
+    adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
     skipped: Mapping[str, int] = field(default_factory=dict)  # encoders beside the text model: their tensors' number
 
     @classmethod
@@ -112,6 +116,33 @@ class Checkpoint:
         return cls(
             file, config, model.graph, generation, model.sources, model.stored, {file: stamp(file)}, None, forms, texts
         )
+
+    def adapter(self, folder: str | Path) -> Adapter:
+        """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
+        family = family_of(self.config.architecture)
+        return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.bare)
+
+    def merged(self, folders: Sequence[str | Path]) -> "Checkpoint":
+        """The same checkpoint with LoRA adapters added to its weights as they are read: W + scale B A, in fp32.
+
+        Matrices that an adapter changes are decoded, not copied. Raises CheckpointError as `adapter` does, and for a
+        folder of packed weights.
+        """
+        if folders and self.packed is not None:
+            raise CheckpointError(
+                f"the weights in {self.path} are packed as {self.packed}, and an adapter is merged before packing; "
+                "give the model that they were made from, or keep the adapter beside them (adapters)"
+            )
+        adapters = tuple(self.adapter(folder) for folder in folders)
+        changed = {part for one in adapters for part in one.updates}
+        kept = without(self.graph, self.as_stored, changed)
+        return replace(self, adapters=(*self.adapters, *adapters), as_stored=kept)
+
+    @cached_property
+    def updates(self) -> Mapping[str, tuple[Update, ...]]:
+        """What the merged adapters add to each of our linear layers, in their order."""
+        names = {name for one in self.adapters for name in one.updates}
+        return {name: tuple(one.updates[name] for one in self.adapters if name in one.updates) for name in names}
 
     def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
         """The matrices, and parts of joined ones, whose codes and scales are copied if `form` is asked for."""
@@ -175,6 +206,8 @@ class Checkpoint:
             for ours in users[theirs]:
                 source = self.sources[ours]
                 piece, kept = piece_of(raw, source), torch.float32 if source.plus else target
+                for update in self.updates.get(ours.removesuffix(".weight"), ()):
+                    piece = update.added_to(piece, 0)
                 found[ours] = piece.to(device, kept, copy=piece is not raw, memory_format=torch.contiguous_format)
                 if not _finite(found[ours]):
                     refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))
@@ -333,17 +366,6 @@ def _dtype_of_blocks(stored: Iterable[Stored]) -> DType:
     """The dtype of most bytes of matrices that are not made of blocks; bfloat16 if all of them are."""
     plain = [one for one in stored if len(one.shape) > 1 and one.dtype not in BLOCKS]
     return _dtype_of(plain) if plain else "bfloat16"
-
-
-def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
-    """Our tensor as a view of the stored one; `raw` itself if they are identical."""
-    piece = raw.t() if source.transpose else raw  # [out, in]
-    if source.rows is not None:
-        piece = piece[source.rows[0] : source.rows[1]]
-    if source.order is not None:
-        blocks = piece.reshape(-1, source.order.block, *piece.shape[1:])  # [blocks, block, in]
-        piece = blocks[:, list(source.order.rows)].flatten(0, 1)
-    return piece.float() + source.plus if source.plus else piece
 
 
 def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:

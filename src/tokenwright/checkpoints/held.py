@@ -1,6 +1,6 @@
 """What a checkpoint's tensors become in memory: codes and scales that are copied, or numbers that are converted."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tokenwright.backends.layout import format_of
@@ -25,6 +25,13 @@ def as_stored(graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, 
         if len(forms) == 1 and (form := forms.pop()) is not None:
             found |= dict.fromkeys(parts, form)
     return found
+
+
+def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[str]) -> Mapping[str, WeightFormat]:
+    """`kept` without the matrices of which a part is changed."""
+    touched = [matrix for matrix in graph.matrices.values() if any(part in changed for part, _ in matrix.parts)]
+    gone = {part for matrix in touched for part, _ in matrix.parts}
+    return {part: form for part, form in kept.items() if part not in gone}
 
 
 def _form_of(one: Stored) -> WeightFormat | None:

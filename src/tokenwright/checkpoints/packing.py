@@ -13,15 +13,16 @@ from types import MappingProxyType
 
 import torch
 
+from tokenwright.backends.adapters import Update
 from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, refuse_values
+from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
 from tokenwright.checkpoints.hub import WEIGHTS
 from tokenwright.checkpoints.packed_file import read_weights
 from tokenwright.checkpoints.published import Compound
-from tokenwright.checkpoints.reading import read_codes, read_rows
+from tokenwright.checkpoints.reading import piece_of, read_codes, read_rows
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.config import DType, WeightFormat
@@ -110,14 +111,20 @@ def pack_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The destination of one of our tensors: rows from `first` on of a matrix or of a dense tensor."""
+    """The destination of one of our tensors: rows from `first` on of a matrix or of a dense tensor.
+
+    updates: what adapters add to its rows before they are packed.
+    """
 
     target: Packed | torch.Tensor
     first: int
+    updates: tuple[Update, ...] = ()
 
     def put(self, row: int, rows: torch.Tensor, pack: Pack) -> bool:
         """Write rows [row, ...) of our tensor. False if a value is not finite in the target's format."""
         first = self.first + row
+        for update in self.updates:
+            rows = update.added_to(rows, row)
         if isinstance(self.target, Packed):
             return pack(self.target, first, rows) == 0
         kept = self.target[first : first + len(rows)].copy_(rows)
@@ -197,7 +204,7 @@ def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
         packed, first = weights[name], 0
         assert isinstance(packed, Packed), "matrices are packed"
         for part, out in matrix.parts:
-            places[f"{part}.weight"] = Place(packed, first)
+            places[f"{part}.weight"] = Place(packed, first, checkpoint.updates.get(part, ()))
             if packed.bias is not None:
                 places[f"{part}.bias"] = Place(packed.bias, first)
             first += out

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tokenwright.cache import TORCH_DTYPES
+from tokenwright.checkpoints.family import Source
 from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
 from tokenwright.checkpoints.published import Compound
@@ -65,6 +66,17 @@ def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
         if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
             raise CheckpointError(f"{one.file} became shorter while it was read; {fetch_again(one.file)}")
     return raw
+
+
+def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
+    """Our tensor as a view of the stored one; `raw` itself if they are identical."""
+    piece = raw.t() if source.transpose else raw  # [out, in]
+    if source.rows is not None:
+        piece = piece[source.rows[0] : source.rows[1]]
+    if source.order is not None:
+        blocks = piece.reshape(-1, source.order.block, *piece.shape[1:])  # [blocks, block, in]
+        piece = blocks[:, list(source.order.rows)].flatten(0, 1)
+    return piece.float() + source.plus if source.plus else piece
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """An on-disk cache of quantised weights, so that the next load only reads them.
 
-A file's name is a digest of the checkpoint's files, the model's config and the format. Digesting gigabytes on each load
-would take longer than quantising, so the cache stores a file's digest with its path, length, mtime and inode, and
-digests the file again only if one of these differs. Files appear complete or not at all, and the reader verifies each
-tensor: processes can share a folder, and a damaged file is written again.
+A file's name is a digest of the checkpoint's files, the merged adapters, the model's config and the format.
+Digesting gigabytes on each load would take longer than quantising, so the cache stores a file's digest with its path,
+length, mtime and inode, and digests the file again only if one of these differs. Files appear complete or not at all,
+and the reader verifies each tensor: processes can share a folder, and a damaged file is written again.
 """
 
 import json
@@ -104,7 +104,8 @@ class WeightCache:
 
     def _file(self, checkpoint: Checkpoint, form: WeightFormat) -> Path:
         digests = [self._digest(file) for file in sorted({one.file for one in checkpoint.stored.values()})]
-        about = json.dumps([VERSION, str(form), repr(checkpoint.config), digests])
+        merged = [adapter.digest for adapter in checkpoint.adapters]
+        about = json.dumps([VERSION, str(form), repr(checkpoint.config), digests, *merged])
         return self.folder / f"{blake2b(about.encode(), digest_size=20).hexdigest()}.safetensors"
 
     def _digest(self, file: Path) -> str:

@@ -75,6 +75,7 @@ def chat(
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     threads: opt.Threads = None,
     kv_memory: opt.KvMemory = None,
     kv: opt.Kv = "native",

@@ -48,6 +48,7 @@ def explore(
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
 ) -> None:

@@ -63,6 +63,7 @@ def generate(
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     threads: opt.Threads = None,
     no_cache: opt.NoCache = False,
     kv: opt.Kv = "native",

@@ -82,6 +82,16 @@ DType = Annotated[
     ),
 ]
 
+Lora = Annotated[
+    list[Path] | None,
+    Option(
+        "--lora",
+        help="A folder with a LoRA adapter (PEFT), merged into the weights as they are read (several: repeat it).",
+        rich_help_panel=MODEL,
+        show_default=False,
+    ),
+]
+
 Threads = Annotated[
     int | None, Option(min=1, max=4096, help="Threads that compute; by default one per core.", rich_help_panel=ENGINE)
 ]
@@ -129,13 +139,14 @@ Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG)."
 
 OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
     *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
-    *("page_size", "token_budget"),
+    *("page_size", "token_budget", "lora"),
 )
 
 
 def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
     """Of a command's parameters (its `locals()`) those that say how to open the model; `but`: those that do not."""
-    return {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
+    found = {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
+    return {name: value for name, value in found.items() if not (name == "lora" and value is None)}
 
 
 def given(**options: Any) -> dict[str, Any]:

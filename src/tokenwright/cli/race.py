@@ -56,6 +56,7 @@ def race(
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +53,14 @@ ServedModelName = Annotated[
     list[str] | None,
     Option(help="What clients may call the model (several: repeat it).", rich_help_panel=SERVER),
 ]
+Adapter = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter (PEFT) beside the model, served as a model of this name (several: repeat it).",
+        rich_help_panel=SERVER,
+    ),
+]
 MaxQueue = Annotated[
     int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
 ]
@@ -89,6 +97,7 @@ def serve(
     allowed_host: AllowedHost = None,
     cors_origin: CorsOrigin = None,
     served_model_name: ServedModelName = None,
+    adapter: Adapter = None,
     max_queue: MaxQueue = None,
     max_body: MaxBody = None,
     request_timeout: RequestTimeout = None,
@@ -100,6 +109,7 @@ def serve(
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
@@ -117,8 +127,24 @@ def serve(
     from tokenwright.serve.settings import read_settings
 
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
+    adapters = adapters_of(adapter or (), settings.served_model_name or (chosen,))
+    if adapters:
+        engine["adapters"] = adapters
     load = opt.loader(chosen, lambda error: remark(f"tokenwright: {error}"), trace=explorer, **engine)
-    serve_app(chosen, load, settings)
+    serve_app(chosen, load, settings, tuple(adapters))
+
+
+def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """The folders of --adapter by name. Raises RequestError for another form, and for a name that is `taken`."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, _, folder = one.partition("=")
+        if not (name and folder):
+            raise RequestError(f"--adapter is NAME=FOLDER, not {one[:200]!r}")
+        if name in (*taken, *found):
+            raise RequestError(f"--adapter {name}: this name is taken; give each adapter a name of its own")
+        found[name] = folder
+    return found
 
 
 _SETTINGS = (
@@ -127,8 +153,13 @@ _SETTINGS = (
 )
 
 
-def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings) -> None:
-    """Listen, load the model and serve it until a signal ends the server. Raises RequestError."""
+def serve_app(
+    model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings, adapters: Sequence[str] = ()
+) -> None:
+    """Listen, load the model and serve it until a signal ends the server. Raises RequestError.
+
+    adapters: the names of those that `load` opens the model with.
+    """
     from tokenwright.serve.sockets import listen
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
@@ -153,7 +184,7 @@ def serve_app(model: str, load: Callable[[Callable[[int, int], None]], LLM], set
     except RequestError:
         page = None  # the APIs need none
     limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
-    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True)
+    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True, adapters=adapters)
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)

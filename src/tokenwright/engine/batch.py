@@ -35,6 +35,7 @@ class Batch:
     output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk, or of the hidden states
         [N, width] if it needs those.
     hidden_rows: [N] rows of the step whose hidden states are needed, 64 bits.
+    adapters: of each chunk whose request has an adapter, the adapter's number and the chunk's rows.
     """
 
     tokens: "array[int]"
@@ -43,6 +44,7 @@ class Batch:
     logits_rows: "array[int]"
     output_rows: tuple[range, ...]
     hidden_rows: "array[int]" = field(default_factory=lambda: array("q"))
+    adapters: list[tuple[int, range]] = field(default_factory=list)
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
         """Of each chunk its first row, its rows, its first position and its limit."""
@@ -58,6 +60,7 @@ def flatten(step: Step) -> Batch:
     logits_rows: list[int] = []
     hidden_rows: list[int] = []
     output_rows: list[range] = []
+    adapters: list[tuple[int, range]] = []
     row = 0
     for chunk in step.chunks:
         sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
@@ -66,6 +69,8 @@ def flatten(step: Step) -> Batch:
         numbers += (row, rows, start, sequence.limit)
         for table in sequence.tables:
             tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
+        if sequence.request.adapter:
+            adapters.append((sequence.request.adapter, range(row, row + rows)))
         row += rows
         wanted = hidden_rows if needed is HIDDEN else logits_rows
         first = len(wanted)
@@ -75,7 +80,7 @@ def flatten(step: Step) -> Batch:
             wanted += range(row - rows, row)
         output_rows.append(range(first, len(wanted)))
     each = (array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
-    return Batch(*each, array("q", hidden_rows))
+    return Batch(*each, array("q", hidden_rows), adapters)
 
 
 def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:

@@ -103,6 +103,7 @@ class Request:
     width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
     1: each advances on its own. search: for the sampler, which picks for such a request through it.
     parent: a sequence, ended or not, with the first `shared` tokens of the prompt; its pages of them are used again.
+    adapter: the number of the adapter that the model computes it with; 0: none. Its salt must tell adapters apart.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
@@ -119,6 +120,7 @@ class Request:
     hidden: bool = False
     parent: "Sequence | None" = field(default=None, repr=False, compare=False)
     shared: int = 0
+    adapter: int = 0
     argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -73,6 +73,7 @@ def add(app: FastAPI, service: Service) -> None:
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
+            model=body.model,
         )
         shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
         headers = {"request-id": about(request).request_id}

@@ -35,6 +35,7 @@ APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # 
 class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
+    adapters: the names of those that the model is opened with; each is served as a model of its own.
     spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
     else, so the server decides when garbage is collected.
     """
@@ -44,6 +45,7 @@ class Served:
     timings: bool = False
     spans: Spans | None = None
     alone: bool = False
+    adapters: Sequence[str] = ()
 
 
 PAGES = {"chat": "chat.html"}  # pages by the paths that people type
@@ -81,7 +83,8 @@ def make_app(
     served = served or Served()
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
-    service = Service(explorer.host, served.names or (explorer.name,), served.limits, metrics)
+    names = (*(served.names or (explorer.name,)), *served.adapters)
+    service = Service(explorer.host, names, served.limits, metrics)
     metrics.watch(service)
 
     @asynccontextmanager

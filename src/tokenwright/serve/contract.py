@@ -69,6 +69,7 @@ class Wanted:
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
+    model: the name that the client asked for: that of an adapter chooses it.
     streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
         answer, are refused.
     """
@@ -91,6 +92,7 @@ class Wanted:
     truncate_prompt_tokens: int | None = None
     embed: bool = False
     streamed: bool = False
+    model: str = ""
 
 
 @dataclass(slots=True)

@@ -93,6 +93,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
         caller=about(request).caller,
         request_id=about(request).request_id,
         streamed=body.stream,
+        model=plain_name(body.model),
     )
     if not body.stream:
         generation, answer = await answered(request, service, wanted)

@@ -43,6 +43,7 @@ class Embeddings:
             Wanted(
                 prompt=one,
                 embed=True,
+                model=body.model,
                 caller=about(request).caller,
                 request_id=about(request).request_id,
                 truncate_prompt_tokens=body.truncate_prompt_tokens,

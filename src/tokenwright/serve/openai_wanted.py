@@ -53,6 +53,7 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
         "priority": body.priority,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
         "streamed": body.stream,
+        "model": body.model,
     }
 
 

@@ -88,6 +88,9 @@ class Preparer:
         ids, text = self.prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         ids = ids[truncated:]
+        adapter = wanted.model if wanted.model in self._llm.loaded.adapters else None
+        if wanted.embed and adapter:
+            raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:
             return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
         params = self._llm.sampling(**self._overrides(wanted, tools, len(ids)))
@@ -95,7 +98,7 @@ class Preparer:
         if at_end and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
-        request = self._llm.prepare(ids, params, salt=wanted.caller.salt)
+        request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
         return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
 
     def prompt(self, wanted: Wanted) -> tuple[Sequence[int], str]:

@@ -55,6 +55,7 @@ def add(app: FastAPI, service: Service) -> None:
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
+            model=body.model,
         )
 
         def render(tokens: Iterable[Piece]) -> list[dict[str, Any]]:

@@ -109,7 +109,10 @@ class Program:
 
 
 class NativeBackend:
-    """Implements `Backend` with one native call per step; with a tap, the same kernels run op by op."""
+    """Implements `Backend` with one native call per step.
+
+    With a tap, and in a step where a request has an adapter, the same kernels run op by op.
+    """
 
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -119,7 +122,7 @@ class NativeBackend:
         self.op_by_op = TorchBackend(decoder, store)
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        if tap is not ignore:
+        if tap is not ignore or batch.adapters:
             found = self.op_by_op(batch, tap)
             return Logits(found.rows, *self.decoder.native.kernels.summarise(found.rows), found.hidden)
         self.decoder.layer_tokens += len(batch.tokens) * self._layers

@@ -23,6 +23,7 @@ class TorchBatch:
     chunks: tuple[ChunkRows, ...]
     rotations: Mapping[Rope, Rotation]  # for each of the model's rotations, [T, D]
     sink_rotations: Mapping[tuple[Rope, AttentionWindow], Rotation]  # of layers with sinks, [T, D]: of queries on sinks
+    adapted: Mapping[int, torch.Tensor]  # number of an adapter -> the rows [n] of the requests that have it
 
 
 class Batcher:
@@ -57,7 +58,14 @@ class Batcher:
                 (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
                 for rope, window in self.sinking
             },
+            adapted=self._adapted(batch),
         )
+
+    def _adapted(self, batch: Batch) -> Mapping[int, torch.Tensor]:
+        rows: dict[int, list[int]] = {}
+        for adapter, each in batch.adapters:
+            rows.setdefault(adapter, []).extend(each)
+        return {adapter: torch.tensor(each, device=self.store.device) for adapter, each in rows.items()}
 
     def _rotation(self, rope: Rope, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
         table = self.tables[rope]

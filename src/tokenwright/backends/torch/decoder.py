@@ -1,11 +1,13 @@
 """One decoder for every graph: embed, then the blocks' ops on a residual stream, then the head."""
 
 from copy import copy
+from types import MappingProxyType
 from typing import Self
 
 import torch
 
 from tokenwright.backends import Kernels, Scored
+from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.ops import (
@@ -27,8 +29,10 @@ class Decoder:
 
     It holds no state of a sequence: K and V are in the store passed to `forward`. Between calls it keeps one counter,
     `layer_tokens`: tokens times layers computed so far. `weight_bytes`: bytes of the weights in memory. The constructor
-    removes the tensors that it concatenates from `weights`.
+    removes the tensors that it concatenates from `weights`. `adapters`: what requests with an adapter add.
     """
+
+    adapters: Beside = MappingProxyType({})
 
     def __init__(self, graph: Graph, kernels: Kernels, weights: Weights) -> None:
         self.graph = graph
@@ -59,7 +63,7 @@ class Decoder:
 
         Calls `tap` at every site (`models.taps`).
         """
-        state = RunState(batch, store, tap)
+        state = RunState(batch, store, tap, self.adapters)
         x = self.embed(state)
         for op in self.blocks:
             x = op(x, state)

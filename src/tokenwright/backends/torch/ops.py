@@ -6,13 +6,14 @@ few branches. The changing state (the batch, the cache) is an argument.
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from tokenwright.backends import Dense, Kernels, Linear, Scored
+from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
@@ -26,11 +27,24 @@ AnyOp = TypeVar("AnyOp")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a step: the batch, the KV store and the tap."""
+    """The state of a step: the batch, the KV store and the tap; and the model's adapters."""
 
     batch: TorchBatch
     store: KVStore
     tap: Tap
+    adapters: Beside = field(default_factory=dict)
+
+    def linear(self, kernels: Kernels, x: torch.Tensor, weight: Linear, name: str) -> torch.Tensor:
+        """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
+
+        An adapter's rows are computed together, by kernels whose result for a row depends on that row alone.
+        """
+        y = kernels.linear(x, weight)
+        for adapter, rows in self.batch.adapted.items():
+            update = self.adapters.get(name, {}).get(adapter)
+            if update is not None:
+                y[rows] += kernels.linear(kernels.linear(x[rows], update.down), update.up)
+        return y
 
 
 class RunningOp(Protocol):
@@ -62,6 +76,7 @@ class TorchAttention:
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
+        self.names = (op.qkv.name, op.out.name)
         self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
@@ -84,7 +99,8 @@ class TorchAttention:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
-        projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
+        projected = projected.view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
@@ -95,7 +111,7 @@ class TorchAttention:
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
         tap(Site.MIXED, self.layer, mixed)
-        return self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
+        return self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
 
     def _rotated(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
@@ -115,6 +131,7 @@ class TorchMLP:
     def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
+        self.names = (op.up.name, op.down.name)
         self.activation = op.activation
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
@@ -131,9 +148,9 @@ class TorchMLP:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
+        hidden = self.activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
-        return self.after(self.kernels.linear(hidden, self.down))
+        return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
 
 
 class TorchParallel:

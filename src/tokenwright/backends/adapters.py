@@ -1,0 +1,84 @@
+"""LoRA adapters beside a model: what each adds to a matrix, and the products that compute it for single rows.
+
+An adapter adds scale B A to the weight of a linear layer, with A [rank, in] and B [out, rank]. Beside the model this is
+one more pair of products: y += (x A^T) (scale B)^T, for the rows of the requests that chose the adapter.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.protocol import Dense, Linear
+from tokenwright.config import WeightFormat
+from tokenwright.models.graph import MLP, Attention, Graph, Matrix, Parallel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What an adapter adds to the weight [out, in] of a linear layer: scale B A. In fp32."""
+
+    down: torch.Tensor  # A [rank, in]
+    up: torch.Tensor  # B [out, rank]
+    scale: float
+
+    def added_to(self, rows: torch.Tensor, first: int) -> torch.Tensor:
+        """Rows [first, first + n) of the layer's weight, [n, in] of any dtype, with the update: fp32."""
+        return torch.addmm(rows.float(), self.up[first : first + len(rows)], self.down, alpha=self.scale)
+
+
+class LowRank(NamedTuple):
+    """An adapter's update of a whole matrix as two products: up(down(x)). The scale is in `up`."""
+
+    down: Linear  # [ranks, in]
+    up: Linear  # [out, ranks]
+
+
+Updates = Mapping[str, Update]  # of one adapter, by the name of the linear layer
+Beside = Mapping[str, Mapping[int, LowRank]]  # name of a matrix -> number of an adapter -> its update
+Make = Callable[[torch.Tensor], Linear]  # of a weight [out, in] in fp32
+
+
+def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:
+    """The updates of several adapters, by number, for the decoder of a graph."""
+    found: dict[str, dict[int, LowRank]] = {}
+    for name, matrix in graph.matrices.items():
+        for number, updates in adapters.items():
+            if any(part in updates for part, _ in matrix.parts):
+                found.setdefault(name, {})[number] = _joined(matrix, updates, make)
+    return found
+
+
+def not_beside(graph: Graph, updates: Updates) -> list[str]:
+    """The linear layers of an adapter that only a merge can update: those of experts and the head, sorted."""
+    able = [matrix for op in graph.blocks if isinstance(op, Attention | MLP | Parallel) for matrix in op.matrices]
+    return sorted(updates.keys() - {part for matrix in able for part, _ in matrix.parts})
+
+
+def _joined(matrix: Matrix, updates: Updates, make: Make) -> LowRank:
+    """The updates of a matrix's parts as one: A stacked, B along the diagonal, so that each part meets its own rows."""
+    places, first = [], 0
+    for part, out in matrix.parts:
+        if part in updates:
+            places.append((first, updates[part]))
+        first += out
+    up, at = torch.zeros(matrix.out, sum(len(one.down) for _, one in places)), 0
+    for row, one in places:
+        rank = len(one.down)
+        up[row : row + len(one.up), at : at + rank] = one.scale * one.up
+        at += rank
+    return LowRank(make(torch.cat([one.down for _, one in places])), make(up))
+
+
+def packed(weight: torch.Tensor) -> Packed:
+    """A weight for kernels over packed weights, in fp32."""
+    made = Packed.empty(weight.shape[0], weight.shape[1], WeightFormat("float32"))
+    made.pack_rows(0, weight)
+    return made
+
+
+def dense(dtype: torch.dtype, device: torch.device) -> Make:
+    """Makes weights for kernels over torch tensors."""
+    return lambda weight: Dense(weight.to(device, dtype))

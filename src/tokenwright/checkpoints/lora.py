@@ -1,0 +1,248 @@
+"""LoRA adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
+
+Read as strictly as a model: a setting that changes the arithmetic is implemented or refused by name, and each tensor
+must belong to a linear layer of the model and have its shape. `base_model_name_or_path` is not compared with anything:
+the shapes must fit, and people rename folders.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenwright.backends.adapters import Update
+from tokenwright.checkpoints.family import Source
+from tokenwright.checkpoints.reading import DTYPES, piece_of, read_rows
+from tokenwright.checkpoints.safetensors import Stored, read_header
+from tokenwright.checkpoints.strict import Keys, read_json, shown
+from tokenwright.errors import CheckpointError
+from tokenwright.models.graph import Graph
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_RANK = 1 << 14
+
+# Settings that Tokenwright has at these values alone (and null), and the feature that any other value asks for.
+_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "peft_type": (("LORA",), "another kind of adapter than LoRA"),
+    "task_type": (("CAUSAL_LM",), "another head than a language model's"),
+    "bias": (("none",), "trained biases"),
+    "lora_bias": ((False,), "biases of the adapter"),
+    "modules_to_save": (([],), "whole modules in place of the model's"),
+    "use_dora": ((False,), "DoRA"),
+    "use_qalora": ((False,), "QA-LoRA"),
+    "use_bdlora": ((False,), "block-diagonal LoRA"),
+    "target_parameters": (([],), "updates of parameters outside linear layers"),
+    "trainable_token_indices": (([],), "trained rows of the embedding"),
+    "layer_replication": (([],), "repeated layers"),
+    "alora_invocation_tokens": (([],), "an adapter that some tokens switch on"),
+    "megatron_config": (({},), "layers of Megatron"),
+    "arrow_config": ((), "a router of adapters"),
+    "kasa_config": ((), "KaSA"),
+    "monteclora_config": ((), "MonteCLoRA"),
+    "velora_config": ((), "VeLoRA"),
+    "ensure_weight_tying": ((False,), "an adapter that a tied head shares"),
+    "init_lora_weights": (
+        (True, False, "gaussian", "eva", "orthogonal"),
+        "base weights that the start of its training changed",
+    ),
+}
+# Names, paths, and what matters in training alone; fan_in_fan_out follows from the model, as in PEFT.
+_INERT = (
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode",
+    "layers_pattern", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "runtime_config",
+)  # fmt: skip
+_ADVICE = "Tokenwright cannot tell whether that changes the arithmetic; the adapter needs a newer Tokenwright"
+_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d])+")  # the patterns that are read: nothing that could take long to match
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A checked adapter of one model. `updates`: by our name of the linear layer. `digest`: of all that they are."""
+
+    path: Path
+    updates: Mapping[str, Update] = field(repr=False)
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What an adapter_config.json says of the arithmetic. Patterns are matched with a module's name as PEFT does."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    root: bool  # use_rslora: alpha / sqrt(rank) instead of alpha / rank
+    targets: tuple[str, ...] | None  # None: a regular expression, or all linear layers
+    every: bool  # whether the targets are meant in all layers
+
+    def scale(self, module: str) -> tuple[int, float]:
+        """The rank of a module's update, and its scale."""
+        rank = _matched(self.ranks, module, self.rank)
+        alpha = _matched(self.alphas, module, self.alpha)
+        return rank, alpha / (rank**0.5 if self.root else rank)
+
+    def meant(self, module: str) -> bool:
+        return self.targets is None or any(module == one or module.endswith(f".{one}") for one in self.targets)
+
+
+def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare: Callable[[str], str]) -> Adapter:
+    """Read and check a folder for a model.
+
+    sources: where a folder has the tensors of the model. bare: a tensor's name there, from that in a file.
+    Raises CheckpointError with what is wrong, if it is no LoRA of this model.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
+    if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
+        raise CheckpointError(f"{folder} has its weights in a pickle, which can run code; save them as {WEIGHTS}")
+    settings = _read_settings(Keys(read_json(folder / CONFIG), str(folder / CONFIG)))
+    pairs = _pairs(folder / WEIGHTS, settings)
+    layers = _layers(graph, sources)
+    homes = {module: bare(f"{module}.weight").removesuffix(".weight") for module in pairs}
+    unknown = [module for module in pairs if homes[module] not in layers]
+    if unknown:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} updates {_few(map(shown, unknown))}, no linear layer of this {graph.architecture} "
+            "(the head is none where it is tied to the embedding); give an adapter of this model"
+        )
+    _check_complete(folder, settings, set(homes.values()), layers)
+    updates: dict[str, Update] = {}
+    digest = sha256()
+    for module, (a, b) in sorted(pairs.items()):
+        rank, scale = settings.scale(module)
+        parts = layers[homes[module]]
+        places = {part: replace(sources[f"{part}.weight"], transpose=False) for part in parts}  # B is [out, rank]
+        _check_shapes(module, (a, b), rank, places[parts[0]].stored(graph.shapes[f"{parts[0]}.weight"]))
+        down, up = _values(a, module), _values(b, module)
+        digest.update(f"{module} {scale!r} {tuple(down.shape)} {tuple(up.shape)} ".encode())
+        for one in (down, up):
+            digest.update(one.numpy().tobytes())
+        for part in parts:
+            updates[part] = Update(down, piece_of(up, places[part]).contiguous(), scale)
+    return Adapter(folder, updates, digest.hexdigest())
+
+
+def _read_settings(keys: Keys) -> _Settings:
+    for key, (allowed, why) in _REFUSED.items():
+        keys.only(key, *allowed, why=why)
+    keys.text("peft_type")
+    keys.flag("fan_in_fan_out", False)
+    targets, layers = keys.raw("target_modules"), keys.raw("layers_to_transform")
+    if not (isinstance(targets, str | None) or _texts(targets)):
+        raise keys.error(f"target_modules must be names, not {shown(targets)}")
+    if not (_is_layer(layers) or layers is None or (isinstance(layers, list) and all(map(_is_layer, layers)))):
+        raise keys.error(f"layers_to_transform must be numbers of layers, not {shown(layers)}")
+    but = keys.raw("exclude_modules")
+    rank = keys.whole("r", most=MOST_RANK)
+    found = _Settings(
+        rank=rank,
+        alpha=keys.number("lora_alpha", least=0.0),
+        ranks={key: Keys({key: one}, keys.where).whole(key, most=MOST_RANK) for key, one in _patterns(keys, "rank")},
+        alphas={key: Keys({key: one}, keys.where).number(key, least=0.0) for key, one in _patterns(keys, "alpha")},
+        root=keys.flag("use_rslora", False),
+        targets=tuple(targets) if isinstance(targets, list) else None,
+        every=layers in (None, []) and but in (None, []),
+    )
+    keys.finish(_INERT, _ADVICE)
+    return found
+
+
+def _patterns(keys: Keys, what: str) -> list[tuple[str, Any]]:
+    """The entries of rank_pattern or alpha_pattern."""
+    key = f"{what}_pattern"
+    given = keys.raw(key) or {}
+    if not isinstance(given, dict):
+        raise keys.error(f"{key} must be an object, not {shown(given)}")
+    for one in given:
+        if not _PATTERN.fullmatch(one):
+            raise keys.error(f"{key} has {shown(one)}; Tokenwright reads names of modules, not expressions")
+    return list(given.items())
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_layer(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _matched(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first pattern that the name of a module ends with."""
+    return next((one for key, one in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
+    """A and B of each module in the file, by the module's name. Raises CheckpointError for any other tensor."""
+    found: dict[str, dict[str, Stored]] = {}
+    for name, one in read_header(file).items():
+        match = _TENSOR.fullmatch(name)
+        if name.endswith(".base_layer.weight"):
+            raise CheckpointError(
+                f"{file} has {shown(name)}, a copy of a layer of the model; save it with PEFT's "
+                "save_embedding_layers=False"
+            )
+        if match is None or len(one.shape) != 2 or one.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{shown(name)} in {file} is {one.dtype} {list(one.shape)}; Tokenwright reads the lora_A.weight and "
+                "lora_B.weight of linear layers, in F32, F16 or BF16"
+            )
+        if not settings.meant(match["module"]):
+            raise CheckpointError(f"{shown(name)} in {file} is not among the target_modules of {CONFIG}")
+        found.setdefault(match["module"], {})[match["side"]] = one
+    if alone := [module for module, sides in found.items() if len(sides) == 1]:
+        raise CheckpointError(f"{file} has one of lora_A and lora_B alone for {_few(map(shown, alone))}")
+    if not found:
+        raise CheckpointError(f"{file} has no tensors")
+    return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
+
+
+def _layers(graph: Graph, sources: Mapping[str, Source]) -> dict[str, list[str]]:
+    """Our linear layers by the name of the module that holds them: several, where it is fused."""
+    found: dict[str, list[str]] = {}
+    for matrix in graph.matrices.values():
+        for part, _ in matrix.parts if matrix != graph.embed.table else ():
+            name = sources[f"{part}.weight"].name
+            found.setdefault(name.removesuffix(".weight"), []).append(part)
+    return found
+
+
+def _check_complete(folder: Path, settings: _Settings, there: Collection[str], layers: Mapping[str, list[str]]) -> None:
+    """Raises CheckpointError if a module that target_modules names has no tensors: the file is not whole."""
+    if settings.targets is None or not settings.every:
+        return
+    missing = [
+        one for one, parts in layers.items() if one not in there and settings.meant(one) and ".experts." not in parts[0]
+    ]
+    if missing:
+        raise CheckpointError(f"{folder / WEIGHTS} lacks {_few(missing)}, which target_modules of {CONFIG} names")
+
+
+def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: tuple[int, ...]) -> None:
+    out, inner = weight
+    for side, one, shape in (("A", pair[0], (rank, inner)), ("B", pair[1], (out, rank))):
+        if one.shape != shape:
+            raise CheckpointError(
+                f"lora_{side} of {shown(module)} in {one.file} is {list(one.shape)}, but {list(shape)} by {CONFIG} and "
+                "the model; give an adapter of this model"
+            )
+
+
+def _values(one: Stored, module: str) -> torch.Tensor:
+    """A tensor in fp32. Raises CheckpointError for values that are not finite."""
+    values = read_rows(one, 0, one.shape[0]).float()
+    if not values.isfinite().all():
+        raise CheckpointError(f"{shown(module)} in {one.file} has values that are not finite; the file is damaged")
+    return values
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")
