@@ -163,7 +163,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
     asked = f"{question}\n"
     moments = ((asked, True, 0.4), (asked, True, 0.4), (asked, False, 0.2), ("half a li", False, 0.1), ("", False, 0.0))
     draw, shown = random.Random("one terminal"), []
-    with terminal(Path("stories"), new_tokens=tokens, hang_s=1800) as (until, type_, process):
+    with terminal(Path("stories"), "--shift", new_tokens=tokens, hang_s=1800) as (until, type_, process):
         until("Ctrl-D leaves")
         for at in range(IN_ONE_TERMINAL):
             typed, begun, longest = draw.choice(moments)
@@ -175,7 +175,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
             shown.append(until(f"not 'x{at}'", nudge=f"/shift x{at}\n"))  # whose error shows that it reads again
             until("> ")
             assert process.poll() is None
-        until("forgotten", nudge="/reset\n")
+        until("messages? forgotten", nudge="/reset\n")
         type_(f"{question}\n")
         answer = until("prompt tokens: ").replace("\r\n", "\n")
     assert expected.strip() in answer
