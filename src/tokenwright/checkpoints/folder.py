@@ -21,8 +21,9 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.family import Family, Source
 from tokenwright.checkpoints.generation import parse_generation
-from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
+from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_model import read_model
+from tokenwright.checkpoints.gguf_splits import read_whole_gguf
 from tokenwright.checkpoints.held import Held, as_stored, held
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
@@ -49,7 +50,7 @@ _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embe
 class Checkpoint:
     """A checked model folder, or a GGUF file. `config.dtype` is the dtype of most of the stored bytes."""
 
-    path: Path  # of the folder, or the file
+    path: Path  # of the folder, or the file, of several the first
     config: ModelConfig
     graph: Graph  # the model's ops, and so the names and shapes of its tensors
     generation: GenerationDefaults
@@ -100,16 +101,15 @@ class Checkpoint:
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
-        header = read_gguf(file)
+        (file, *others), header = read_whole_gguf(file)
         model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
         _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
         texts = read_metadata(header.metadata, str(file))
         config = replace(model.config, dtype=_dtype_of_blocks(model.stored.values()))
         generation = _within(model.generation, config.vocab_size, str(file))
         forms = as_stored(model.graph, model.sources, model.stored)
-        return cls(
-            file, config, model.graph, generation, model.sources, model.stored, {file: stamp(file)}, None, forms, texts
-        )
+        stamps = {one: stamp(one) for one in (file, *others)}
+        return cls(file, config, model.graph, generation, model.sources, model.stored, stamps, None, forms, texts)
 
     def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
         """The matrices, and parts of joined ones, whose codes and scales are copied if `form` is asked for."""

@@ -114,8 +114,6 @@ def _settings(header: Header, where: str, factors: Callable[[Stored], list[float
     kind = every.text("general.architecture")
     if kind not in _ARCHITECTURES:
         raise every.error(f"the architecture {shown(kind)} is none that Tokenwright reads: {', '.join(_ARCHITECTURES)}")
-    if (count := every.whole("split.count", 1, least=0)) > 1:
-        raise every.error(f"it is one of {count} files; join them: llama-gguf-split --merge FIRST.gguf ALL.gguf")
     keys = Keys({k.removeprefix(f"{kind}."): v for k, v in header.metadata.items() if k.startswith(f"{kind}.")}, where)
     for key, (allowed, why) in _NEUTRAL.items():
         keys.only(key, *allowed, why=why)
