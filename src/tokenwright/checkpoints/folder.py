@@ -25,6 +25,7 @@ from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_model import read_model
 from tokenwright.checkpoints.gguf_splits import read_whole_gguf
 from tokenwright.checkpoints.held import Held, as_stored, held
+from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.published import Compound, gather, read_scheme
@@ -63,7 +64,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
-        """Open and check a folder, "stories" (the model inside the package) or owner/name on the hub, at `revision`.
+        """Open and check a folder, a GGUF file, "stories" (the model inside the package), or a name on the hub at
+        `revision`: owner/name, or owner/name:FILE.gguf.
 
         `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
@@ -198,8 +200,10 @@ def stamp(file: Path) -> tuple[int, int]:
 
 
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
-    """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
+    """The model's folder, or GGUF file. Only a name on the hub that is no local folder is fetched from there."""
     folder = local_folder(name_or_path, revision)
+    if folder is None and read_gguf_name(str(name_or_path)):
+        return download_gguf(str(name_or_path), revision, progress)
     return hub.download(str(name_or_path), revision, progress, check_config) if folder is None else folder
 
 

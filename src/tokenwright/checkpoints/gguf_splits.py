@@ -3,17 +3,14 @@
 The first file has the metadata; each has its number (`split.no`, from 0), their count and the count of all tensors.
 """
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenwright.checkpoints.gguf import Header, read_gguf
+from tokenwright.checkpoints.hub_gguf import part_names
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
 from tokenwright.errors import CheckpointError, fetch_again
-
-_PART = re.compile(r"(?P<base>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE | re.DOTALL)
-_MOST_PARTS = 4096
 
 
 class Whole(NamedTuple):
@@ -21,15 +18,6 @@ class Whole(NamedTuple):
 
     files: tuple[Path, ...]
     header: Header
-
-
-def part_names(name: str) -> list[str]:
-    """The names of all files that belong to one, in order; the name alone if it is not one of several."""
-    match = _PART.fullmatch(name)
-    if match is None or not 1 <= int(match["number"]) <= int(match["count"]) <= _MOST_PARTS:
-        return [name]
-    count = int(match["count"])
-    return [f"{match['base']}-{number:05}-of-{count:05}{match['suffix']}" for number in range(1, count + 1)]
 
 
 def read_whole_gguf(file: Path) -> Whole:
@@ -41,8 +29,8 @@ def read_whole_gguf(file: Path) -> Whole:
         return Whole((file,), header)
     if count != len(names):
         raise CheckpointError(
-            f"{file} is one of {count:,} files by its metadata, and its name stands for {len(names):,}; give all of them "
-            "the names that they were published with, such as model-00001-of-00003.gguf"
+            f"{file} is one of {count:,} files by its metadata, and its name stands for {len(names):,}; give all of "
+            "them the names that they were published with, such as model-00001-of-00003.gguf"
         )
     files = tuple(file.with_name(name) for name in names)
     missing = [one.name for one in files if not one.is_file()]
