@@ -29,7 +29,7 @@ from tokenwright.checkpoints.gguf_model import (
 )
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.reading import read_rows
-from tokenwright.config import LinearScaling, Llama3Scaling, NoScaling, Rope, WeightFormat, YarnScaling
+from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, WeightFormat, YarnScaling
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.rotary import llama3_frequencies
 from tokenwright.text.files import read_folder
