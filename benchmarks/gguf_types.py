@@ -4,7 +4,8 @@
 
 The model's matrices are quantised in each type that the `gguf` package can write. The distributions of the type's own
 numbers in fp32 are compared with those of the same numbers in bfloat16 (as types without a packed form are decoded) and
-in int8 (`--weights int8`). The texts are written by the model at temperature 1. All other arithmetic is in fp32.
+in int8 (`--weights int8`). The texts are written by the model at temperature 1 after the
+same four words. All other arithmetic is in fp32.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from tokenwright.config import WeightFormat
 from tokenwright.models.graph import Graph
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4")
+BEGINNING = "Once upon a time"
 FORMS = ("bfloat16", "int8")
 
 
@@ -30,8 +32,8 @@ def stories(count: int, length: int) -> list[list[int]]:
     with LLM("stories") as llm:
         found = []
         for seed in range(count):
-            [text] = llm.generate("", max_tokens=length, temperature=1.0, seed=seed)
-            found.append([*llm.tokenizer.encode(""), *text.token_ids])
+            [text] = llm.generate(BEGINNING, max_tokens=length, temperature=1.0, seed=seed)
+            found.append([*llm.tokenizer.encode(BEGINNING), *text.token_ids])
         return found
 
 
