@@ -83,10 +83,15 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions (arXiv 2104.09864), applied to all `head_size` dimensions in the rotate-half order."""
+    """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
+
+    rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. Checkpoints with
+    another order of the dimensions are put into this one when they are loaded.
+    """
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
+    rotated: int | None = None
 
 
 def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
@@ -164,6 +169,7 @@ class Mixture:
     renormalise: bool = True  # whether the weights of a row's experts are divided by their sum
     shared_width: int = 0  # of the expert that every row meets; 0: none
     shared_gate: bool = False  # whether a sigmoid of the row weights the shared expert
+    bias: bool = False  # of the router
 
 
 @dataclass(frozen=True)
@@ -189,15 +195,22 @@ class ModelConfig:
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"]
     norm_eps: float
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
     gated: bool  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["head", "whole"] | None = None  # RMSNorm over each head of q and k, or over all heads of each
-    post_norm: bool = False  # norms stand after attention and MLP, on what they add, and not before
+    pre_norm: bool = True  # norms stand before attention and MLP
+    post_norm: bool = False  # norms stand after attention and MLP, on what they add
+    norm_bias: bool = True  # of a LayerNorm
+    parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP of a layer read the same stream
+    local: Rope | None = None  # the rotation of layers with a window, where it is not `positions`
+    score_cap: float | None = None  # soft cap of attention scores
+    logit_cap: float | None = None  # soft cap of logits
     scales: Scales = Scales()
     mixture: Mixture | None = None
+    sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 

@@ -74,7 +74,8 @@ class OpenedModel:
 
             self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
             clock = device_clock(loaded.device)
-            runner = sampler = self._recorder = Recorder(runner, sampler, loaded.counted.counts, self.costs, clock)
+            counts, scorings = loaded.counted.counts, loaded.decoder.scorings
+            runner = sampler = self._recorder = Recorder(runner, sampler, counts, self.costs, scorings, clock)
         engine = Engine(runner, sampler, scheduler, self.context)
         end_step = None if self._recorder is None else self._recorder.end_step
         self._loop: EngineLoop | None = EngineLoop(engine, end_step=end_step)

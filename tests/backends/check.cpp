@@ -139,7 +139,7 @@ void attention(const Kernels* k) {
   auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
                               const Queries*, int64_t)>("tw_attend");
   const int64_t page_size = 16, pages = 6, size = 40, rows = 90;
-  const tw::Heads heads{4, 2, size, 0.2};
+  const tw::Heads heads{4, 2, size, 0.2, 0};
   const int32_t table[pages] = {4, 0, 5, 2, 1, 3};
   const int32_t* tables[] = {table};
   const ChunkRows chunk{0, rows, 0, nullptr, tables};

@@ -19,7 +19,7 @@ from tokenwright.engine import Step, flatten
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.taps import Site
 
-KINDS = ("mixtral", "qwen2-moe", "qwen3-moe")
+KINDS = ("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss")
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int4")
 KEPT = {"native": ("native", None, 0), "int8": ("int8", None, 0), "int4": ("int4", 20, 4)}
 
@@ -27,7 +27,7 @@ pytestmark = needs_native
 
 
 @each_isa
-@pytest.mark.parametrize(("weights", "kind"), [(form, KINDS[i % 3]) for i, form in enumerate(WEIGHTS)])
+@pytest.mark.parametrize(("weights", "kind"), [(form, KINDS[i % 4]) for i, form in enumerate(WEIGHTS)])
 def test_a_row_has_the_same_bits_alone_and_beside_others(isa: str, weights: str, kind: str) -> None:
     """Alone token by token; and all texts together in one step, where an expert gets from one to a hundred rows."""
     kept = list(KEPT.values())[WEIGHTS.index(weights) % 3]

@@ -220,6 +220,23 @@ def test_activations_of_what_is_not_finite(isa: str, name: str) -> None:
 
 
 @each_isa
+def test_soft_caps_are_within_three_units_in_the_last_place(isa: str) -> None:
+    """cap tanh(x / cap), over all magnitudes, and on both sides of where the formula changes."""
+    spread = torch.logspace(-30, 38, 60_001, dtype=torch.float64).float()
+    for x in (spread, torch.linspace(0, 10, 200_001), torch.linspace(0.6, 0.65, 50_001)):
+        ours = KERNELS[isa].soft_cap(torch.cat((x, -x)), 1.0)
+        right = torch.cat((x, -x)).double().tanh()
+        unit = torch.nextafter(right.abs().float(), torch.tensor(torch.inf)).double() - right.abs().float().double()
+        assert ((ours.double() - right).abs() / unit).max() < 3
+    x = 100 * noise(1, 1001, seed=3)
+    right = REFERENCE.soft_cap(x.double(), 30.0)
+    torch.testing.assert_close(KERNELS[isa].soft_cap(x, 30.0).double(), right, rtol=5e-7, atol=0)
+    odd = torch.tensor([math.nan, math.inf, -math.inf, -0.0])
+    assert torch.equal(KERNELS[isa].soft_cap(odd, 5.0)[1:], torch.tensor([5.0, -5.0, -0.0]))
+    assert KERNELS[isa].soft_cap(odd, 5.0)[0].isnan()
+
+
+@each_isa
 @examples(40)
 @given(count=st.integers(1, 9), heads=st.integers(1, 5), half=st.integers(1, 70))
 def test_rotate(isa: str, count: int, heads: int, half: int) -> None:

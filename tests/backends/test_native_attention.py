@@ -16,6 +16,7 @@ from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import ChunkArray, kv_layer
+from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.engine.page_table import PageTable
@@ -93,6 +94,7 @@ class Case:
     k: str
     v: str
     seed: int
+    cap: float | None = None  # soft cap of scores
 
     @property
     def start(self) -> int:
@@ -120,6 +122,7 @@ def cases(draw: st.DrawFn) -> Case:
         k=draw(st.sampled_from(list(CODECS))),
         v=draw(st.sampled_from(list(CODECS))),
         seed=draw(st.integers(0, 1 << 30)),
+        cap=draw(st.sampled_from([None, None, 0.5, 3.0, 50.0])),
     )
 
 
@@ -145,7 +148,7 @@ class Text:
         self.write(noise(*shape, seed=case.seed), noise(*shape, seed=case.seed + 1))
         self.q = noise(case.rows, case.kv_heads * case.shared, case.size, seed=case.seed + 2)
         self.sink_q = noise(*self.q.shape, seed=case.seed + 3) if case.window.sinks else None
-        self.scale = case.size**-0.5
+        self.scoring = Scoring(case.size**-0.5, case.cap)
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store K and V of the positions that are read."""
@@ -163,7 +166,7 @@ class Text:
         return self.store.chunk_rows([table.pages for table in self.tables], range(self.case.rows), self.case.start)
 
     def right(self) -> torch.Tensor:
-        return REFERENCE.attention(self.q, self.store.view(0), [self.chunk], self.scale, self.sink_q)
+        return REFERENCE.attention(self.q, self.store.view(0), [self.chunk], self.scoring, self.sink_q)
 
     def attend(self, isa: str, chunks: Iterable[range] | None = None, count: int = 1) -> torch.Tensor:
         """[rows, H, D], the rows of each chunk in a call of their own."""
@@ -174,7 +177,7 @@ class Text:
             torch.tensor([table.get(page, -1) for page in range(pages)], dtype=torch.int32) for table in self.tables
         )
         layer = kv_layer(self.store.view(0))
-        shape = lib.Heads(heads, self.case.kv_heads, self.case.size, self.scale)
+        shape = lib.Heads(heads, self.case.kv_heads, self.case.size, self.scoring.scale, self.scoring.cap or 0, None)
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         for chunk in chunks or [range(self.case.rows)]:
@@ -278,7 +281,7 @@ def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     slots = [text.store.slots(group, table.pages, range(90)) for group in range(2)]
     kernels.store(text.store.view(0), slots, k, v)
     chunk = text.store.chunk_rows([table.pages] * 2, range(20), case.start)
-    assert torch.equal(kernels.attention(text.q, text.store.view(0), [chunk], text.scale, text.sink_q), right)
+    assert torch.equal(kernels.attention(text.q, text.store.view(0), [chunk], text.scoring, text.sink_q), right)
 
 
 @each_isa

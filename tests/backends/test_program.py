@@ -47,8 +47,14 @@ KINDS = (
     "olmo2",
     "starcoder2",
     "mixtral",
+    "gpt-oss",
     "qwen2-moe",
     "qwen3-moe",
+    "gemma2",
+    "gemma3",
+    "cohere",
+    "neox",
+    "glm4",
 )
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64")
 KEPT = (  # how K and V are kept, the window, the sinks
@@ -294,7 +300,7 @@ def test_the_rotary_cache_keeps_the_rows_of_streams_with_different_limits(monkey
     assert isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling)
     monkeypatch.setattr(program, "ROTARY_POSITIONS", 4 * 1024)
     size, table = 16, RotaryTable(rope, 16, CPU)
-    rotary = RotaryCache(rope, size)
+    rotary = RotaryCache((rope,), size)
     made: list[int] = []
     rows = rotary._rows
     monkeypatch.setattr(rotary, "_rows", lambda start, stop, limit: made.append(limit) or rows(start, stop, limit))

@@ -98,7 +98,7 @@ def test_every_way_to_keep_is_the_naive_loop(kind: str, kv: str, window: int | N
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kind=st.sampled_from(sorted(set(KINDS) - {"gpt2", "dynamic", "phi3-long"})),
+    kind=st.sampled_from(sorted(set(KINDS) - {"gpt2", "dynamic", "phi3-long", "phi4-mini"})),
     kept=st.sampled_from(KEPT),
     length=st.integers(1, 128),
     cuts=st.lists(st.integers(1, 127), max_size=6),

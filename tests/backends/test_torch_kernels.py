@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenwright.backends import Dense, Kernels, ReferenceKernels
+from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.engine.page_table import PageTable
@@ -220,7 +221,7 @@ def test_attention_over_scattered_pages(
                 right[at, head] = torch.tensor(attended(*args), dtype=torch.float64)
         row += n
     kernels = ReferenceKernels(wide)
-    near(kernels.attention(q, store.view(0), chunks, 0.7, sink_q if window.sinks else None), right)
+    near(kernels.attention(q, store.view(0), chunks, Scoring(0.7), sink_q if window.sinks else None), right)
 
 
 @pytest.mark.parametrize("most", [1, 60, 100])
@@ -230,9 +231,9 @@ def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pyte
     fill(store, [table], noise(16, 2, 4), noise(16, 2, 4, seed=1))
     q, sink_q = noise(13, 4, 4, seed=2), noise(13, 4, 4, seed=3)
     chunks = [store.chunk_rows([table.pages], range(13), 3)]
-    whole = KERNELS.attention(q, store.view(0), chunks, 0.5, sink_q)
+    whole = KERNELS.attention(q, store.view(0), chunks, Scoring(0.5), sink_q)
     monkeypatch.setattr("tokenwright.backends.torch.kernels.MOST_WEIGHTS", most)
-    torch.testing.assert_close(KERNELS.attention(q, store.view(0), chunks, 0.5, sink_q), whole)
+    torch.testing.assert_close(KERNELS.attention(q, store.view(0), chunks, Scoring(0.5), sink_q), whole)
 
 
 @pytest.mark.parametrize("sinks", [0, 1, 3])
@@ -241,7 +242,7 @@ def test_the_mask_of_a_chunk(window: int | None, sinks: int) -> None:
     """Weights are positive where the naive loop attends, zero elsewhere, and sum to one."""
     start, n, kv_heads = 4, 3, 2
     q, k, positions = noise(n, 4, 4), noise(7, kv_heads, 4, seed=1), torch.arange(7)
-    weights = ReferenceKernels().weights(q, k, positions, start, AttentionWindow(window, sinks), 0.5)
+    weights = ReferenceKernels().weights(q, k, positions, start, AttentionWindow(window, sinks), Scoring(0.5))
     assert weights.shape == (kv_heads, 2, n, start + n)
     for i in range(n):
         for j in range(start + n):
@@ -259,7 +260,7 @@ def test_attention_keeps_the_dtype_and_sums_in_fp32(dtype: torch.dtype) -> None:
     table = PageTable({0: 0})
     fill(store, [table], torch.ones(300, 1, 2, dtype=dtype), v)
     chunk = store.chunk_rows([table.pages], range(1), 299)
-    out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), store.view(0), [chunk], 1.0)
+    out = KERNELS.attention(torch.ones(1, 1, 2, dtype=dtype), store.view(0), [chunk], Scoring(1.0))
     assert out.dtype == dtype
     torch.testing.assert_close(
         out[0].double(), v.double().mean(0), rtol=2 ** (-8 if dtype == torch.bfloat16 else -11), atol=0
@@ -315,6 +316,6 @@ def test_a_wide_row_does_not_depend_on_its_neighbours(codec: str) -> None:
 
     def over(first: int, stop: int) -> torch.Tensor:
         chunk = store.chunk_rows([table.pages for table in tables], range(stop - first), 40 + first)
-        return WIDE.attention(q[first:stop], store.view(0), [chunk], 0.3, sink_q[first:stop])
+        return WIDE.attention(q[first:stop], store.view(0), [chunk], Scoring(0.3), sink_q[first:stop])
 
     assert torch.equal(over(0, 60), torch.cat([over(i, i + 1) for i in range(60)]))

@@ -114,6 +114,7 @@ def test_perfetto_gets_the_engines_time_and_the_menu_works_by_keys(explored, exp
     assert sum(steps) == pytest.approx(explored.api("")["summary"]["engine_us"], rel=0.01)
     explored.tab.get_by_role("button", name="Export", exact=True).focus()
     explored.press("Enter")
+    explored.until("document.activeElement.getAttribute('role') === 'menuitem'")
     explored.press("ArrowDown")
     focused = "document.activeElement.textContent"
     assert explored.tab.evaluate(focused).startswith("Page")

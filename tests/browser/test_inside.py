@@ -2,6 +2,8 @@
 
 import json
 
+from tests.browser.test_learn import serious
+
 PROMPT = "Once upon a time, there was a little fox who"
 
 
@@ -9,6 +11,14 @@ def opened(explored, name):
     """Open a panel by its button."""
     explored.tab.get_by_role("navigation", name="Panels").get_by_role("button", name=name, exact=True).click()
     explored.tab.locator(".panel-lead").wait_for()
+
+
+def clean(explored, *themes):
+    """Nothing serious by axe, in the light theme and in `themes`; nothing wider than the page."""
+    for theme in ("light", *themes):
+        explored.tab.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+        assert serious(explored) == [], theme
+    assert explored.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def told(explored, prefix, answer, names):
@@ -45,6 +55,7 @@ def check_pages(explored):
     )
     assert cells == [[page["page"], page["refcount"], page["filled"]] for page in group["listed"]]
     assert group["used"] == 2 and group["cached"] > 0
+    clean(explored)
 
 
 def check_block(explored):
@@ -70,6 +81,7 @@ def check_block(explored):
         flops = tab.eval_on_selector_all("[data-flops]", "all => all.map(e => Number(e.dataset.flops))")
         assert flops == [stage["flops"] for stage in right["stages"] if stage["flops"]]
         assert explored.state["layer"] == layer, "the beams go with it"
+    clean(explored)
 
 
 def check_heads(explored):
@@ -92,6 +104,7 @@ def check_heads(explored):
     lens = explored.api("/lens?step=14")
     shown = tab.eval_on_selector_all("[data-probability]", "all => all.map(e => Number(e.dataset.probability))")
     assert shown == [row["probability"] for row in lens["rows"]]
+    clean(explored, "dark")
 
 
 def test_calculator_lab_and_beams(explored):
@@ -106,6 +119,7 @@ def test_calculator_lab_and_beams(explored):
     wanted = {"model": "Meta-Llama-3-8B", "context": 8192, "weights": "bfloat16"}
     right = explored.post("calculate", wanted)
     told(explored, "calc", right, ("kv_per_token", "kv_per_sequence", "kv_total", "weight_bytes", "slope_flops"))
+    clean(explored)
     opened(explored, "Lab")
     tab.get_by_label("window").fill("12")
     tab.get_by_role("button", name="Compare").click()
@@ -117,6 +131,7 @@ def test_calculator_lab_and_beams(explored):
         ".lab-text > span", "all => all.flatMap((e, i) => e.classList.contains('changed') ? [i] : [])"
     )
     assert marks == [one["position"] for one in right["changed"]]
+    clean(explored)
     opened(explored, "Beams")
     tab.get_by_label("tokens", exact=True).fill("8")
     tab.get_by_role("button", name="Search").click()
@@ -129,3 +144,4 @@ def test_calculator_lab_and_beams(explored):
     assert texts == [one["text"].strip() for one in right["best"]] + [right["greedy_text"].strip()]
     ranks = tab.eval_on_selector_all("[data-rank]:not([data-rank=''])", "all => all.map(e => Number(e.dataset.rank))")
     assert sorted(ranks) == list(range(len(right["best"])))
+    clean(explored)

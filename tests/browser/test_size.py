@@ -33,7 +33,7 @@ def test_the_first_picture_needs_few_bytes(browser, server, where):
     paint = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
     page.tab.wait_for_function(paint)
     first = page.tab.evaluate(paint)
-    page.tab.wait_for_selector(".top .fill")  # the bar of the program, not that of the document
+    page.tab.wait_for_selector(".top .tools")  # the bar of the program, not that of the document
     names = {url.rpartition("/")[2] for url in fetched if "/assets/" in url and "scene3d" not in url}
     sizes = packed(f"assets/{name}" for name in names if name.endswith(".js"))
     print(f"{where}: first paint after {first:.0f} ms; {sum(sizes.values()):,} B of JavaScript, gzip")

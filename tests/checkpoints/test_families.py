@@ -9,10 +9,11 @@ import pytest
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.models.fixtures import KINDS, make_config
+from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.originals import ORIGINALS
 from tokenwright.checkpoints.families import GPT2, LLAMA, Source, parse_config
 from tokenwright.checkpoints.llama import PHI3
+from tokenwright.checkpoints.published import read_scheme
 from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
@@ -51,10 +52,12 @@ def refusal(kind: str, **changes: Any) -> str:
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_originals_of_the_hub_have_the_parameters_of_their_cards(name: str) -> None:
     config, parameters = ORIGINALS[name]
-    assert parse_config(config).graph.parameters == parameters
+    settings = dict(config)
+    read_scheme(settings, name)  # takes the quantisation of the weights out
+    assert parse_config(settings).graph.parameters == parameters
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_both_spellings_mean_the_same(kind: str) -> None:
     assert parse_config(make_config(kind)) == parse_config(make_config(kind, "new"))
 
@@ -177,11 +180,72 @@ def test_a_longrope_that_does_not_fit_is_refused(changes: dict[str, Any], told: 
 
 
 def test_what_the_new_families_lack_is_refused_by_name() -> None:
-    assert "rotation of a part of each head" in refusal("phi3", partial_rotary_factor=0.75)
+    assert "rotation of a part of each head" in refusal("llama2", partial_rotary_factor=0.75)
+    assert "partial_rotary_factor must be at most 1" in refusal("phi3", partial_rotary_factor=1.5)
+    assert "a head has 5 of them" in refusal("glm4", partial_rotary_factor=5.2 / 16)
     assert "embedding_multiplier" in refusal("llama2", embedding_multiplier=12.0)
     assert "residual_multiplier must be a finite number above 0" in refusal("granite", residual_multiplier=-1)
     assert "another MLP in this architecture" in refusal("starcoder2", mlp_type="gated")
     assert parse("starcoder2", use_bias=False).mlp_bias is False
+
+
+def test_gemmas_scales_and_caps_are_those_of_transformers() -> None:
+    config = parse("gemma2", hidden_size=3584, num_attention_heads=16, torch_dtype="bfloat16")
+    assert config.scales.embedding == 59.75  # 3584 ** 0.5 is 59.8665
+    assert parse("gemma2", hidden_size=3584, torch_dtype="float16").scales.embedding == 59.875
+    assert parse("gemma2", hidden_size=3584).scales.embedding == pytest.approx(3584**0.5, rel=1e-7)
+    assert (config.score_scale, config.score_cap, config.logit_cap) == (16**-0.5, 10.0, 5.0)
+    assert parse("gemma2", attn_logit_softcapping=None).score_cap is None
+    values = make_config("gemma2")
+    del values["attn_logit_softcapping"], values["final_logit_softcapping"]
+    config = parse_config(values).config
+    assert (config.score_cap, config.logit_cap) == (50.0, 30.0)
+    assert "a soft cap in Gemma 3" in refusal("gemma3", attn_logit_softcapping=50.0)
+
+
+def test_gemma3_rotates_by_the_kind_of_a_layer() -> None:
+    _, config, graph = parse_config(make_config("gemma3"))
+    full, local = Rope(1e6, LinearScaling(8.0)), Rope(1e4)
+    assert graph.ropes == (full, local) and graph.positions == full
+    assert [op.rope for op in graph.attention] == [local, local, full, local]
+    assert config.windows == (48, 48, None, 48)
+    assert config.context == 512, "max_position_embeddings includes the scaling"
+    both = make_config("gemma3", "new")["rope_parameters"]
+    assert "are both there" in refusal("gemma3", rope_parameters=both)
+
+
+def test_a_text_model_beside_encoders_is_read_from_its_own_keys() -> None:
+    values = make_config("gemma3-vision")
+    inner = values["text_config"]
+    theirs = theirs_of(values).get_text_config()
+    config = parse_config(values).config
+    assert (config.heads, config.kv_heads, config.head_size) == (4, 2, 32)
+    assert (config.width, config.mlp_width, config.vocab_size) == (64, 96, 320)
+    assert config.norm_eps == theirs.rms_norm_eps
+    assert "text_config must be an object" in refusal("gemma3-vision", text_config=[])
+    assert "use_bidirectional" in refusal("gemma3-vision", text_config=inner | {"use_bidirectional_attention": True})
+
+
+def test_what_an_unknown_architecture_needs_is_named() -> None:
+    def said(**keys: Any) -> str:
+        return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
+
+    told = said(n_routed_experts=8, kv_lora_rank=512)
+    assert "it needs multi-head latent attention, grouped routing among 8 experts, which Tokenwright lacks" in told
+    assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
+    assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
+    assert "names no operation that Tokenwright lacks" in said(n_routed_experts=0)
+    inner = {"text_config": {"n_routed_experts": 64}}
+    assert "grouped routing among 64 experts" in refusal("gemma3-vision", architectures=["X"], **inner)
+
+
+def test_neox_has_q_k_and_v_of_each_head_in_turn() -> None:
+    config = make_config("neox", changes={"num_attention_heads": 2, "rotary_pct": 0.125})
+    family, _, graph = parse_config(config)
+    order = family.sources(graph)["layers.0.attention.k.weight"].order
+    assert order is not None and order.block == 3 * 32
+    assert order.rows[:3] == (32, 33, 36) and order.rows[16:19] == (34, 35, 50)  # 4 dimensions turn: 0 with 2, 1 with 3
+    assert family.sources(graph)["layers.0.attention.v.bias"].stored((64,)) == (192,)
 
 
 def test_phi3_has_fused_projections_and_its_v_the_last_rows() -> None:
@@ -398,7 +462,7 @@ def test_every_tensor_has_a_place(kind: str) -> None:
     family, _, graph = parse_config(make_config(kind, changes={"tie_word_embeddings": False}))
     sources = family.sources(graph)
     assert sources.keys() == graph.shapes.keys()
-    assert sources["head.weight"] == Source("lm_head.weight")
+    assert sources["head.weight"] == Source("embed_out.weight" if "neox" in kind else "lm_head.weight")
 
 
 def test_buffers_are_inert_and_weights_are_not() -> None:

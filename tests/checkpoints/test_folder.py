@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.models.fixtures import KINDS, make_checkpoint, write_json
+from tests.models.fixtures import KINDS, VARIANTS, make_checkpoint, write_json
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
 
@@ -59,8 +59,13 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 def oracle(model: PreTrainedModel) -> Tensors:
     """transformers' parameters under our names, written out by hand."""
-    config, state = model.config, model.state_dict()
+    config, state = model.config.get_text_config(), model.state_dict()
     head = state.pop("lm_head.weight")
+    state = {
+        name.replace("model.language_model.", "model."): value
+        for name, value in state.items()
+        if not name.startswith(("model.vision_tower.", "model.multi_modal_projector."))
+    }
     theirs = {name.split(".", 1)[1]: value for name, value in state.items()}
     if not config.tie_word_embeddings:
         theirs["head.weight"] = head
@@ -71,41 +76,96 @@ def oracle(model: PreTrainedModel) -> Tensors:
         ("mlp.gate.", "mlp.router."), ("shared_expert_gate.", "shared_gate."), ("shared_expert.", "shared."),
         ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
-    if config.model_type == "olmo2":
-        after = [
-            ("post_attention_layernorm.", "attention_post_norm."),
-            ("post_feedforward_layernorm.", "mlp_post_norm."),
-        ]
-        renamed = [*after, *renamed]
+    renamed = [*RENAMED.get(config.model_type, []), *renamed]
     found: Tensors = {}
     for name, value in theirs.items():
         name = f"layers.{name[2:]}" if name.startswith("h.") else name
         for old, new in renamed:
             name = name.replace(old, new)
+        if "gemma" in config.model_type and value.dim() == 1:
+            value = value + 1
         linear = config.model_type == "gpt2" and value.dim() == 2 and name.startswith("layers.")
-        value = value.t() if linear else value
-        if "c_attn" in name:
-            for part, letter in zip(value.split(64), "qkv", strict=True):
-                found[name.replace("attn.c_attn", f"attention.{letter}")] = part
-        elif "attention.qkv." in name:  # 4 heads of q, 2 of k and 2 of v, of 16 numbers each
-            for part, letter in zip(value.split([64, 32, 32]), "qkv", strict=True):
-                found[name.replace("qkv", letter)] = part
-        elif ".experts." in name:  # of all experts in one
-            at, _, part = name.rpartition(".")
-            for i, one in enumerate(value):
-                halves = zip(("gate", "up"), one.chunk(2), strict=True) if "gate_up" in part else [("down", one)]
-                found |= {f"{at}.{i}.{half}.weight": piece for half, piece in halves}
-        elif "gate_up" in name:
-            found |= {
-                name.replace("gate_up", half): part for half, part in zip(("gate", "up"), value.chunk(2), strict=True)
-            }
-        else:
-            found[name] = value
+        oss = config.model_type == "gpt_oss" and (".experts." in name or "sinks" in name)
+        found |= of_gpt_oss(name, value) if oss else apart(name, value.t() if linear else value)
+    turned, neighbours = _turned(config)
+    if turned < 1 or neighbours:
+        order = pairs_of(16, int(16 * turned), neighbours)
+        for name, value in found.items():
+            if name.split(".")[-2] in ("q", "k"):
+                found[name] = value.unflatten(0, (-1, 16))[:, order].flatten(0, 1)
     return found
 
 
+def of_gpt_oss(name: str, value: torch.Tensor) -> Tensors:
+    """The learned logits of heads; of all experts in one, [E, in, out], each one's, where gate and up take turns."""
+    if "sinks" in name:
+        return {f"{name}.weight": value}
+    at, _, part = name.rpartition(".")
+    kind, found = "bias" if "bias" in part else "weight", dict[str, torch.Tensor]()
+    for i, one in enumerate(value):
+        rows = one.t() if kind == "weight" else one
+        halves = {"gate": rows[::2], "up": rows[1::2]} if "gate_up" in part else {"down": rows}
+        found |= {f"{at}.{i}.{half}.{kind}": piece for half, piece in halves.items()}
+    return found
+
+
+def apart(name: str, value: torch.Tensor) -> Tensors:
+    """The tensors of one that is fused with others, with 4 heads of q of 16 numbers each; itself if it is not."""
+    if "c_attn" in name:
+        letters = zip(value.split(64), "qkv", strict=True)
+        return {name.replace("attn.c_attn", f"attention.{letter}"): part for part, letter in letters}
+    if "attention.qkv." in name:  # 2 heads of k and 2 of v
+        letters = zip(value.split([64, 32, 32]), "qkv", strict=True)
+        return {name.replace("qkv", letter): part for part, letter in letters}
+    if "query_key_value" in name:  # of each head q, k and v in turn
+        letters = zip(value.unflatten(0, (4, 3, 16)).unbind(1), "qkv", strict=True)
+        return {name.replace("query_key_value", letter): part.flatten(0, 1) for part, letter in letters}
+    if ".experts." in name:  # of all experts in one
+        at, _, part = name.rpartition(".")
+        halves = ["gate", "up"] if "gate_up" in part else ["down"]
+        each = (
+            (i, half, piece)
+            for i, one in enumerate(value)
+            for half, piece in zip(halves, one.chunk(len(halves)), strict=True)
+        )
+        return {f"{at}.{i}.{half}.weight": piece for i, half, piece in each}
+    if "gate_up" in name:
+        return {name.replace("gate_up", half): part for half, part in zip(("gate", "up"), value.chunk(2), strict=True)}
+    return {name: value}
+
+
+AFTER = [("post_attention_layernorm.", "attention_post_norm."), ("post_feedforward_layernorm.", "mlp_post_norm.")]
+RENAMED = {
+    "olmo2": AFTER,
+    "gemma2": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
+    "gemma3_text": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
+    "glm4": [("post_self_attn_layernorm.", "attention_post_norm."), ("post_mlp_layernorm.", "mlp_post_norm.")],
+    "gpt_neox": [
+        ("embed_in.", "embed."),
+        ("final_layer_norm.", "norm."),
+        ("attention.dense.", "attention.o."),
+        ("mlp.dense_h_to_4h.", "mlp.up."),
+        ("mlp.dense_4h_to_h.", "mlp.down."),
+    ],
+}
+
+
+def _turned(config: PreTrainedConfig) -> tuple[float, bool]:
+    """The share of a head that turns, and whether neighbours turn together."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("partial_rotary_factor", 1.0), config.model_type in ("cohere", "glm4")
+
+
+def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:
+    """The dimensions of a head in the file's order: the first of each pair, then the second of each pair."""
+    pairs = [(2 * i, 2 * i + 1) if neighbours else (i, i + turned // 2) for i in range(turned // 2)]
+    still = range(turned, size)
+    pairs += zip(still[: len(still) // 2], still[len(still) // 2 :], strict=True)
+    return [first for first, _ in pairs] + [second for _, second in pairs]
+
+
 @pytest.mark.parametrize("spelling", ["old", "new"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:
     path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
     found = Checkpoint.open(path)
@@ -117,7 +177,7 @@ def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, t
         assert tensor.is_contiguous()
         assert torch.equal(tensor, expected[name]), name
     assert found.parameters == sum(one.numel() for one in expected.values())
-    assert found.nbytes == 4 * found.parameters
+    assert kind == "gpt-oss" or found.nbytes == 4 * found.parameters
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tests.models.fixtures import make_checkpoint, make_config
 from tests.models.originals import ORIGINALS
 from tokenwright import plan
 from tokenwright.backends.layout import read_bytes
+from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.published import read_scheme
 from tokenwright.cli import app
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError
@@ -21,12 +26,15 @@ ACTIVE = {  # without the experts that a token does not choose: their cards say 
     "mistralai/Mixtral-8x7B-v0.1": 12_879_925_248,
     "Qwen/Qwen1.5-MoE-A2.7B": 2_689_173_504,
     "Qwen/Qwen3-30B-A3B": 3_353_032_704,
+    "openai/gpt-oss-20b": 4_187_440_704,  # 3.6 billion by its card, which leaves the embeddings out
 }
 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_active_parameters(name: str) -> None:
-    assert parse_config(ORIGINALS[name][0]).graph.active_parameters == ACTIVE[name]
+    config = dict(ORIGINALS[name][0])
+    read_scheme(config, name)
+    assert parse_config(config).graph.active_parameters == ACTIVE[name]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,9 @@ def test_which_layers_have_experts(kind: str, changes: dict[str, Any], mixed: li
         ("qwen3-moe", {"sliding_window": 9}, [None, None, None]),
         ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 9}, [9, 9, 9]),
         ("mixtral", {"sliding_window": 9}, [9, 9, 9]),
+        ("gpt-oss", {}, [48, None, 48]),
+        ("gpt-oss", {"layer_types": None}, [48, None, 48]),
+        ("gpt-oss", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, [None, None, 48]),
     ],
 )
 def test_windows(kind: str, changes: dict[str, Any], windows: list[int | None]) -> None:
@@ -71,12 +82,27 @@ def test_windows(kind: str, changes: dict[str, Any], windows: list[int | None]) 
         ("qwen3-moe", {"mlp_only_layers": 1}, "mlp_only_layers must be a list"),
         ("qwen3-moe", {"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
         ("qwen2-moe", {"qkv_bias": False}, "qkv_bias = false asks for"),
+        ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 asks for another limit"),
+        ("gpt-oss", {"experts_per_token": 3}, "num_experts_per_tok and experts_per_token differ"),
         ("mixtral", {"n_shared_experts": 1}, "unknown key n_shared_experts"),
     ],
 )
 def test_what_is_refused(kind: str, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         parse_config(make_config(kind) | changes)
+
+
+def test_mxfp4_is_copied_into_int8_without_loss(tmp_path: Path) -> None:
+    path, model = make_checkpoint(tmp_path / "model", "gpt-oss")
+    packed = load_packed(Checkpoint.open(path), WeightFormat("native"), "float32")
+    for name, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
+        ours = packed[f"layers.1.mlp.experts.{name}"]
+        assert isinstance(ours, Packed)
+        assert (ours.format, ours.group) == ("int8", 32)
+        right = model.get_parameter(f"model.layers.1.mlp.experts.{theirs}").transpose(1, 2)  # [E, out, in]
+        if name == "gate_up":
+            right = torch.cat((right[:, ::2], right[:, 1::2]), 1)
+        assert torch.equal(ours.unpack(), right.flatten(0, 1))
 
 
 def test_a_step_is_planned_to_read_the_experts_it_meets() -> None:

@@ -57,6 +57,29 @@ def test_json(run: Run, model: Path) -> None:
         ),
         ("starcoder2", None, ["norm           LayerNorm before attention and MLP\n"]),
         ("smollm3", None, ["none in 1 of 4 layers", "4 of 16, over 2 KV heads (2 to one)"]),
+        (
+            "gemma2",
+            None,
+            [
+                "norm           RMSNorm before and after attention and MLP\n",
+                "soft caps      attention scores 10, logits 5\n",
+                "step           one call",
+            ],
+        ),
+        (
+            "gemma3-vision",
+            None,
+            [
+                "rotary, base 1,000,000, Linear scaling (factor 8); base 10,000 in layers with a window\n",
+                "skipped        multi_modal_projector (2 tensors), vision_tower (",
+            ],
+        ),
+        ("cohere", None, ["block          attention and MLP side by side\n", "LayerNorm without bias before"]),
+        (
+            "neox",
+            None,
+            ["rotary, base 10,000, 4 dimensions of each head\n", "LayerNorm before", "step           one call"],
+        ),
         ("llama2", {"bos_token_id": None}, ["BOS, EOS"]),
     ],
 )

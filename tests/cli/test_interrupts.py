@@ -160,16 +160,20 @@ def test_300_ctrl_c_in_one_terminal() -> None:
     question, tokens = "Tell me of a cat.", 40
     with LLM("stories") as llm:
         expected = llm.chat([{"role": "user", "content": question}], temperature=0, max_tokens=tokens).text
-    moments = ((f"{question}\n", 0.7), (f"{question}\n", 0.7), ("half a li", 0.1), ("", 0.0))  # and seconds after it
+    asked = f"{question}\n"
+    moments = ((asked, True, 0.4), (asked, True, 0.4), (asked, False, 0.2), ("half a li", False, 0.1), ("", False, 0.0))
     draw, shown = random.Random("one terminal"), []
     with terminal(Path("stories"), new_tokens=tokens, hang_s=1800) as (until, type_, process):
         until("Ctrl-D leaves")
         for at in range(IN_ONE_TERMINAL):
-            typed, longest = draw.choice(moments)
+            typed, begun, longest = draw.choice(moments)
             type_(typed)
+            if begun:
+                until("[^\r\n> ]")  # the answer has begun
             time.sleep(draw.uniform(0.0, longest))
             type_("\x03")
             shown.append(until(f"not 'x{at}'", nudge=f"/shift x{at}\n"))  # whose error shows that it reads again
+            until("> ")
             assert process.poll() is None
         until("forgotten", nudge="/reset\n")
         type_(f"{question}\n")

@@ -78,7 +78,7 @@ def test_page_of_a_window(run: Run) -> None:
         (("mistral-7b", "--memory", "24GB"), ["all 32,768 tokens of the model's context"]),
         (("mistral-7b", "--sinks", 1), ["all layers keep 4,096 and 1 sink\n"]),
         (("mistral-7b", "--window", "1k", "--memory", "24GB"), ["keep 1,024\n", "The most at batch 1: texts without"]),
-        (("gemma-3-4b",), ["tokens, 29 layers keep 1,024", "it has no decoder for Gemma3", "image"]),
+        (("gemma-3-4b",), ["tokens, 29 layers keep 1,024", "KV with LLM(pages=8192", "image"]),
         (("deepseek-v3",), ["61 layers x (1,024 + 128 B)", "8 of 256 experts", "(MTP)", "its files hold fp8"]),
         (("gpt2", "--kv", "k=int8,v=int4"), ["12 heads x (68 + 36 B)", "takes 14.85 MiB", "int8 and int4 cache: "]),
         (("gpt2", "--weights", "int4"), ["groups of 32", "embeddings and head as int8", 'weights="int4"']),
@@ -262,7 +262,14 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
         ("[]", "holds a list, not an object"),
         ('{"architectures": ["MambaForCausalLM"]}', "unknown architecture MambaForCausalLM"),
         (json.dumps(make_config("llama2", changes={"num_key_value_heads": 3})), "cannot share 3 key-value heads"),
-        (json.dumps({"architectures": ["Gemma3ForConditionalGeneration"]}), "text_config must be an object"),
+        (
+            json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": 3}),
+            "text_config must be an object",
+        ),
+        (
+            json.dumps({"architectures": ["XForCausalLM"], "kv_lora_rank": 9}),
+            "it needs multi-head latent attention",
+        ),
     ):
         file.write_text(content)
         assert told in refused("plan", file)
@@ -304,10 +311,9 @@ def test_numbers(function: Callable[[Any], str], value: float, text: str) -> Non
 def test_an_unknown_family_lists_what_can_be_planned(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
     told = run("plan", tmp_path).stderr
-    assert "unknown architecture MambaForCausalLM; Tokenwright runs GPT2LMHeadModel, " in told
-    assert told.endswith(
-        ", and plans Gemma3ForConditionalGeneration, Gemma3ForCausalLM, DeepseekV3ForCausalLM as well\n"
-    )
+    assert "unknown architecture MambaForCausalLM; its config.json names no operation" in told
+    assert ". Tokenwright runs GPT2LMHeadModel, " in told
+    assert told.endswith(", and plans DeepseekV3ForCausalLM as well\n")
 
 
 def test_memory_without_a_unit_is_refused(run: Run) -> None:

@@ -64,7 +64,11 @@ KINDS = {
     "norms after": Kind("olmo2"),
     "experts": Kind("qwen3-moe"),
     "shared expert": Kind("qwen2-moe"),
+    "learned logits": Kind("gpt-oss", {"sliding_window": WINDOW, "rope_scaling": {"rope_type": "default"}}),
     "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
+    "soft caps": Kind("gemma2", {"sliding_window": WINDOW}),
+    "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),
+    "side by side": Kind("neox"),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once

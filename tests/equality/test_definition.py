@@ -6,7 +6,7 @@ engine are fp32 and codes are discrete, so a code may turn over where fp64 and f
 are compared by their median difference, with native ones by the largest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, silu
 
 from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
 from tokenwright.cache.codec import CODECS
-from tokenwright.config import KVFormat, ModelConfig, Rope
+from tokenwright.config import KVFormat, LinearScaling, ModelConfig, Rope
 
 NATIVE_TOLERANCE = 2e-5
 CODED_TOLERANCE = 1e-3
@@ -25,15 +25,24 @@ def normed(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config: Mo
     if f"{name}.weight" not in w:
         return x
     bias = w.get(f"{name}.bias")
-    x = x if bias is None else x - x.mean(-1, keepdim=True)
+    x = x if config.norm == "rms" else x - x.mean(-1, keepdim=True)
     scaled = x / torch.sqrt((x * x).mean(-1, keepdim=True) + config.norm_eps) * w[f"{name}.weight"].double()
     return scaled if bias is None else scaled + bias.double()
 
 
-def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
+def over_heads(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config: ModelConfig) -> torch.Tensor:
+    """The norm of q or k [t, H D]: over as many numbers as it has weights."""
+    size = w[f"{name}.weight"].numel() if f"{name}.weight" in w else x.shape[-1]
+    return normed(x.unflatten(-1, (-1, size)), w, name, config).flatten(-2)
+
+
+def turned(x: torch.Tensor, position: int, rope: Rope) -> torch.Tensor:
     """Each head [heads, D] of one token turned to a position."""
-    half = x.shape[-1] // 2
-    angles = torch.tensor([position * theta ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=torch.float64)
+    half, rotated = x.shape[-1] // 2, rope.rotated or x.shape[-1]
+    place = position / (rope.scaling.factor if isinstance(rope.scaling, LinearScaling) else 1)
+    angles = torch.zeros(half, dtype=torch.float64)
+    for i in range(rotated // 2):
+        angles[i] = place * rope.theta ** (-2 * i / rotated)
     first, second = x[:, :half], x[:, half:]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
@@ -51,8 +60,6 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
     subject, kind = case.subject, KINDS[case.kind]
     config, w = subject.config, subject.weights
     form = KVFormat.parse(case.kv)
-    assert isinstance(config.positions, Rope)
-    theta = config.positions.theta
 
     def product(x: torch.Tensor, name: str) -> torch.Tensor:
         out = x @ w[f"{name}.weight"].double().T
@@ -62,35 +69,78 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
     x = scales.embedding * w["embed.weight"].double()[tokens]  # [t, width]
     for layer in range(config.layers):
         at = f"layers.{layer}"
+        rope = config.positions if config.local is None or config.windows[layer] is None else config.local
+        assert isinstance(rope, Rope)
+        before = x
         y = normed(x, w, f"{at}.attention_norm", config)
         sides = (
-            normed(product(y, f"{at}.attention.{side}"), w, f"{at}.attention.{side}_norm", config) for side in "qkv"
+            over_heads(product(y, f"{at}.attention.{side}"), w, f"{at}.attention.{side}_norm", config) for side in "qkv"
         )
         q, k, v = (side.view(len(tokens), -1, config.head_size) for side in sides)
         window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)
-        keys = [kept(turned(k[p], p, theta), form.k, p, layer, config, form) for p in range(len(tokens))]
+        keys = [kept(turned(k[p], p, rope), form.k, p, layer, config, form) for p in range(len(tokens))]
         values = [kept(v[p], form.v, p, layer, config, form) for p in range(len(tokens))]
         mixed = torch.empty(len(tokens), config.heads, config.head_size, dtype=torch.float64)
         for i in range(len(tokens)):
             read = [p for p in range(i + 1) if window is None or p > i - window or p < kind.sinks]
-            near = turned(q[i], i, theta)  # [H, D]
-            far = near if window is None else turned(q[i], min(i, kind.sinks + window - 1), theta)
+            near = turned(q[i], i, rope)  # [H, D]
+            far = near if window is None else turned(q[i], min(i, kind.sinks + window - 1), rope)
             for head in range(config.heads):
                 group = head // (config.heads // config.kv_heads)
                 queries = [(far if p < kind.sinks else near)[head] for p in read]
                 scores = [query @ keys[p][group] for query, p in zip(queries, read, strict=True)]
-                share = (torch.stack(scores) * (scales.attention or config.head_size**-0.5)).softmax(0)
+                learned = w.get(f"{at}.attention.sinks.weight", torch.empty(config.heads, 0))[head].double().view(-1)
+                scored = capped(torch.stack(scores) * config.score_scale, config.score_cap)
+                share = torch.cat((scored, learned)).softmax(0)[: len(read)]
                 mixed[i, head] = share @ torch.stack([values[p][group] for p in read])
         added = product(mixed.flatten(1), f"{at}.attention.o")
         x = x + scales.residual * normed(added, w, f"{at}.attention_post_norm", config)
-        y = product(normed(x, w, f"{at}.mlp_norm", config), f"{at}.mlp.up")
-        if config.gated:
-            y = y * silu(product(normed(x, w, f"{at}.mlp_norm", config), f"{at}.mlp.gate"))
+        read_by_mlp = normed(before if config.parallel else x, w, f"{at}.mlp_norm", config)
+        if config.mixture and config.mixture.layers[layer]:
+            added = experts(read_by_mlp, f"{at}.mlp", config, product)
         else:
-            y = gelu(y, approximate="tanh")
-        x = x + scales.residual * normed(product(y, f"{at}.mlp.down"), w, f"{at}.mlp_post_norm", config)
+            added = mlp(read_by_mlp, f"{at}.mlp", config, product)
+        x = x + scales.residual * normed(added, w, f"{at}.mlp_post_norm", config)
     x = normed(x, w, "norm", config)
-    return scales.logits * x @ w["embed.weight" if config.tied_head else "head.weight"].double().T
+    logits = scales.logits * x @ w["embed.weight" if config.tied_head else "head.weight"].double().T
+    return capped(logits, config.logit_cap)
+
+
+Product = Callable[[torch.Tensor, str], torch.Tensor]
+
+
+def mlp(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> torch.Tensor:
+    up = product(x, f"{at}.up")
+    if not config.gated:
+        return product(ACTIVATIONS[config.activation](up), f"{at}.down")
+    gate = product(x, f"{at}.gate")
+    if config.activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return product((up + 1) * gate * (1.702 * gate).sigmoid(), f"{at}.down")
+    return product(up * ACTIVATIONS[config.activation](gate), f"{at}.down")
+
+
+def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> torch.Tensor:
+    """Row by row: the experts of the highest scores, and the one that all rows meet."""
+    mixture, rows = config.mixture, []
+    assert mixture is not None
+    for row in x:
+        scores = product(row, f"{at}.router").softmax(-1)
+        chosen = scores.topk(mixture.chosen)
+        total = chosen.values.sum() if mixture.renormalise else 1
+        each = zip(chosen.values.tolist(), chosen.indices.tolist(), strict=True)
+        added = sum(weight / total * mlp(row, f"{at}.experts.{i}", config, product) for weight, i in each)
+        if mixture.shared_width:
+            added = added + product(row, f"{at}.shared_gate").sigmoid() * mlp(row, f"{at}.shared", config, product)
+        rows.append(added)
+    return torch.stack(rows)
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
+
+
+def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return x if cap is None else cap * (x / cap).tanh()
 
 
 @pytest.mark.parametrize("kv", [*FORMATS, MIXED])

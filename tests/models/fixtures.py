@@ -6,8 +6,8 @@
     path, model = make_checkpoint(folder, "gpt2", dtype="bfloat16")  # the oracle: rounded weights in fp32
     path, model = make_checkpoint(folder, "llama2", changes={"head_dim": 32, "num_key_value_heads": 1})
 
-`KINDS` names them all. `changes` are merged into config.json before the model is made (None removes a key).
-The oracle (fp32, eager attention) is built by transformers from the very dictionary that is written, so it
+`KINDS` and `VARIANTS` name them all. `changes` are merged into config.json before the model is made (None removes a
+key). The oracle (fp32, eager attention) is built by transformers from the very dictionary that is written, so it
 reads the same spellings as we do. Vocabulary 320; context 512 (linear, dynamic and YaRN: 4 times 128).
 
 Default random initialisation hides bugs: attention is flat and logits are small. Here q and k are scaled so
@@ -163,6 +163,92 @@ _QWEN3_MOE: dict[str, Any] = {
     "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": 2, "experts_per_token": 2, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
+    "initial_context_length": 128, "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 512, "model_type": "gpt_oss", "num_attention_heads": 4,
+    "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 6,
+    "output_router_logits": False, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0,
+    "original_max_position_embeddings": 128, "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 48, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.55.0.dev0",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+_MXFP4 = {
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+    "lm_head"], "quant_method": "mxfp4",
+}  # fmt: skip
+
+_GEMMA2: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 10.0, "bos_token_id": 1, "cache_implementation": "hybrid", "eos_token_id": 2,
+    "final_logit_softcapping": 5.0, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "gemma2",
+    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+    "query_pre_attn_scalar": 16, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 48,
+    "torch_dtype": "float32", "transformers_version": "4.42.4", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_GEMMA3: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": None, "bos_token_id": 1, "cache_implementation": "hybrid",
+    "eos_token_id": [2, 4], "final_logit_softcapping": None, "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "gemma3_text",
+    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 1, "pad_token_id": 0,
+    "query_pre_attn_scalar": 40, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_theta": 1000000, "sliding_window": 48,
+    "sliding_window_pattern": 3, "torch_dtype": "float32", "transformers_version": "4.50.0.dev0",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_GEMMA3_VISION: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,
+    "eoi_token_index": 256000, "eos_token_id": [2, 4], "image_token_index": 262144,
+    "initializer_range": 0.02, "mm_tokens_per_image": 4, "model_type": "gemma3",
+    "text_config": {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512,
+    "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
+    "query_pre_attn_scalar": 40, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 48,
+    "sliding_window_pattern": 3, "vocab_size": VOCAB},
+    "torch_dtype": "float32", "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 32, "image_size": 28, "intermediate_size": 48,
+    "model_type": "siglip_vision_model", "num_attention_heads": 2, "num_hidden_layers": 1, "patch_size": 14,
+    "vision_use_head": False},
+}  # fmt: skip
+
+_COHERE: dict[str, Any] = {
+    "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "layer_norm_eps": 1e-05, "logit_scale": 1.25,
+    "max_position_embeddings": 512, "model_max_length": 512, "model_type": "cohere",
+    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
+    "pretraining_tp": 1, "rope_theta": 8000000.0, "torch_dtype": "float32",
+    "transformers_version": "4.38.2", "use_cache": True, "use_qk_norm": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_NEOX: dict[str, Any] = {
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "gelu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 256, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 512, "model_type": "gpt_neox", "num_attention_heads": 4,
+    "num_hidden_layers": 3, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.24.0", "use_cache": True,
+    "use_parallel_residual": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_GLM4: dict[str, Any] = {
+    "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": [2, 4], "head_dim": 16, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "model_type": "glm4", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2,
+    "pad_token_id": 0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.52.0.dev0",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
 _SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
 _LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
 
@@ -199,13 +285,29 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3-long": _PHI3
     | {"original_max_position_embeddings": 128, "sliding_window": 262144}
     | {"rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "longrope"}},
+    "phi4-mini": _PHI3
+    | {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
+    | {"original_max_position_embeddings": 128, "partial_rotary_factor": 0.75, "sliding_window": 262144}
+    | {"rope_scaling": {"long_factor": _LONG[:6], "short_factor": _SHORT[:6], "type": "longrope"}}
+    | {"tie_word_embeddings": True},
     "granite": _GRANITE,
     "mixtral": _MIXTRAL,
+    "gpt-oss": _GPT_OSS,
     "qwen2-moe": _QWEN2_MOE,
     "qwen3-moe": _QWEN3_MOE | {"mlp_only_layers": [1]},
     "olmo2": _OLMO2,
     "starcoder2": _STARCODER2,
+    "gemma2": _GEMMA2,
+    "gemma3": _GEMMA3,
+    "cohere": _COHERE,
+    "neox": _NEOX,
+    "glm4": _GLM4,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
+}
+# Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma3-vision": _GEMMA3_VISION,
+    "neox-serial": _NEOX | {"use_parallel_residual": False, "rotary_pct": 1.0},
 }
 
 
@@ -216,18 +318,32 @@ class Made(NamedTuple):
 
 def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """config.json as a dictionary. Spelling "new" is what transformers 5 writes."""
-    config: dict[str, Any] = copy.deepcopy(KINDS[kind])
+    config: dict[str, Any] = copy.deepcopy((KINDS | VARIANTS)[kind])
     for key, value in (changes or {}).items():
         config.pop(key, None)
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        rope = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
-        if "type" in rope:
-            rope["rope_type"] = rope.pop("type")
-        config["rope_parameters"] = rope | {"rope_theta": float(config.pop("rope_theta", 10000.0))}
+        _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype")
     return config
+
+
+def _respell(config: dict[str, Any]) -> None:
+    """Put the keys of rotary positions where transformers 5 has them."""
+    gemma3 = config["model_type"] == "gemma3_text"
+    rope = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
+    if "type" in rope:
+        rope["rope_type"] = rope.pop("type")
+    theta = config.pop("rope_theta", config.pop("rotary_emb_base", 1e6 if gemma3 else 10000.0))
+    rope["rope_theta"] = float(theta)
+    for key in ("rotary_pct", "partial_rotary_factor"):
+        if key in config:
+            rope["partial_rotary_factor"] = config.pop(key)
+    if gemma3:
+        local = {"rope_type": "default", "rope_theta": float(config.pop("rope_local_base_freq", 10000.0))}
+        rope = {"full_attention": rope, "sliding_attention": local}
+    config["rope_parameters"] = rope
 
 
 def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
@@ -248,10 +364,11 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     if name.endswith("bias"):
         return 0.2 * noise
     if noise.dim() == 1:
+        one = 0.0 if "gemma" in config["model_type"] else 1.0  # Gemma's norms multiply by 1 + weight
         if "q_norm" in name or "k_norm" in name:
-            return 1.85 + 0.1 * noise
-        return 1.0 + 0.1 * noise
-    if any(part in name for part in ("embed_tokens", "wte", "lm_head")):
+            return one + 0.85 + 0.1 * noise
+        return one + 0.1 * noise
+    if any(part in name for part in ("embed_tokens", "wte", "lm_head", "embed_in", "embed_out")):
         return 0.16 * noise
     if "wpe" in name:
         return 0.1 * noise
@@ -261,13 +378,18 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     elif "qkv_proj" in name:  # [q, k and v, in]; the last rows are those of v
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         weight[: len(weight) // (heads + 2 * kv_heads) * (heads + kv_heads)] *= 1.8
+    elif "query_key_value" in name:  # the rows of q, k and v of each head in turn
+        weight.view(config["num_attention_heads"], 3, -1, weight.shape[1])[:, :2] *= 2.6
     elif "q_proj" in name or "k_proj" in name:
         weight = 1.8 * weight
+    elif "mlp.experts." in name and config["model_type"] == "gpt_oss":  # [E, in, out], in numbers that MXFP4 has
+        weight = noise / noise.shape[1] ** 0.5 * (0.4 if "down_proj" in name else 1)
+        weight = mxfp4(weight.transpose(1, 2))[0].transpose(1, 2)
     elif "mlp.experts." in name:  # down_proj: more than that of an MLP, since a row's weights sum to one at most
         weight = 0.4 * weight if "down_proj" in name else weight
-    elif name.endswith("mlp.gate.weight"):  # a router
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         weight = 2 * weight
-    elif "o_proj" in name or "down_proj" in name or "c_proj" in name:
+    elif any(part in name for part in ("o_proj", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")):
         weight = 0.15 * weight
     return weight
 
@@ -285,6 +407,13 @@ def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str
         tensors = {name.removeprefix("transformer."): value for name, value in tensors.items()}
         tensors |= {f"h.{i}.attn.bias": mask.clone() for i in range(config["n_layer"])}
         tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    elif config["model_type"] == "gpt_neox":
+        tensors["embed_out.weight"] = tensors.pop("lm_head.weight")
+        for i in range(config["num_hidden_layers"]):
+            tensors[f"gpt_neox.layers.{i}.attention.bias"] = torch.ones(1, 1, 8, 8).tril()
+            tensors[f"gpt_neox.layers.{i}.attention.masked_bias"] = torch.tensor(-1e9)
+    elif config["model_type"] == "gemma3":  # as published; transformers renames them when it loads them
+        tensors = {_as_published(name): value for name, value in tensors.items()}
     else:
         size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
         inverse = 10000.0 ** -(torch.arange(0, size, 2) / size)
@@ -298,7 +427,10 @@ def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     at, experts, part = name.partition(".experts.")
-    if not experts:
+    if model_type == "gpt_oss" and part in ("gate_up_proj", "down_proj"):
+        _, blocks, scales = mxfp4(value.transpose(1, 2))
+        return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
+    if not experts or model_type == "gpt_oss":
         return [(name, value)]
     names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     pieces: list[tuple[str, torch.Tensor]] = []
@@ -306,6 +438,24 @@ def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[
         pairs = [(names[2], one)] if part == "down_proj" else zip(names, one.chunk(2), strict=False)
         pieces += [(f"{at}.experts.{i}.{its}.weight", piece.clone()) for its, piece in pairs]
     return pieces
+
+
+def _as_published(name: str) -> str:
+    bare = name.removeprefix("model.")
+    return bare.replace("language_model.", "language_model.model.") if bare.startswith("language_model.") else bare
+
+
+def mxfp4(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers [E, out, in] rounded to MXFP4, its blocks [E, out, in / 32, 16] and its scales [E, out, in / 32]."""
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    groups = numbers.unflatten(-1, (-1, 32))
+    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
+    small = groups / exponents.exp2()[..., None]
+    codes = (small.abs()[..., None] - table).abs().argmin(-1)
+    rounded = table[codes] * small.sign() * exponents.exp2()[..., None]
+    signed = (codes + 8 * (small < 0)).to(torch.uint8)
+    blocks = signed[..., ::2] | signed[..., 1::2] << 4
+    return rounded.flatten(-2), blocks, (exponents + 127).to(torch.uint8)
 
 
 def write_weights(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> None:
@@ -375,7 +525,10 @@ def make_checkpoint(
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.to(stored).float())
-    tensors = {name: value.to(stored) for name, value in stored_tensors(model, config, spelling).items()}
+    published = stored_tensors(model, config, spelling)
+    tensors = {name: one if one.dtype == torch.uint8 else one.to(stored) for name, one in published.items()}
+    if config["model_type"] == "gpt_oss":
+        config["quantization_config"] = copy.deepcopy(_MXFP4)
     if "torch_dtype" in config or "dtype" in config:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     folder.mkdir(parents=True, exist_ok=True)

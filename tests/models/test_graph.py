@@ -13,6 +13,7 @@ from tests.models.fixtures import KINDS, make_config
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.config import Heads, LayerKV, Learned
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Op
+from tokenwright.trace.inside import _flops
 
 PACKAGE = Path(tokenwright.__file__).parent
 
@@ -106,6 +107,17 @@ def test_weights_that_a_row_is_multiplied_with() -> None:
     assert (attention.pair_flops, mlp.pair_flops) == (4 * 4 * 16, 0)
 
 
+@pytest.mark.parametrize("kind", ["llama2", "neox", "mixtral"])
+def test_the_stages_of_a_layer_add_up_to_its_work(kind: str) -> None:
+    """Also where attention and MLP are one op: each has its stages."""
+    graph, context = graph_of(kind), 20
+    found = _flops(graph, 1, context)
+    ops = [op for op in graph.blocks if {part.layer for part in op.parts} == {1}]  # type: ignore[attr-defined]
+    assert sum(found.values()) == sum(2 * op.multiplied + op.pair_flops * context for op in ops)
+    assert found.keys() >= {"query", "attention", "output", "mlp_output"}
+    assert ("hidden" in found) == (kind != "mixtral"), "experts have no numbers that all rows share"
+
+
 def test_an_op_must_say_what_it_has() -> None:
     with pytest.raises(TypeError, match="matrices"):
         Op()  # type: ignore[abstract]
@@ -127,5 +139,5 @@ def test_ops_are_known_in_four_places() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "tokenwright.models.graph"
         if {alias.name for alias in node.names} & ops
     }
-    planned = {"checkpoints/sized.py"}  # families whose blocks are sizes alone
-    assert places - planned == {"checkpoints/blocks.py", "backends/torch/ops.py", "backends/native/compile.py"}
+    others = {"checkpoints/sized.py", "trace/inside.py"}  # sizes alone, and the stages of a layer for its view
+    assert places - others == {"checkpoints/blocks.py", "backends/torch/ops.py", "backends/native/compile.py"}

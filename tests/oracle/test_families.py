@@ -15,7 +15,7 @@ from itertools import product
 import pytest
 import torch
 
-from tests.models.fixtures import KINDS
+from tests.models.fixtures import KINDS, VARIANTS
 from tests.oracle.harness import (
     LEDGER,
     MARGIN,
@@ -48,7 +48,7 @@ def one_of_each() -> list[tuple[str, int, int, int]]:
         (kind, length, PAGES[(j + i) % 3], BUDGETS[(j + i // 3) % 3])
         for i, kind in enumerate(KINDS)
         for j, length in enumerate(PROMPTS)
-    ]
+    ] + [(kind, 300, 16, 7) for kind in VARIANTS]
 
 
 def all_kernels() -> dict[str, Kernels]:

@@ -19,11 +19,13 @@ from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.batch import Batcher, TorchBatch
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.config import Learned, ModelConfig
+from tokenwright.checkpoints.family import head_order
+from tokenwright.config import Learned, ModelConfig, Rope
+from tokenwright.config import NoScaling as Unscaled
 from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import Attention, Graph, Op
+from tokenwright.models.graph import MLP, Attention, Graph, Op, Parallel
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -74,7 +76,7 @@ class InterleavedHeads(ReferenceKernels):
 
 class NoScaling(ReferenceKernels):
     def attention(self, q, view, chunks, scale, sink_q=None):
-        return super().attention(q, view, chunks, 1.0, sink_q)
+        return super().attention(q, view, chunks, replace(scale, scale=1.0), sink_q)
 
 
 class StalePage(ReferenceKernels):
@@ -102,7 +104,7 @@ class Moved:
             chunks.extend((row, rows, start + self.when(start), limit))
         anywhere = [array("i", [0]) * 1000 for _ in batch.tables]  # for where they would lie, which is not used
         later = self.batcher(replace(batch, chunks=chunks, tables=anywhere))
-        return replace(self.batcher(batch), positions=later.positions, rotation=later.rotation)
+        return replace(self.batcher(batch), positions=later.positions, rotations=later.rotations)
 
 
 def moved_by_one(when: Callable[[int], bool]) -> Callable[[ModelRunner], ModelRunner]:
@@ -180,8 +182,25 @@ def norms_before(graph: Graph) -> Graph:
     return replace(graph, blocks=tuple(replace(op, norm=op.post_norm, post_norm=None) for op in graph.blocks))
 
 
-def no_head_norms(graph: Graph) -> Graph:
-    blocks = (replace(op, q_norm=None, k_norm=None) if isinstance(op, Attention) else op for op in graph.blocks)
+def each_attention(change: Callable[[Attention], Attention]) -> Callable[[Graph], Graph]:
+    def changed(op: Op) -> Op:
+        if isinstance(op, Parallel):
+            return replace(op, attention=change(op.attention))
+        return change(op) if isinstance(op, Attention) else op
+
+    return lambda graph: replace(graph, blocks=tuple(map(changed, graph.blocks)))
+
+
+no_head_norms = each_attention(lambda op: replace(op, q_norm=None, k_norm=None))
+
+
+def one_after_the_other(graph: Graph) -> Graph:
+    pairs = [(op.attention, op.mlp) for op in graph.blocks if isinstance(op, Parallel)]
+    return replace(graph, blocks=tuple(op for pair in pairs for op in pair))
+
+
+def other_activation(graph: Graph) -> Graph:
+    blocks = (replace(op, activation="silu") if isinstance(op, MLP) else op for op in graph.blocks)
     return replace(graph, blocks=tuple(blocks))
 
 
@@ -192,8 +211,21 @@ def each_mixture(routing: Mapping[str, object], **changes: object) -> Callable[[
     return lambda graph: replace(graph, blocks=tuple(map(planted, graph.blocks)))
 
 
+def no_embedding_scale(graph: Graph) -> Graph:
+    return replace(graph, embed=replace(graph.embed, scale=1.0))
+
+
+def global_rotation(graph: Graph) -> Graph:
+    return each_attention(lambda op: replace(op, rotary=graph.ropes[0]))(graph)
+
+
+def plainly_rotated(graph: Graph) -> Graph:
+    """Without the scaling of full layers' positions."""
+    return each_attention(lambda op: replace(op, rotary=replace(op.rotary or Rope(), scaling=Unscaled())))(graph)
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
-    ("granite", "embeddings as stored"): lambda graph: replace(graph, embed=replace(graph.embed, scale=1.0)),
+    ("granite", "embeddings as stored"): no_embedding_scale,
     ("granite", "residual as computed"): each_block(residual_scale=1.0),
     ("granite", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
     ("olmo2", "norms before, not after"): norms_before,
@@ -204,7 +236,28 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("qwen2-moe", "scores of a sigmoid"): each_mixture({"scores": "sigmoid"}),
     ("qwen2-moe", "no shared expert"): each_mixture({}, shared=None),
     ("qwen2-moe", "the shared expert without its gate"): each_mixture({"shared_gate": False}),
+    ("gpt-oss", "weights as scored"): each_mixture({"renormalise": False}),
+    ("gpt-oss", "another activation"): each_mixture({}, activation="silu"),
+    ("gpt-oss", "no learned logits"): each_attention(lambda op: replace(op, sink_logits=None)),
     ("qwen3-moe", "an expert more"): each_mixture({"chosen": 4}),
+    ("gemma2", "no cap of scores"): each_attention(lambda op: replace(op, scoring=replace(op.scoring, cap=None))),
+    ("gemma2", "no cap of logits"): lambda graph: replace(graph, head=replace(graph.head, cap=None)),
+    ("gemma2", "scores by the head's size"): each_attention(
+        lambda op: replace(op, scoring=replace(op.scoring, scale=op.head_size**-0.5))
+    ),
+    ("gemma2", "no norms after"): each_block(post_norm=None),
+    ("gemma2", "no norms before"): each_block(norm=None),
+    ("gemma2", "embeddings as stored"): no_embedding_scale,
+    ("gemma2", "another activation"): other_activation,
+    ("gemma3", "one rotation in all layers"): global_rotation,
+    ("gemma3", "positions not scaled"): plainly_rotated,
+    ("gemma3", "no norms of q and k"): no_head_norms,
+    ("cohere", "one after the other"): one_after_the_other,
+    ("cohere", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
+    ("neox", "one after the other"): one_after_the_other,
+    ("neox", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
+    ("glm4", "no norms after"): each_block(post_norm=None),
+    ("glm4", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
 }
 
 
@@ -212,6 +265,35 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
 def test_a_fact_missing_from_the_graph_moves_the_logits(named: tuple[str, str]) -> None:
     subject = make_subject(named[0])
     assert moves(replace(subject, graph=GRAPH_FAULTS[named](subject.graph)), Plant()) >= MOVED
+
+
+@pytest.mark.parametrize("kind", ["cohere", "glm4"])
+def test_neighbours_taken_for_halves_move_the_logits(kind: str) -> None:
+    """The rows of q and k as the file has them: as if it turned the halves of a head."""
+    subject = make_subject(kind)
+    size = subject.config.head_size
+    back = torch.tensor(rows_of(subject.config)).argsort()
+    stored = {
+        name: weight.unflatten(0, (-1, size))[:, back].flatten(0, 1) if name.split(".")[-2] in ("q", "k") else weight
+        for name, weight in subject.weights.items()
+    }
+    assert moves(replace(subject, weights=stored), Plant()) >= MOVED
+
+
+def rows_of(config: ModelConfig) -> tuple[int, ...]:
+    assert isinstance(config.positions, Rope)
+    order = head_order(config.head_size, config.positions.rotated or config.head_size, neighbours=True)
+    assert order is not None
+    return order.rows
+
+
+@pytest.mark.parametrize("missing", ["norm.weight", "attention_norm.weight", "attention.k_norm.weight"])
+def test_a_norm_without_its_one_moves_the_logits(missing: str) -> None:
+    subject = make_subject("gemma3")
+    weights = {
+        name: w - 1 if name.endswith(f".{missing}") or name == missing else w for name, w in subject.weights.items()
+    }
+    assert moves(replace(subject, weights=weights), Plant()) >= MOVED
 
 
 def test_gate_and_up_of_a_fused_projection_cannot_be_mistaken() -> None:

@@ -12,7 +12,8 @@ import torch
 from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
-from tokenwright.serve import explorer_pages
+from tokenwright.serve import explorer_lab, explorer_pages
+from tokenwright.trace import atlas
 from tokenwright.trace.atlas import NEEDED, THRESHOLDS
 
 PROMPT = "one two three four five six seven eight nine ten one two three four five six seven eight nine ten one two"
@@ -195,8 +196,18 @@ def weights_of(client, run, step, layer, head):
 
 
 def test_heads_are_named_by_their_mass(server):
+    check_masses(*server)
+
+
+def test_shifted_weights_turn_the_masses_red(server, monkeypatch):
+    real = atlas._Queries.weights
+    monkeypatch.setattr(atlas._Queries, "weights", lambda *args: real(*args).roll(1, -1))
+    with pytest.raises(AssertionError):
+        check_masses(*server)
+
+
+def check_masses(client, explorer):
     """The means from reference rows of every position, and the names from the means."""
-    client, explorer = server
     tokens = 24
     run = ended(client, prompt="ab", max_tokens=tokens)
     ids, step = explorer.player(run).run.tokens, tokens - 1
@@ -345,8 +356,18 @@ def test_the_full_cache_changes_nothing_and_a_small_one_does(server):
 
 
 def test_the_labs_figures_are_those_of_the_two_caches(server):
+    check_lab(*server)
+
+
+def test_a_full_cache_in_the_labs_place_turns_it_red(server, monkeypatch):
+    real = explorer_lab._Sums.add
+    monkeypatch.setattr(explorer_lab._Sums, "add", lambda self, full, _, following: real(self, full, full, following))
+    with pytest.raises(AssertionError):
+        check_lab(*server)
+
+
+def check_lab(client, explorer):
     """From two engines of their own, over the same weights."""
-    client, explorer = server
     run = ended(client, prompt=PROMPT, max_tokens=40)
     ids = list(explorer.player(run).run.tokens)
     found = lab(client, run, kv="int8", window=24)

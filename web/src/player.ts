@@ -6,7 +6,7 @@ import { batch } from "@preact/signals";
 import * as clock from "./clock";
 import * as live from "./live";
 import type { Run } from "./run";
-import { last, pace, playing, run, shown } from "./store";
+import { last, link, pace, playing, run, shown } from "./store";
 
 let following = true; // whether the playhead goes along with new frames
 let working = false; // whether the engine has been told to play
@@ -77,7 +77,9 @@ export function stepLater(by: number): void {
 }
 
 function ask(steps: number): void {
-  for (let i = 0; i < steps; i++) if (live.send({ op: "step" })) single++;
+  for (let i = 0; i < steps; i++)
+    if (live.send({ op: "step" })) single++;
+    else if (link.value === "opening") owed++;
 }
 
 /** Shows another frame of the history. */
@@ -100,9 +102,10 @@ export function setPace(value: number | null): void {
 export function resume(): void {
   working = false;
   single = 0;
-  if (playing.value && shown.value === last.value) work();
-  else ask(owed);
+  const due = owed;
   owed = 0;
+  if (playing.value && shown.value === last.value) work();
+  else ask(due);
 }
 
 /** Called before each picture: new frames become the shown one. */

@@ -7,7 +7,7 @@ sums, norms and the softmax are at least fp32 inside.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
 from tokenwright.models.experts import Routing
+from tokenwright.models.graph import Scoring
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -48,6 +49,17 @@ class Dense:
 
 
 Linear = Packed | Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Scoring):
+    """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None."""
+
+    sink_logits: torch.Tensor | None = None
+
+    def of_head(self, head: int) -> "Scored":
+        """That of one query head."""
+        return self if self.sink_logits is None else replace(self, sink_logits=self.sink_logits[head : head + 1])
 
 
 @dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer
@@ -101,6 +113,9 @@ class Kernels(Protocol):
         gate, [T, k + 1], the last is that of the shared expert.
         """
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap tanh(x / cap), for every number."""
+
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
@@ -112,7 +127,7 @@ class Kernels(Protocol):
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.

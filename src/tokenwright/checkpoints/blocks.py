@@ -1,35 +1,50 @@
-"""Graph builders that families share: from a ModelConfig to ops over weights under our names. No tensors here."""
+"""The graph builder that families share: from a ModelConfig to ops over weights under our names. No tensors here."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tokenwright.config import Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel, Scoring
 
 
 def decoder(config: ModelConfig) -> Graph:
-    """In each layer attention, then an MLP or experts, with a norm each: on the input or the result (`post_norm`)."""
+    """In each layer attention, then an MLP or experts, or attention and MLP side by side.
+
+    Norms stand on their inputs, their results or on both.
+    """
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
-    blocks = [op for i in range(config.layers) for op in (_attention(config, i), _feed_forward(config, i))]
+    blocks = [op for i in range(config.layers) for op in _block(config, i)]
     return Graph(
         config.architecture,
         config.context,
         Embed(embed, config.context if isinstance(config.positions, Learned) else None, config.scales.embedding),
         tuple(blocks),
-        Head(_norm(config, "norm"), head, config.scales.logits),
+        Head(_norm(config, "norm"), head, config.scales.logits, config.logit_cap),
     )
 
 
+def _block(config: ModelConfig, layer: int) -> tuple[Op, ...]:
+    attention, mixture = _attention(config, layer), config.mixture
+    if mixture is not None and mixture.layers[layer]:
+        return attention, _experts(config, mixture, layer)
+    mlp = _mlp(config, layer)
+    if config.parallel is None:
+        return attention, mlp
+    if config.parallel == "one norm":
+        mlp = replace(mlp, norm=attention.norm)
+    return (Parallel(attention, mlp),)
+
+
 def _norm(config: ModelConfig, name: str) -> Norm:
-    return Norm(name, config.norm, config.width, config.norm_eps)
+    return Norm(name, config.norm, config.width, config.norm_eps, config.norm_bias)
 
 
 def _norms(config: ModelConfig, at: str) -> tuple[Norm | None, Norm | None]:
-    """The norms before and after a block's op; it has one of them."""
-    if config.post_norm:
-        return None, _norm(config, f"{at}_post_norm")
-    return _norm(config, f"{at}_norm"), None
+    """The norms before and after a block's op."""
+    before = _norm(config, f"{at}_norm") if config.pre_norm else None
+    return before, _norm(config, f"{at}_post_norm") if config.post_norm else None
 
 
 def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
@@ -37,6 +52,13 @@ def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
     if config.qk_norm is None:
         return None
     return Norm(name, "rms", config.head_size * (heads if config.qk_norm == "whole" else 1), config.norm_eps)
+
+
+def _rope(config: ModelConfig, layer: int) -> Rope | None:
+    """The rotation of a layer."""
+    if not config.rotary[layer] or not isinstance(config.positions, Rope):
+        return None
+    return config.local if config.local is not None and config.windows[layer] is not None else config.positions
 
 
 def _attention(config: ModelConfig, layer: int) -> Attention:
@@ -48,22 +70,18 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         config.heads,
         config.kv_heads,
         size,
-        scale=config.score_scale,
+        scoring=Scoring(config.score_scale, config.score_cap),
         norm=before,
         qkv=Matrix(f"{at}.qkv", ((f"{at}.q", q), (f"{at}.k", kv), (f"{at}.v", kv)), width, config.qkv_bias),
         out=Matrix.single(f"{at}.o", width, q, config.out_bias),
         q_norm=_head_norm(config, f"{at}.q_norm", config.heads),
         k_norm=_head_norm(config, f"{at}.k_norm", config.kv_heads),
-        rotary=config.positions if config.rotary[layer] and isinstance(config.positions, Rope) else None,
+        rotary=_rope(config, layer),
         window=config.windows[layer],
         post_norm=after,
         residual_scale=config.scales.residual,
+        sink_logits=f"{at}.sinks" if config.sink_logits else None,
     )
-
-
-def _feed_forward(config: ModelConfig, layer: int) -> Op:
-    mixture = config.mixture
-    return _experts(config, mixture, layer) if mixture and mixture.layers[layer] else _mlp(config, layer)
 
 
 def _mlp(config: ModelConfig, layer: int) -> MLP:
@@ -97,7 +115,7 @@ def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
         layer,
         before,
         Routing(mixture.experts, mixture.chosen, mixture.scores, mixture.renormalise, mixture.shared_gate),
-        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width),
+        Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width, mixture.bias),
         _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias),
         Matrix(f"{at}.experts.down", tuple((f"{one}.down", width) for one in experts), mixture.width, config.mlp_bias),
         config.activation,

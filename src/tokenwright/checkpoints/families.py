@@ -9,21 +9,28 @@ reads nor knows to be inert. No tensors here.
 from collections.abc import Mapping
 from typing import Any
 
+from tokenwright.checkpoints.cohere import COHERE
 from tokenwright.checkpoints.family import Family, Parsed, Source
+from tokenwright.checkpoints.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.gpt2 import GPT2
-from tokenwright.checkpoints.llama import LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
+from tokenwright.checkpoints.lacking import what_it_lacks
+from tokenwright.checkpoints.llama import GLM4, GPT_OSS, LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
+from tokenwright.checkpoints.neox import NEOX
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.errors import CheckpointError
 
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "Source", "UnknownArchitectureError", "parse_config")
 
-FAMILIES = (GPT2, LLAMA, MIXTRAL, QWEN_MOE, PHI3, OLMO2, STARCODER2)
+FAMILIES = (GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM4)
 
 # Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "add_cross_attention": ((False,), "cross-attention"),
     "compression_config": ((), "quantised weights"),
+    "full_attn_mod": ((1,), "attention that differs from layer to layer"),
+    "interpolate_factor": ((1,), "interpolated positions"),
     "is_encoder_decoder": ((False,), "an encoder"),
+    "lm_head_bias": ((False,), "a bias of the head"),
     "pruned_heads": (({},), "pruned heads"),
     "quantization_config": ((), "quantised weights"),
     "rope_interleaved": ((False,), "rotation of neighbouring dimensions"),
@@ -57,8 +64,11 @@ _INERT = frozenset(
         "suppress_tokens", "begin_suppress_tokens", "transformers.js_config", "unsloth_fixed",
         "unsloth_version", "use_flash_attn", "mlx_lm_version", "license", "model_name",
         "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "embedding_dropout", "residual_dropout",
+        "cache_implementation", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
+        "mm_tokens_per_image",
     )
 )  # fmt: skip
+_BESIDE = ("text_config", "vision_config", "audio_config")
 _ADVICE = (
     "Tokenwright cannot tell whether that changes the arithmetic. If it does not, remove it from "
     "config.json; if it does, the model needs a newer Tokenwright"
@@ -66,19 +76,33 @@ _ADVICE = (
 
 
 class UnknownArchitectureError(CheckpointError):
-    """An architecture that no family has; the message ends with those that Tokenwright runs."""
+    """An architecture that no family has; the message says which operations Tokenwright lacks for it."""
 
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
     """Parse a config.json. Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
-    named = {key: value for key, value in config.items() if not key.startswith("_")}  # _name_or_path and the like
-    keys = Keys(named, where)
+    named = {key: value for key, value in text_keys(config, where).items() if not key.startswith("_")}
+    keys = Keys(named, where)  # without _name_or_path and the like
     family, architecture = _find(keys)
     for key, (allowed, why) in _REFUSED.items():
         keys.only(key, *allowed, why=why)
     parsed, graph = family.parse(keys, architecture)
     keys.finish(_INERT, _ADVICE)
     return Parsed(family, parsed, graph)
+
+
+def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The keys of the text model: those of text_config over the outer ones, where encoders stand beside it.
+
+    Raises CheckpointError if text_config is no object.
+    """
+    inner = config.get("text_config")
+    if inner is None:
+        return config
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"{where}: text_config must be an object, not a {type(inner).__name__}")
+    outer = {key: value for key, value in config.items() if key not in _BESIDE}
+    return outer | {key: value for key, value in inner.items() if key not in ("architectures", "model_type")}
 
 
 def _find(keys: Keys) -> tuple[Family, str]:
@@ -93,7 +117,7 @@ def _find(keys: Keys) -> tuple[Family, str]:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
     name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
     if name not in known:
-        told = f"unknown architecture {name}; Tokenwright runs {', '.join(known)}"
+        told = f"unknown architecture {name}; {what_it_lacks(keys)}. Tokenwright runs {', '.join(known)}"
         raise UnknownArchitectureError(str(keys.error(told)))
     family = known[name]
     if kind not in ("", family.architectures[name]):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tokenwright.checkpoints.strict import Keys
@@ -25,7 +25,38 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
+_TEXT_MODEL = re.compile(r"^(model\.)?language_model\.")
+_TOWER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector)\.")
+
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
+
+
+class Order(NamedTuple):
+    """The stored rows of a tensor come in blocks of `block` rows; ours are the rows `rows` of each block, in turn."""
+
+    block: int
+    rows: tuple[int, ...]
+
+    def ours(self, row: int) -> int:
+        """The number of our row that the block beginning at a stored row gives first."""
+        return row // self.block * len(self.rows)
+
+
+def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = (0, 1)) -> Order | None:
+    """The order of the rows of q or k, head by head; None if the file has ours.
+
+    We turn dimension i of a head with i + size / 2, and the first rotated / 2 of each half. The file turns the first
+    `rotated` dimensions: i with i + rotated / 2, or `neighbours`, 2 i with 2 i + 1. Scores are the same in any order.
+    of: the index among the tensors whose heads the file has in turn, and their number: (0, 3) for q in q, k and v.
+    """
+    turned, still = rotated // 2, range(rotated, size)
+    first = range(0, rotated, 2) if neighbours else range(turned)
+    second = range(1, rotated, 2) if neighbours else range(turned, rotated)
+    half = len(still) // 2
+    rows = (*first, *still[:half], *second, *still[half:])
+    if of[1] == 1 and rows == tuple(range(size)):
+        return None
+    return Order(size * of[1], tuple(of[0] * size + row for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +67,16 @@ class Source:
     transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
     fused: bool = False  # the file has the whole matrix (q, k and v; gate and up) in one tensor
     rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
-    paired: int = 0  # the size of a head whose rows are stored as 0, size / 2, 1, size / 2 + 1, ...; 0: in order
+    turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
+    order: Order | None = None  # of its rows, where the file has another
+    plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor in the file, where our tensor has `shape`."""
         if self.rows is not None:
             shape = (self.rows[2], *shape[1:])
+        elif self.order is not None:
+            shape = (shape[0] // len(self.order.rows) * self.order.block, *shape[1:])
         return shape[::-1] if self.transpose else shape
 
 
@@ -51,7 +86,9 @@ class Family:
 
     `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
     without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
-    `inert` matches tensors that are not weights.
+    `inert` matches tensors that are not weights. `aliases`: from other names that files have to those of `names`.
+    neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
+    what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...].
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -59,6 +96,24 @@ class Family:
     prefix: str
     names: dict[str, Source]
     inert: re.Pattern[str]
+    neighbours: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    renames: tuple[tuple[re.Pattern[str], str], ...] = ()
+    stacks: re.Pattern[str] | None = None
+
+    def bare(self, name: str) -> str:
+        """A name in a file without the prefix, and without that of the text model beside encoders."""
+        bare = _TEXT_MODEL.sub("", name).removeprefix(self.prefix)
+        for pattern, ours in self.renames:
+            if pattern.fullmatch(bare):
+                return pattern.sub(ours, bare)
+        return self.aliases.get(bare, bare)
+
+    def shape_of(self, bare: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a tensor of the file is read with."""
+        if self.stacks is None or len(shape) < 2 or not self.stacks.fullmatch(bare):
+            return shape
+        return shape[0] * shape[1], *shape[2:]
 
     def sources(self, graph: Graph) -> dict[str, Source]:
         """The checkpoint's source for every tensor of `graph.shapes`."""
@@ -68,9 +123,34 @@ class Family:
             source = self.names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
             layer, expert = _LAYER.match(base), _EXPERT.search(base)
             at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
-            part = rows[base] if source.fused else None
-            found[name] = Source(f"{at}.{kind}", source.transpose and kind == "weight", source.fused, part)
+            part = _in_turn(rows[base], source.turn) if source.fused else None
+            found[name] = replace(
+                source,
+                name=f"{at}.{kind}",
+                transpose=source.transpose and kind == "weight",
+                rows=part,
+                order=self._order(base, source, graph),
+            )
         return found
+
+    def _order(self, base: str, source: Source, graph: Graph) -> Order | None:
+        """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
+        part = base.rsplit(".", 1)[-1]
+        if source.fused and source.turn[1] > 1:
+            return Order(source.turn[1], (source.turn[0],))
+        if part not in ("q", "k", "v", "q_norm", "k_norm"):
+            return None
+        size, rope = graph.head_size, next(iter(graph.ropes), None)
+        if rope is None or part == "v":
+            return head_order(size, size, False, source.turn)
+        return head_order(size, rope.rotated or size, self.neighbours, source.turn)
+
+
+def _in_turn(rows: tuple[int, int, int], turn: tuple[int, int]) -> tuple[int, int, int]:
+    """The rows of some parts of a matrix that the file has row by row in turn, from those of one of them."""
+    first, last, count = rows
+    start = first - turn[0] * (last - first)
+    return start, start + turn[1] * (last - first), count
 
 
 def _rows_of_parts(graph: Graph) -> dict[str, tuple[int, int, int]]:
@@ -108,6 +188,21 @@ def activation(keys: Keys, key: str, default: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise keys.error(f"{key} = {name!r} is not one of {', '.join(_ACTIVATIONS)}; Tokenwright lacks it")
     return _ACTIVATIONS[name]
+
+
+def tower_of(name: str) -> str | None:
+    """The part beside the text model, an encoder or its projector, that a tensor in a file belongs to, if any."""
+    found = _TOWER.match(name)
+    return found[1] if found else None
+
+
+def heads_of(keys: Keys, default: int | None = None, kv_default: int | None = None) -> tuple[int, int]:
+    """The numbers of query heads and KV heads; by default the latter are as many as the former."""
+    heads = keys.whole("num_attention_heads", default, most=1 << 16)
+    shared = keys.whole("num_key_value_heads", kv_default or heads, most=1 << 16)
+    if heads % shared:
+        raise keys.error(f"{heads} query heads cannot share {shared} key-value heads evenly; correct config.json")
+    return heads, shared
 
 
 def dtype(keys: Keys) -> DType:

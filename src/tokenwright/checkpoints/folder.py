@@ -18,8 +18,8 @@ import torch
 
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.family import Family, Source
+from tokenwright.checkpoints.families import parse_config, text_keys
+from tokenwright.checkpoints.family import Family, Source, tower_of
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_model import read_model
@@ -61,6 +61,7 @@ class Checkpoint:
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
     as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
+    skipped: Mapping[str, int] = field(default_factory=dict)  # encoders beside the text model: their tensors' number
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -79,7 +80,8 @@ class Checkpoint:
         scheme = read_scheme(settings, str(folder / "config.json"))
         family, config, graph = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
-        generation = parse_generation(read_json(suggested) if suggested.exists() else {}, settings, str(suggested))
+        about = text_keys(settings, str(folder / "config.json"))
+        generation = parse_generation(read_json(suggested) if suggested.exists() else {}, about, str(suggested))
         generation = _within(generation, config.vocab_size, str(folder))
         if own is not None:
             form, dtype = own
@@ -89,7 +91,7 @@ class Checkpoint:
             stamps = {file: stamp(file)}
             return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps, form)
         sources = family.sources(graph)
-        stored = _read_headers(folder, family)
+        stored, skipped = _read_headers(folder, family)
         if scheme is not None:
             stored = gather(stored, scheme, read_whole)
         joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
@@ -99,7 +101,7 @@ class Checkpoint:
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
         forms = as_stored(graph, sources, stored) if joined else {}
         config = replace(config, dtype=dtype)
-        return cls(folder, config, graph, generation, sources, stored, stamps, as_stored=forms)
+        return cls(folder, config, graph, generation, sources, stored, stamps, as_stored=forms, skipped=skipped)
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
@@ -173,8 +175,9 @@ class Checkpoint:
             stored = self.stored[theirs]
             raw = read_rows(stored, 0, stored.shape[0])
             for ours in users[theirs]:
-                piece = piece_of(raw, self.sources[ours])
-                found[ours] = piece.to(device, target, copy=piece is not raw, memory_format=torch.contiguous_format)
+                source = self.sources[ours]
+                piece, kept = piece_of(raw, source), torch.float32 if source.plus else target
+                found[ours] = piece.to(device, kept, copy=piece is not raw, memory_format=torch.contiguous_format)
                 if not _finite(found[ours]):
                     refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))
             done += self.stored[theirs].nbytes
@@ -230,12 +233,20 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
     )
 
 
-def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:
-    """Every tensor in the folder's weight files, without the family's prefix and without inert buffers."""
+def _read_headers(folder: Path, family: Family) -> tuple[dict[str, Stored], dict[str, int]]:
+    """Every tensor in the folder's weight files, without the family's prefix and without inert buffers.
+
+    And the encoders beside the text model, with the number of their tensors, which are skipped.
+    """
     found: dict[str, Stored] = {}
+    skipped: dict[str, int] = {}
     for file in _weight_files(folder):
         for name, one in read_header(file).items():
-            bare = name.removeprefix(family.prefix)
+            tower = tower_of(name)
+            if tower is not None:
+                skipped[tower] = skipped.get(tower, 0) + 1
+                continue
+            bare = family.bare(name)
             if family.inert.fullmatch(bare):
                 continue
             if bare in found:
@@ -243,8 +254,11 @@ def _read_headers(folder: Path, family: Family) -> dict[str, Stored]:
                     f"{shown(bare)} lies twice in {folder}: in {found[bare].file.name} and {file.name}; "
                     "remove the file that does not belong to the model"
                 )
-            found[bare] = one
-    return found
+            found[bare] = replace(one, shape=family.shape_of(bare, one.shape))
+    if skipped:
+        parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
+        log.warning("%s: skipped %s: Tokenwright runs the text model alone", folder, parts)
+    return found, skipped
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -330,10 +344,10 @@ def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     piece = raw.t() if source.transpose else raw  # [out, in]
     if source.rows is not None:
         piece = piece[source.rows[0] : source.rows[1]]
-    if source.paired:
-        pairs = piece.reshape(-1, source.paired // 2, 2, *piece.shape[1:])  # [heads, size / 2, 2, in]
-        piece = pairs.transpose(1, 2).flatten(0, 2)
-    return piece
+    if source.order is not None:
+        blocks = piece.reshape(-1, source.order.block, *piece.shape[1:])  # [blocks, block, in]
+        piece = blocks[:, list(source.order.rows)].flatten(0, 1)
+    return piece.float() + source.plus if source.plus else piece
 
 
 def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints.families import Source, parse_config
+from tokenwright.checkpoints.family import head_order
 from tokenwright.checkpoints.generation import parse_generation
 from tokenwright.checkpoints.gguf import Header
 from tokenwright.checkpoints.safetensors import Stored
@@ -112,7 +113,8 @@ def tensor_names(graph: Graph) -> dict[str, str]:
 def _sources(graph: Graph, paired: int) -> dict[str, Source]:
     """Where a file stores our tensors. `paired`: the size of a head whose rows lie in pairs, else 0."""
     names = tensor_names(graph).items()
-    return {name: Source(at, paired=paired if ROWS_PAIRED.fullmatch(name) else 0) for name, at in names}
+    order = head_order(paired, paired, neighbours=True) if paired else None
+    return {name: Source(at, order=order if ROWS_PAIRED.fullmatch(name) else None) for name, at in names}
 
 
 def _settings(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:

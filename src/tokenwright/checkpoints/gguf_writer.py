@@ -96,7 +96,7 @@ class Contents:
         source = checkpoint.sources[name]
         stored = checkpoint.stored[source.name]
         whole = isinstance(stored, Compound) or source.transpose or source.rows is not None or len(stored.shape) == 1
-        step = stored.shape[0] if whole else _rows(stored.shape, source.paired or self.paired)
+        step = stored.shape[0] if whole else _rows(stored.shape, source.order.block if source.order else self.paired)
         for first in range(0, stored.shape[0], step):
             raw = read_rows(stored, first, min(first + step, stored.shape[0]))
             ours = piece_of(raw, source).float().contiguous()

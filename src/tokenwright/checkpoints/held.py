@@ -57,10 +57,10 @@ def held(
 ) -> list[Held]:
     """What becomes of each type, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
     found: dict[tuple[str, str, bool], list[int]] = {}
-    for name in graph.shapes:
+    for name in {sources[ours].name: ours for ours in reversed(graph.shapes)}.values():  # each stored tensor once
         one, base = stored[sources[name].name], name.rsplit(".", 1)[0]
         matrix = len(one.shape) > 1
-        target = kept.get(base) or (format_of(base, form) if matrix else WeightFormat("float32"))
+        target = (kept.get(base) or format_of(base, form)) if matrix else WeightFormat("float32")
         found.setdefault((one.dtype, str(target), base in kept and matrix), []).append(one.nbytes)
     rows = [Held(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
     return sorted(rows, key=lambda row: -row.nbytes)

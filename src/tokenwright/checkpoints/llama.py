@@ -17,10 +17,19 @@ from tokenwright.checkpoints.family import (
     activation,
     check_repeats,
     dtype,
+    heads_of,
     named,
     size_of_head,
 )
-from tokenwright.checkpoints.mixtures import MIXTRAL_NAMES, QWEN_NAMES, Kind, read_mixture
+from tokenwright.checkpoints.mixtures import (
+    GPT_OSS_NAMES,
+    GPT_OSS_RENAMES,
+    GPT_OSS_STACKS,
+    MIXTRAL_NAMES,
+    QWEN_NAMES,
+    Kind,
+    read_mixture,
+)
 from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, read_windows
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
@@ -32,18 +41,22 @@ from tokenwright.models.graph import Graph
 class LlamaLike:
     """The differences between the architectures of the llama family."""
 
-    biases: Literal["none", "qkv", "config", "use_bias"] = "none"  # config: attention_bias covers q, k, v and o
+    # attention_bias covers q, k, v and o with "config", and not o with "config qkv"
+    biases: Literal["none", "qkv", "config", "config qkv", "use_bias"] = "none"
     mlp_bias: bool = False  # whether the config may enable biases in the MLP
     qk_norm: Literal["head", "whole"] | None = None
-    post_norm: bool = False  # norms after attention and MLP instead of before
+    pre_norm: bool = True  # norms before attention and MLP
+    post_norm: bool = False  # norms after attention and MLP
     scaled: bool = False  # whether the config has Granite's multipliers
     slides: Slides = "none"
     nope: bool = False  # whether some layers have no rotary positions (NoPE)
     tied: bool = False  # default of tie_word_embeddings
     theta: float = 10000.0
     head_size: int | None = None  # default of head_dim; None: width / heads
+    partial: float | None = None  # default of partial_rotary_factor; None: all of a head turns
     eps: float = 1e-6  # default of rms_norm_eps
     mixture: Kind | None = None  # of experts
+    oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
 
 
@@ -55,12 +68,16 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
     "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
     "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
+    "GptOssForCausalLM": LlamaLike(
+        biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
+    ),
     "SmolLM3ForCausalLM": LlamaLike(
         biases="config", mlp_bias=True, slides="nope", nope=True, tied=True, theta=2000000.0
     ),
     "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled=True),
-    "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5),
-    "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", post_norm=True, eps=1e-5),
+    "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5, partial=1.0),
+    "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
+    "Glm4ForCausalLM": LlamaLike(biases="config qkv", post_norm=True, eps=1.5625e-07, head_size=128, partial=0.5),
     "Starcoder2ForCausalLM": LlamaLike(biases="use_bias", slides="given", tied=True, plain=True),
 }
 
@@ -69,10 +86,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LLAMA_LIKE[architecture]
     layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
     width = keys.whole("hidden_size", most=1 << 20)
-    heads, kv_heads = _heads(keys)
+    heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
-    rope, reach = read_rope(keys, like.theta, head_size, context)
+    rope, reach = read_rope(keys, like.theta, head_size, context, like.partial)
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
@@ -98,21 +115,18 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=like.qk_norm,
+        pre_norm=like.pre_norm,
         post_norm=like.post_norm,
         scales=_scales(keys) if like.scaled else Scales(),
         mixture=read_mixture(keys, like.mixture, layers) if like.mixture else None,
+        sink_logits=like.oss,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
     )
+    if like.oss:
+        keys.only("hidden_act", "silu", why="another activation in this architecture")
+        config = replace(config, activation="clamped_swiglu")
     return config, decoder(config)
-
-
-def _heads(keys: Keys) -> tuple[int, int]:
-    heads = keys.whole("num_attention_heads", most=1 << 16)
-    kv_heads = keys.whole("num_key_value_heads", heads, most=1 << 16)
-    if heads % kv_heads:
-        raise keys.error(f"{heads} query heads cannot share {kv_heads} key-value heads evenly; correct config.json")
-    return heads, kv_heads
 
 
 def _scales(keys: Keys) -> Scales:
@@ -147,11 +161,16 @@ def _biases(keys: Keys, like: LlamaLike) -> tuple[bool, bool, bool]:
     if like.biases == "use_bias":
         every = keys.flag("use_bias", True)
         return every, every, every
+    if like.oss:
+        every = keys.flag("attention_bias", True)
+        return every, every, True
     mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
     if like.biases == "qkv":
         for key in ("attention_bias", "qkv_bias"):
             keys.only(key, True, why="Qwen2's attention without its biases")
         return True, False, mlp
+    if like.biases == "config qkv":
+        return keys.flag("attention_bias", True), False, mlp
     both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
     return both, both, mlp
 
@@ -196,6 +215,20 @@ PHI3 = replace(
     | {f"layers.{{i}}.mlp.{one}": Source("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")},
 )
 
+GLM4 = replace(
+    LLAMA,
+    architectures={"Glm4ForCausalLM": "glm4"},
+    neighbours=True,
+    names=LLAMA.names
+    | named(
+        {
+            "layers.{i}.attention_post_norm": "layers.{i}.post_self_attn_layernorm",
+            "layers.{i}.mlp_post_norm": "layers.{i}.post_mlp_layernorm",
+        }
+    )
+    | {f"layers.{{i}}.mlp.{one}": Source("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")},
+)
+
 OLMO2 = replace(
     LLAMA,
     architectures={"Olmo2ForCausalLM": "olmo2"},
@@ -221,4 +254,12 @@ QWEN_MOE = replace(
     LLAMA,
     architectures={"Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3MoeForCausalLM": "qwen3_moe"},
     names=LLAMA.names | named(QWEN_NAMES),
+)
+
+GPT_OSS = replace(
+    LLAMA,
+    architectures={"GptOssForCausalLM": "gpt_oss"},
+    names=LLAMA.names | GPT_OSS_NAMES,
+    renames=GPT_OSS_RENAMES,
+    stacks=GPT_OSS_STACKS,
 )

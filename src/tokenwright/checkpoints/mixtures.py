@@ -1,16 +1,19 @@
 """Mixtures of experts: their keys in config.json, and the names of their tensors.
 
-Absent keys take transformers' defaults (configuration_mixtral.py, configuration_qwen2_moe.py, ..._qwen3_moe.py).
+Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe.py, ..._qwen3_moe.py,
+..._gpt_oss.py).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
 from tokenwright.backends.packed import LANES
+from tokenwright.checkpoints.family import Source
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import Mixture
 
-Kind = Literal["mixtral", "qwen2", "qwen3"]
+Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss"]
 
 _MOST = 1 << 16
 _TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
@@ -31,17 +34,47 @@ QWEN_NAMES: Mapping[str, str] = {
 }
 
 
+GPT_OSS_NAMES: dict[str, Source] = {
+    "layers.{i}.attention.sinks": Source("layers.{i}.self_attn.sinks"),
+    "layers.{i}.mlp.router": Source("layers.{i}.mlp.router"),
+    "layers.{i}.mlp.experts.{e}.gate": Source("layers.{i}.mlp.experts.gate_up_proj", fused=True, turn=(0, 2)),
+    "layers.{i}.mlp.experts.{e}.up": Source("layers.{i}.mlp.experts.gate_up_proj", fused=True, turn=(1, 2)),
+    "layers.{i}.mlp.experts.{e}.down": Source("layers.{i}.mlp.experts.down_proj", fused=True),
+}
+# As published, without the last part of a name that other tensors have. Biases are those of all experts, [E, out].
+GPT_OSS_RENAMES = (
+    (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
+    (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight"),
+)
+GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.bias")
+
+
 def read_mixture(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
     """The experts that a config.json describes; None if no layer has any. Raises CheckpointError."""
     for key in _TRAINING:
         keys.raw(key)
-    return _mixtral(keys, layers) if kind == "mixtral" else _qwen(keys, kind, layers)
+    readers = {"mixtral": _mixtral, "gpt-oss": _gpt_oss}
+    return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
 
 def _mixtral(keys: Keys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 8, most=_MOST)
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
     return Mixture(experts, chosen, _width(keys, "intermediate_size", 14336), (True,) * layers)
+
+
+def _gpt_oss(keys: Keys, layers: int) -> Mixture:
+    experts = keys.whole("num_local_experts", 128, most=_MOST)
+    chosen = keys.whole("num_experts_per_tok", 4, most=experts)
+    if keys.whole("experts_per_token", chosen) != chosen:
+        raise keys.error("num_experts_per_tok and experts_per_token differ; keep the one that is right")
+    keys.only("swiglu_limit", 7.0, why="another limit of the activation")
+    keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
+    keys.raw("initial_context_length")  # rope_scaling says it too
+    if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
+        raise keys.error("rope_scaling is missing; the published files have YaRN there")
+    width = _width(keys, "intermediate_size", 2880)
+    return Mixture(experts, chosen, width, (True,) * layers, bias=True)
 
 
 def _qwen(keys: Keys, kind: Kind, layers: int) -> Mixture | None:

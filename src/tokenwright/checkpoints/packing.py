@@ -144,7 +144,7 @@ class Job:
             ours = piece_of(raw, source)
             step = len(ours) if ours.is_contiguous() else _rows_of_slab(ours[0].nbytes)
             for row in range(0, len(ours), step):
-                if not place.put(self.first + row, ours[row : row + step].contiguous(), pack):
+                if not place.put(_first(source, self.first) + row, ours[row : row + step].contiguous(), pack):
                     refuse_values(raw, self.name, self.stored.file, _form_name(place))
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
@@ -152,12 +152,19 @@ class Job:
         codes, scales = read_codes(self.stored, self.first, self.last)
         for source, place in self.users:
             assert isinstance(place.target, Packed), "matrices are packed"
-            if place.target.put_codes(place.first + self.first, piece_of(codes, source), piece_of(scales, source)):
+            if place.target.put_codes(
+                place.first + _first(source, self.first), piece_of(codes, source), piece_of(scales, source)
+            ):
                 raise CheckpointError(
                     f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
                     f"damaged: {fetch_again(self.stored.file)}"
                 )
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
+
+
+def _first(source: Source, row: int) -> int:
+    """The number of our row that the stored rows from `row` on give first."""
+    return row if source.order is None else source.order.ours(row)
 
 
 def _form_name(place: Place) -> str:
@@ -177,7 +184,7 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
         whole = whole or isinstance(stored, Compound)
         rows = stored.shape[0]
         step = rows if whole else _rows_of_slab(stored.nbytes // rows)
-        step += -step % lcm(LANES, *(source.paired for source, _ in targets if source.paired))
+        step += -step % lcm(LANES, *(source.order.block for source, _ in targets if source.order is not None))
         copied = name.removesuffix(".weight") in as_they_lie
         for first in range(0, rows, step):
             yield Job(name, stored, first, min(first + step, rows), targets, copied)

@@ -26,28 +26,45 @@ from tokenwright.config import (
 ORIGINAL = "original_max_position_embeddings"
 
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
-# even number below max_window_layers, if it has use_sliding_window.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "nope"]
+# even number below max_window_layers, if it has use_sliding_window; alternate: those of even number.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope"]
 
 
-def read_rope(keys: Keys, theta: float, head_size: int, context: int) -> tuple[Rope, int]:
-    """The rotary positions and the context in tokens. `theta` is the default base. Raises CheckpointError."""
+def read_rope(keys: Keys, theta: float, head_size: int, context: int, partial: float | None = None) -> tuple[Rope, int]:
+    """The rotary positions and the context in tokens. Raises CheckpointError.
+
+    theta: the default base. partial: the default share of a head's dimensions that turn; None: the architecture turns
+    all of them.
+    """
     part, kind = _spelled(keys)
-    if head_size % 2 or (kind == "dynamic" and head_size < 4):
-        raise keys.error(f"rotary positions turn pairs of dimensions, but a head has {head_size}")
+    rotated = _rotated(keys, part, head_size, partial)
+    if rotated % 2 or head_size % 2 or rotated < (4 if kind == "dynamic" else 2):
+        raise keys.error(f"rotary positions turn pairs of dimensions, but a head has {rotated} of them")
     base = part.number("rope_theta", keys.number("rope_theta", theta, above=1.0), above=1.0)
-    for place in (keys, part):
-        place.only("partial_rotary_factor", 1, 1.0, why="rotation of a part of each head")
     scaling: RopeScaling = NoScaling()
     reach: float = context
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
-    if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {head_size // 2}:
-        raise part.error(f"short_factor and long_factor must have {head_size // 2} numbers, half of a head's size")
+    if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {rotated // 2}:
+        raise part.error(
+            f"short_factor and long_factor must have {rotated // 2} numbers, one for each pair of dimensions that turn"
+        )
     part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
     if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
-    return Rope(base, scaling), int(reach)
+    return Rope(base, scaling, None if rotated == head_size else rotated), int(reach)
+
+
+def _rotated(keys: Keys, part: Keys, head_size: int, partial: float | None) -> int:
+    """How many dimensions of a head turn."""
+    if partial is None:
+        for place in (keys, part):
+            place.only("partial_rotary_factor", 1, 1.0, why="rotation of a part of each head in this architecture")
+        return head_size
+    share = part.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
+    if share > 1:
+        raise keys.error(f"partial_rotary_factor must be at most 1, not {share:g}")
+    return int(head_size * share)
 
 
 def _spelled(keys: Keys) -> tuple[Keys, str]:
@@ -190,11 +207,11 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     border = keys.whole("max_window_layers", 28, least=0)
     first = {"none": layers, "upper": border}.get(slides, 0)
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
-    if slides == "even":
-        sliding = [i % 2 == 0 and i < border for i in range(layers)]
+    if slides in ("even", "alternate"):
+        sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
     types = keys.raw("layer_types")
     if types is not None:
-        listed = _listed(keys, types, layers)
+        listed = read_layer_types(keys, types, layers)
         if any(listed) and window is None:
             raise keys.error("layer_types names sliding layers, but no sliding_window is in use")
         if slides in ("none", "all", "given", "flagged") and window is not None and listed != sliding:
@@ -203,7 +220,7 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     return tuple(window if slide else None for slide in sliding)
 
 
-def _listed(keys: Keys, types: object, layers: int) -> list[bool]:
+def read_layer_types(keys: Keys, types: object, layers: int) -> list[bool]:
     """For each layer, whether `layer_types` gives it a sliding window."""
     if not isinstance(types, list) or len(types) != layers:
         raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
@@ -221,10 +238,10 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given"):
+    if slides in ("all", "given", "alternate"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
     if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
-    return keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    return keys.whole("sliding_window", 128 if slides == "alternate" else 4096, most=MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""Folders that other tools quantised: GPTQ, AWQ, fp8, compressed-tensors and bitsandbytes.
+"""Folders with quantised weights: GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes and MXFP4.
 
 A quantised matrix is several tensors of a file: codes, scales, zeros, an order. `gather` joins them to one `Compound`
 under the name that the unquantised weight would have; the names of the tensors tell which matrices are quantised, so
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from tokenwright.checkpoints.published_codecs import Awq, Codec, Gptq, PackedIntegers, Parts, Scaled, four_bit
+from tokenwright.checkpoints.published_codecs import Awq, Codec, Gptq, Mxfp4, PackedIntegers, Parts, Scaled, four_bit
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.strict import Keys, shown
 from tokenwright.config import WeightFormat
@@ -124,6 +124,12 @@ def _bitsandbytes(keys: Keys) -> Scheme:
     return Scheme(four_bit, names, "quant_state", "quant_state")
 
 
+def _mxfp4(keys: Keys) -> Scheme:
+    keys.only("dequantize", False, True, why="weights in another form")
+    names = re.compile(r"(?P<base>.+\.(?:gate_up|down)_proj)_(?P<part>blocks|scales)")
+    return Scheme(lambda _: Mxfp4(), names, "blocks")
+
+
 def _is_list(value: object, count: int) -> bool:
     return isinstance(value, list) and len(value) == count
 
@@ -145,6 +151,7 @@ _METHODS: Mapping[str, Callable[[Keys], Scheme]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -5,10 +5,12 @@ forms where that loses nothing:
 
     4 bits, every zero in the middle, groups of 32 k inputs    int4 in groups of 64 or 32
     4 bits with zeros of their own                             int8: code - zero is from -15 to 15
+    MXFP4                                                      int8 in groups of 32
     8 bits, act-order, fp8, nf4                                none; decoded
 
 Sources: AutoGPTQ's and AutoAWQ's packing, transformers' fine-grained fp8, compressed-tensors' pack-quantized,
-int-quantized and float-quantized formats, and bitsandbytes' serialised state. No files are read here.
+int-quantized and float-quantized formats, bitsandbytes' serialised state, and the OCP microscaling formats. No files
+are read here.
 """
 
 import json
@@ -294,6 +296,47 @@ class Scaled(_Decoded):
             return scale.reshape(-1, 1)
         outs, inputs = self.block or (1, shape[1] // scale.shape[1])
         return scale.repeat_interleave(outs, 0)[: shape[0]].repeat_interleave(inputs, 1)[:, : shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """MXFP4 (OCP microscaling): 4-bit floats, two to a byte, the lower first; 32 of them share a power of two.
+
+    blocks: uint8 [experts, out, groups, 16]; scales: uint8 [experts, out, groups], exponents with 127 added. The
+    experts are one matrix, one after another. Twice a number is whole, so int8 holds all but extreme exponents.
+    """
+
+    title: str = "MXFP4"
+    small: tuple[str, ...] = ("scales",)
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        blocks, scales = parts["blocks"], parts.get("scales")
+        if scales is None or {blocks.dtype, scales.dtype} != {"U8"} or len(blocks.shape) != 4:
+            return None
+        experts, out, groups, half = blocks.shape
+        return (experts * out, groups * 32) if scales.shape == (experts, out, groups) and half == 16 else None
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002
+        exponents = small["scales"]
+        fits = bool((exponents >= 128 - 24).all()) and bool((exponents <= 128 + 15).all())  # powers of two in float16
+        return WeightFormat("int8", 32) if fits else None
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        codes, exponents = self._doubled(parts), parts["scales"].flatten(0, 1).int() - 128
+        return torch.ldexp(codes.float().view(*exponents.shape, 32), exponents[..., None]).flatten(1)
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        assert form == WeightFormat("int8", 32), "it was offered"
+        exponents = parts["scales"].flatten(0, 1).int() - 128
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents).half()
+        return (self._doubled(parts) + 128).to(torch.uint8), scales
+
+    @staticmethod
+    def _doubled(parts: Parts) -> torch.Tensor:
+        """Twice the numbers [out, in] without their exponents, in int16."""
+        table = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int16)
+        blocks = parts["blocks"].flatten(0, 1)  # [out, groups, 16]
+        return table[torch.stack((blocks & 15, blocks >> 4), -1).long()].flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

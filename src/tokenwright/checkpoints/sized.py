@@ -1,7 +1,7 @@
-"""Models that Tokenwright can plan but not run yet: Gemma 3 and DeepSeek-V3, as graphs that only describe sizes.
+"""Models that Tokenwright can plan but not run yet: DeepSeek-V3, as a graph that only describes sizes.
 
-The parser reads only the keys that determine shapes and attention windows. Absent keys take transformers' defaults
-(configuration_gemma3.py). It refuses, by name, any key that it neither reads nor knows to leave the sizes unchanged.
+The parser reads only the keys that determine shapes. It refuses, by name, any key that it neither reads nor knows to
+leave the sizes unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple, cast, get_args
 
 from tokenwright.checkpoints.strict import Keys
-from tokenwright.config import DType, Heads, Latent, LayerKV
+from tokenwright.config import DType, Latent, LayerKV
 from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm, Op, Shape
 
 _MOST = 1 << 24
@@ -26,7 +26,6 @@ _SIZELESS = frozenset(
         "scoring_func", "num_key_value_heads", "qk_head_dim", "head_dim", "output_router_logits",
     )
 )  # fmt: skip
-_TYPES = {"full_attention", "sliding_attention"}
 _ADVICE = "the planner cannot tell whether that changes the sizes. If it does not, remove it from config.json"
 
 
@@ -127,48 +126,6 @@ def _ends(keys: Keys, vocab: int, width: int, tied: bool) -> tuple[Embed, Head]:
     return Embed(table), Head(norm, table if tied else Matrix.single("head", vocab, width))
 
 
-def _gemma3(keys: Keys, architecture: str) -> Planned:
-    """Gemma 3: two more norms per block than Llama, and an attention window in five of six layers."""
-    dtype = _dtype(keys)
-    text, remarks = keys, tuple[str, ...]()
-    if architecture == "Gemma3ForConditionalGeneration":
-        inner = keys.raw("text_config")
-        if not isinstance(inner, dict):
-            raise keys.error("text_config must be an object")
-        text, remarks = _keys(inner, f"{keys.where}: text_config"), ("the text model alone, without its image encoder",)
-    layers = text.whole("num_hidden_layers", most=4096)
-    d, m = text.whole("hidden_size", most=_MOST), text.whole("intermediate_size", most=_MOST)
-    heads, kv_heads = text.whole("num_attention_heads", 8, most=_MOST), text.whole("num_key_value_heads", 4, most=_MOST)
-    size = text.whole("head_dim", 256, most=_MOST)
-    text.only("attention_bias", False, why="biases of attention")
-    embed, head = _ends(text, text.whole("vocab_size", 262208, most=_MOST), d, tied=True)
-    blocks: list[Op] = []
-    for i, window in enumerate(_gemma3_windows(text, layers)):
-        at = f"layers.{i}"
-        q, kv = (heads * size, d), (kv_heads * size, d)
-        attention = _linears(f"{at}.attention", q=q, k=kv, v=kv, o=(d, heads * size), q_norm=(size,), k_norm=(size,))
-        norms = _linears(at, attention_norm=(d,), after_attention_norm=(d,))
-        blocks.append(Sized(attention | norms, LayerKV(Heads(kv_heads, size), window), 4 * heads * size))
-        blocks.append(Sized(_gated(f"{at}.mlp", d, m) | _linears(at, mlp_norm=(d,), after_mlp_norm=(d,))))
-    for place in (text, keys):
-        place.only("tie_word_embeddings", True, why="a head of its own")
-    context = text.whole("max_position_embeddings", 131072)
-    text.finish(_SIZELESS, _ADVICE)
-    keys.finish(_SIZELESS, _ADVICE)
-    return Planned(Graph(architecture, context, embed, tuple(blocks), head), dtype, remarks)
-
-
-def _gemma3_windows(keys: Keys, layers: int) -> list[int | None]:
-    """The attention window of each layer; by default every sixth layer has full attention."""
-    window, pattern = keys.whole("sliding_window", 4096), keys.whole("sliding_window_pattern", 6)
-    types = keys.raw("layer_types") or [
-        "sliding_attention" if i % pattern else "full_attention" for i in range(1, layers + 1)
-    ]
-    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= _TYPES:
-        raise keys.error(f"layer_types must list {layers} times full_attention or sliding_attention")
-    return [None if kind == "full_attention" else window for kind in types]
-
-
 def _deepseek3(keys: Keys, architecture: str) -> Planned:
     """DeepSeek-V3 (arXiv 2412.19437): a latent in place of K and V (MLA), and experts in all but the first layers.
 
@@ -234,8 +191,6 @@ def _deepseek3_remarks(keys: Keys) -> tuple[str, ...]:
 
 
 _READERS: Mapping[str, Callable[[Keys, str], Planned]] = {
-    "Gemma3ForConditionalGeneration": _gemma3,
-    "Gemma3ForCausalLM": _gemma3,
     "DeepseekV3ForCausalLM": _deepseek3,
 }
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from tokenwright.cli.facts import binary, seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import write
-from tokenwright.cli.plan import flop
+from tokenwright.cli.plan_page import flop
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
@@ -112,7 +112,7 @@ class _Screen:
         tokens = self.run.tokens
         room = max(8, self.console.width - 6)
         first = max(0, len(tokens) - room)
-        parts = [self._text(tokens), Text()]
+        parts: list[Text | Table] = [self._text(tokens), Text()]
         if frame is not None:
             rows = max(3, self.console.height - OTHER_ROWS)
             parts += [*cache_rows(frame, self.llm.config.layers, len(tokens), first, rows), Text(), _figures(frame)]

@@ -47,6 +47,7 @@ def inspect(
         "weight_bytes": checkpoint.nbytes
         if form == WeightFormat(config.dtype) and not types
         else weight_bytes(graph, form, kept),
+        "skipped": dict(checkpoint.skipped),
         "types": types,
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
@@ -77,7 +78,12 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "activation": config.activation,
         "experts": config.mixture and asdict(config.mixture),
         "norm": config.norm,
+        "pre_norm": config.pre_norm,
         "post_norm": config.post_norm,
+        "norm_bias": config.norm_bias,
+        "parallel": config.parallel,
+        "score_cap": config.score_cap,
+        "logit_cap": config.logit_cap,
         "qk_norm": config.qk_norm,
         "scales": asdict(config.scales),
         "vocab_size": graph.vocab_size,
@@ -95,7 +101,9 @@ def _positions(graph: Graph) -> str:
     scaled = "" if isinstance(positions.scaling, NoScaling) else f", {_scaling(positions.scaling)}"
     bare = sum(op.rope is None for op in graph.attention)
     without = f", none in {bare} of {graph.layers} layers" if bare else ""
-    return f"rotary, base {positions.theta:,.0f}{scaled}{without}"
+    part = "" if positions.rotated is None else f", {positions.rotated} dimensions of each head"
+    others = "".join(f"; base {rope.theta:,.0f} in layers with a window" for rope in graph.ropes[1:])
+    return f"rotary, base {positions.theta:,.0f}{part}{scaled}{without}{others}"
 
 
 def _scaling(scaling: RopeScaling) -> str:
@@ -127,10 +135,12 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "layers": f"{facts['layers']}",
         "heads": f"{heads} of {facts['head_size']}, over {kv_heads} KV heads ({heads // kv_heads} to one)",
         "width": f"{facts['width']:,}",
+        **({"block": "attention and MLP side by side"} if facts["parallel"] else {}),
         **({"MLP": mlp} if _dense(facts) else {}),
         **({"experts": _experts(facts["experts"])} if facts["experts"] else {}),
         "norm": _norms(facts),
         **({"scales": scales} if (scales := _factors(facts["scales"])) else {}),
+        **({"soft caps": caps} if (caps := _caps(facts)) else {}),
         "positions": facts["positions"],
         "attention": _windows(facts["windows"]),
         "context": f"{context:,} tokens",
@@ -140,6 +150,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "step": "one call of the native kernels, where compiled" if facts["native_step"] else "op by op",
         "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
         **({"in the file": "; ".join(facts["types"])} if facts["types"] else {}),
+        **({"skipped": _skipped(facts["skipped"])} if facts["skipped"] else {}),
         "weight cache": f"{binary(facts['weight_cache']['bytes'])} of all models, in {facts['weight_cache']['folder']}",
         "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({dtype})",
         "sampling": _sampling(facts["suggested_sampling"], facts["unsupported_sampling"]),
@@ -153,8 +164,10 @@ def _page(model: str, facts: dict[str, Any]) -> str:
 
 def _norms(facts: dict[str, Any]) -> str:
     """The kind of the norms and where they stand."""
-    kind = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
-    place = "after attention and MLP" if facts["post_norm"] else "before attention and MLP"
+    plain = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
+    kind = plain if facts["norm"] == "rms" or facts["norm_bias"] else f"{plain} without bias"
+    places = [name for name, key in (("before", "pre_norm"), ("after", "post_norm")) if facts[key]]
+    place = f"{' and '.join(places)} attention and MLP"
     over = {"head": "; of each head of q and k", "whole": "; of the whole q and k"}.get(facts["qk_norm"], "")
     return f"{kind} {place}{over}"
 
@@ -175,6 +188,17 @@ def _experts(mixture: dict[str, Any]) -> str:
 def _active(facts: dict[str, Any]) -> str:
     active: int = facts["active_parameters"]
     return "" if active == facts["parameters"] else f", of which a token meets {active:,}"
+
+
+def _caps(facts: dict[str, Any]) -> str:
+    """The soft caps of scores and logits."""
+    caps = {"attention scores": facts["score_cap"], "logits": facts["logit_cap"]}
+    return ", ".join(f"{name} {cap:g}" for name, cap in caps.items() if cap is not None)
+
+
+def _skipped(towers: dict[str, int]) -> str:
+    parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in towers.items())
+    return f"{parts}: the text model runs alone"
 
 
 def _factors(scales: dict[str, float | None]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from tokenwright.backends import Kernels, Linear, ReferenceKernels
+from tokenwright.backends import Kernels, Linear, ReferenceKernels, Scored
 from tokenwright.backends.torch.batch import Batcher, TorchBatch
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.engine import one_chunk
@@ -51,10 +51,10 @@ class Unmasked(Reference):
         positions: torch.Tensor,
         start: int,
         window: AttentionWindow,  # noqa: ARG002  (nothing is hidden)
-        scale: float,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return super().weights(q, k, positions, max(start, len(k)), AttentionWindow(), scale, sink_q)
+        return super().weights(q, k, positions, max(start, len(k)), AttentionWindow(), scoring, sink_q)
 
 
 class ForwardPass:
@@ -87,8 +87,7 @@ def one_further(limit: int) -> Shift:
 
     def shift(batch: TorchBatch, batcher: Batcher) -> TorchBatch:
         positions = batch.positions + 1
-        if batcher.table is None:
-            return replace(batch, positions=positions)
-        return replace(batch, positions=positions, rotation=batcher.table.rows(positions.cpu(), limit))
+        rotations = {rope: table.rows(positions.cpu(), limit) for rope, table in batcher.tables.items()}
+        return replace(batch, positions=positions, rotations=rotations)
 
     return shift

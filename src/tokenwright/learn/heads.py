@@ -51,7 +51,8 @@ def _of(work: Work, segment: list[int]) -> dict[str, torch.Tensor]:
         elif site is Site.KEY:
             window = AttentionWindow(config.windows[layer])
             places = torch.arange(len(ids), device=value.device)
-            rows = kernels.weights(queries.pop(layer), value.float(), places, 0, window, config.score_scale)
+            scoring = work.llm.loaded.decoder.scorings[layer]
+            rows = kernels.weights(queries.pop(layer), value.float(), places, 0, window, scoring)
             rows = rows.flatten(0, 1)  # [H, t, t]
             found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1).cpu())
             found["sink"].append(rows[:, 1:, 0].mean(-1).cpu())

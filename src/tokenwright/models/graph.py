@@ -18,10 +18,10 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from tokenwright.config import Heads, LayerKV, Learned, Rope
+from tokenwright.config import Heads, LayerKV, Learned, Rope, angle_length
 
 Shape = tuple[int, ...]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,28 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension, of `size` numbers."""
+    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one."""
 
     name: str
     kind: Literal["rms", "layer"]
     size: int
     eps: float
+    bias: bool = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
         weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)}
-        return weight if self.kind == "rms" else weight | {f"{self.name}.bias": (self.size,)}
+        if self.kind == "rms" or not self.bias:
+            return weight
+        return weight | {f"{self.name}.bias": (self.size,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
+
+    scale: float
+    cap: float | None = None
 
 
 class Op(ABC):
@@ -118,6 +129,11 @@ class Op(ABC):
         """The rotary positions that the op applies, if any."""
         return None
 
+    @property
+    def parts(self) -> "tuple[Op, ...]":
+        """The ops that it holds side by side; itself, if it is one."""
+        return (self,)
+
 
 @dataclass(frozen=True)
 class Embed(Op):
@@ -151,18 +167,19 @@ class Embed(Op):
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """x + residual_scale post_norm(out(softmax(scale q k) v)), with q, k and v from norm(x); None: no such norm.
+    """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
     K and V go through the cache of layer `layer`. qkv: the heads of q, then those of k, then those of v. q_norm,
     k_norm: over each head if of head_size numbers, else over all heads together; before the rotation. rotary: None for
-    a layer without rotation. window: tokens that a row attends to, itself included; None: all.
+    a layer without rotation. window: tokens that a row attends to, itself included; None: all. sink_logits: the name of
+    a learned logit of each head, which the softmax counts as that of one more key, whose value is zero.
     """
 
     layer: int
     heads: int
     kv_heads: int
     head_size: int
-    scale: float
+    scoring: Scoring
     norm: Norm | None
     qkv: Matrix
     out: Matrix
@@ -172,11 +189,13 @@ class Attention(Op):
     window: int | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    sink_logits: str | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
+        learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
         norms = _shapes(self.q_norm, self.k_norm, self.post_norm)
-        return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms
+        return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -221,12 +240,48 @@ class MLP(Op):
 
 
 @dataclass(frozen=True)
+class Parallel(Op):
+    """x + attention(x) + mlp(x): both read the same x, through norms of their own or through one (of one name)."""
+
+    attention: Attention
+    mlp: MLP
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.attention, self.mlp
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.attention.shapes | self.mlp.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.attention.matrices + self.mlp.matrices
+
+    @property
+    def kv(self) -> LayerKV:
+        return self.attention.kv
+
+    @property
+    def pair_flops(self) -> int:
+        return self.attention.pair_flops
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+
+@dataclass(frozen=True)
 class Head(Op):
-    """Logits [vocabulary] = matrix(scale norm(x)). The matrix of a tied head is the embedding table."""
+    """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any.
+
+    The matrix of a tied head is the embedding table.
+    """
 
     norm: Norm
     matrix: Matrix
     scale: float = 1.0
+    cap: float | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -297,11 +352,6 @@ class Graph:
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
-    def score_scales(self) -> tuple[float, ...]:
-        """The factor of each layer's attention scores."""
-        return tuple(op.scale for op in self.blocks if isinstance(op, Attention))
-
-    @cached_property
     def kv(self) -> tuple[LayerKV, ...]:
         """The KV layout and attention window of each layer."""
         return tuple(op.kv for op in self.blocks if op.kv is not None)
@@ -312,19 +362,28 @@ class Graph:
 
     @property
     def head_size(self) -> int:
-        """D, the size of a head of K, all of which the rotation covers."""
+        """D, the size of a head of K."""
         sizes = {layer.layout.head_size for layer in self.kv if isinstance(layer.layout, Heads)}
         assert len(sizes) == 1, "all layers have heads of one size"
         return sizes.pop()
 
     @property
     def positions(self) -> Learned | Rope | None:
-        """The model's positions: a learned table, or the one rotation of all layers; None if it has neither."""
+        """The model's positions: a learned table, or the first of its rotations; None if it has neither."""
         if self.embed.positions is not None:
             return Learned()
-        ropes = {op.rope for op in self.blocks if op.rope is not None}
-        assert len(ropes) <= 1, "one rotation serves all layers"
-        return next(iter(ropes), None)
+        return next(iter(self.ropes), None)
+
+    @cached_property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different rotations of the layers; that of layers with full attention first.
+
+        At most one of them depends on a text's length limit, and then it is the first.
+        """
+        windows_last = sorted(self.attention, key=lambda op: op.kv is not None and op.kv.window is not None)
+        found = tuple(dict.fromkeys(op.rope for op in windows_last if op.rope is not None))
+        assert all(angle_length(rope, 1) is None for rope in found[1:]), "one rotation depends on the length"
+        return found
 
     def read(self, rows: int) -> dict[str, Shape]:
         """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""

@@ -4,13 +4,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from tokenwright.config import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, NoScaling, Rope, YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """cos and sin of every row's angles: [T, D] each, fp32; both halves of D are equal."""
+    """cos and sin of every row's angles: [T, D] each, fp32; both halves of D are equal. 1 and 0 where nothing turns."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -25,7 +26,8 @@ class RotaryTable:
 
     def __init__(self, rope: Rope, head_size: int, device: torch.device) -> None:
         self.rope = rope
-        self.head_size = head_size
+        self.rotated = rope.rotated or head_size  # of the head's dimensions
+        self.still = (head_size - self.rotated) // 2  # pairs that do not turn
         self.device = device
         by_length = isinstance(rope.scaling, DynamicScaling | LongScaling)
         self._fixed = None if by_length else self._frequencies(rope.theta)
@@ -33,15 +35,19 @@ class RotaryTable:
     def rows(self, positions: torch.Tensor, limit: int) -> Rotation:
         """The rotation [n, D] of positions [n] (int64, on the CPU)."""
         frequencies = self._by_length(limit) if self._fixed is None else self._fixed
-        angles = positions.double()[:, None] * frequencies  # [n, D / 2]
-        angles = torch.cat((angles, angles), dim=-1)  # [n, D]
+        angles = positions.double()[:, None] * frequencies  # [n, rotated / 2]
         scaling = self.rope.scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongScaling) else 1.0
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        return Rotation(cos.float().to(self.device), sin.float().to(self.device))
+        cos, sin = self._whole(angles.cos() * factor, 1.0), self._whole(angles.sin() * factor, 0.0)
+        return Rotation(cos, sin)
+
+    def _whole(self, half: torch.Tensor, still: float) -> torch.Tensor:
+        """[n, rotated / 2] completed to both halves of a head, [n, D] in fp32."""
+        half = functional.pad(half, (0, self.still), value=still)  # [n, D / 2]
+        return torch.cat((half, half), dim=-1).float().to(self.device)
 
     def _frequencies(self, theta: float) -> torch.Tensor:
-        plain = theta ** -(torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)  # [D / 2]
+        plain = theta ** -(torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated)  # [rotated / 2]
         match self.rope.scaling:
             case NoScaling() | DynamicScaling() | LongScaling():
                 return plain
@@ -50,7 +56,7 @@ class RotaryTable:
             case Llama3Scaling() as scaling:
                 return llama3_frequencies(plain, scaling)
             case YarnScaling() as scaling:
-                return _yarn(plain, theta, self.head_size, scaling)
+                return _yarn(plain, theta, self.rotated, scaling)
 
     def _by_length(self, limit: int) -> torch.Tensor:
         scaling = self.rope.scaling
@@ -60,7 +66,7 @@ class RotaryTable:
         assert isinstance(scaling, DynamicScaling), "no other scaling depends on the length"
         length = max(limit, scaling.original_context)
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
-        return self._frequencies(self.rope.theta * stretch ** (self.head_size / (self.head_size - 2)))
+        return self._frequencies(self.rope.theta * stretch ** (self.rotated / (self.rotated - 2)))
 
 
 def llama3_frequencies(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

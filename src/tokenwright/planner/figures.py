@@ -218,7 +218,10 @@ class Plan:
     @property
     def hindrances(self) -> tuple[str, ...]:
         """Why this version's engine cannot run the plan, in words; empty if it can."""
-        return (f"it has no decoder for {self.graph.architecture}",) if lacking(self.graph) else ()
+        if not lacking(self.graph):
+            return ()
+        needs = ", ".join(self.blueprint.lacking)
+        return (f"it has no decoder for {self.graph.architecture}" + (f", which needs {needs}" if needs else ""),)
 
     @property
     def remarks(self) -> tuple[str, ...]:

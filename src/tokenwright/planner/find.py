@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config
+from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
 from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.known import KNOWN, known_name
+from tokenwright.checkpoints.lacking import lacking_operations
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.checkpoints.nearest import nearest
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.sized import PLANNED, planned_only
-from tokenwright.checkpoints.strict import read_json
+from tokenwright.checkpoints.strict import Keys, read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
@@ -28,7 +29,8 @@ class Blueprint:
 
     dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights, else None.
     kept: the matrices that are copied from a GGUF file as they are, with their format; main: that of most weights of
-    such a file. remarks: what a reader of the plan should know about how the graph was built.
+    such a file. remarks: what a reader of the plan should know about how the graph was built. lacking: the operations
+    that the model needs and Tokenwright lacks.
     """
 
     graph: Graph
@@ -37,6 +39,7 @@ class Blueprint:
     remarks: tuple[str, ...] = ()
     kept: Mapping[str, WeightFormat] = field(default_factory=dict)
     main: WeightFormat | None = None
+    lacking: tuple[str, ...] = ()
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
@@ -93,7 +96,8 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     own = own_quantisation(settings, where)
     planned = planned_only(settings, where)
     if planned is not None:
-        return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks)
+        lacking = lacking_operations(Keys(settings, where))
+        return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks, lacking=lacking)
     scheme = read_scheme(settings, where)
     if scheme is not None and any(Path(where).parent.glob("*.safetensors")):
         return _in_file(Path(where).parent)
@@ -103,10 +107,13 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
         raise CheckpointError(f"{error}, and plans {', '.join(PLANNED)} as well") from error
     if own is not None:
         return Blueprint(graph, own[1], own[0])
-    named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    about = text_keys(config, where)
+    named = str(about.get("dtype") or about.get("torch_dtype")).removeprefix("torch.")
     remarks: tuple[str, ...] = ()
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
+    if about is not config:
+        remarks += ("the text model alone, without its image encoder",)
     if scheme is not None:
         remarks += (
             f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",

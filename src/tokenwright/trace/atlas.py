@@ -73,8 +73,10 @@ class _Queries:
         keys, positions = _KERNELS.keys(view, chunk)  # [t, G, D], [t]
         sinks = self.sinks.get(layer)
         others = None if sinks is None else sinks[:, chosen]
-        window, scale = view.spec.window, replay.config.score_scale
-        found = _KERNELS.weights(self.queries[layer][:, chosen], keys, positions, self.first, window, scale, others)
+        scoring = replay.decoder.scorings[layer]
+        scoring = scoring if head is None else scoring.of_head(head)
+        window, queries = view.spec.window, self.queries[layer][:, chosen]
+        found = _KERNELS.weights(queries, keys, positions, self.first, window, scoring, others)
         whole = torch.zeros(*found.flatten(0, 1).shape[:2], self.first + self.rows, device=found.device)
         whole[:, :, positions] = found.flatten(0, 1).float()
         return whole

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.backends import Kernels, Linear
+from tokenwright.backends import Kernels, Linear, Scored
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.models.experts import Routing
 from tokenwright.models.rotary import Rotation
@@ -67,6 +67,9 @@ class CountedKernels:
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         return self.kernels.route(logits, routing)
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return self.kernels.soft_cap(x, cap)
+
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         return self.kernels.rotate(x, rotation)
 
@@ -78,7 +81,7 @@ class CountedKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for index, chunk in enumerate(chunks):
@@ -87,4 +90,4 @@ class CountedKernels:
             self.counts.attention_flops[index] += 4 * q.shape[1] * q.shape[2] * len(chunk.rows) * keys
             self.counts.kv_read[index] += sum(size * count for size, count in read)
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
-        return self.kernels.attention(q, view, chunks, scale, sink_q)
+        return self.kernels.attention(q, view, chunks, scoring, sink_q)

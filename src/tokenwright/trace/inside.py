@@ -58,7 +58,8 @@ def block(replay: AttentionReplay, text: Text, position: int, layer: int) -> Blo
     reads = []
     for head, query in enumerate(queries):
         sink = None if sinks is None else sinks[head].float()
-        row = attention_row(view, chunk, query, sink, replay.group(head), replay.config.score_scale)
+        scoring = replay.decoder.scorings[layer].of_head(head)
+        row = attention_row(view, chunk, query, sink, replay.group(head), scoring)
         reads.append(HeadRead(head, int(row.argmax()), float(row.max())))
     return BlockView(
         position=position,
@@ -89,7 +90,7 @@ def _ops(graph: Graph, layer: int) -> Sequence[Op]:
 def _flops(graph: Graph, layer: int, context: int) -> Mapping[str, int]:
     """FLOPs of the stages of one token that attends to `context` tokens."""
     found: dict[str, int] = {}
-    for op in _ops(graph, layer):
+    for op in (part for one in _ops(graph, layer) for part in one.parts):
         match op:
             case Attention():
                 row = 2 * op.qkv.inner * op.head_size

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 
+from tokenwright.backends import Scored
 from tokenwright.cache import KVStore
 from tokenwright.decode.sampler import Observe, uniform, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
@@ -115,12 +116,14 @@ class Recorder:
         sampler: ObservedSampler,
         counts: Counts,
         costs: CostModel,
+        scorings: list[Scored],
         clock: Clock = time.perf_counter,
     ) -> None:
         self.runner = runner
         self.sampler = sampler
         self.counts = counts
         self.costs = costs
+        self.scorings = scorings  # of each layer
         self.clock = clock
         self._watches: dict[int, Watch] = {}
         self._drafts: list[_Draft] = []
@@ -269,10 +272,10 @@ class Recorder:
         store = self.runner.store
         view = store.view(layer)
         group = head * view.spec.heads.kv_heads // draft.heads
-        scale = self.costs.graph.score_scales[layer]
+        scoring = self.scorings[layer].of_head(head)
         try:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
-            weights = attention_row(view, read, draft.query, draft.sink_query, group, scale)
+            weights = attention_row(view, read, draft.query, draft.sink_query, group, scoring)
             return coded(weights, layer, head)
         except RuntimeError:  # of torch, most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", layer, head)

@@ -63,8 +63,8 @@ class AttentionReplay:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
         chunk = self.replayed(text, position, seen)
-        view, group = text.store.view(layer), self.group(head)
-        return attention_row(view, chunk, seen.query, seen.sink_query, group, self.config.score_scale)
+        view, group, scoring = text.store.view(layer), self.group(head), self.decoder.scorings[layer].of_head(head)
+        return attention_row(view, chunk, seen.query, seen.sink_query, group, scoring)
 
     @torch.inference_mode()
     def rows(self, text: Text, position: int) -> torch.Tensor:
@@ -81,10 +81,10 @@ class AttentionReplay:
         chunk = self.replayed(text, position, tap)
         found = []
         for layer, query in sorted(queries.items()):
-            view, sink = text.store.view(layer), sinks.get(layer)
+            view, sink, scoring = text.store.view(layer), sinks.get(layer), self.decoder.scorings[layer]
             for head in range(self.config.heads):
                 other = None if sink is None else sink[head]
-                row = attention_row(view, chunk, query[head], other, self.group(head), self.config.score_scale)
+                row = attention_row(view, chunk, query[head], other, self.group(head), scoring.of_head(head))
                 found.append(row)
         return torch.stack(found).view(len(queries), self.config.heads, -1)
 
@@ -125,9 +125,16 @@ class AttentionReplay:
         sinks = places < spec.window.sinks
         if seen.sink_query is not None:
             scores = torch.where(sinks, read @ seen.sink_query.double(), scores)
-        if spec.window.size is not None:
-            scores[~sinks & (places < len(tokens) - spec.window.size)] = -torch.inf
-        weights: list[float] = (scores * self.config.score_scale).softmax(-1).tolist()
+        size = len(tokens) if spec.window.size is None else spec.window.size
+        hidden = ~sinks & (places < len(tokens) - size)
+        scoring = self.decoder.scorings[layer].of_head(head)
+        scores *= scoring.scale
+        if scoring.cap is not None:
+            scores = scoring.cap * (scores / scoring.cap).tanh()
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if scoring.sink_logits is not None:
+            scores = torch.cat((scores, scoring.sink_logits.double()))
+        weights: list[float] = scores.softmax(-1)[: len(tokens)].tolist()
         return weights
 
     @torch.inference_mode()

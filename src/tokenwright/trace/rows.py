@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from tokenwright.backends import ReferenceKernels
+from tokenwright.backends import ReferenceKernels, Scored
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.trace.schema import AttentionRow, HeadMasses
 
@@ -22,16 +22,16 @@ def attention_row(
     query: torch.Tensor,
     sink_query: torch.Tensor | None,
     group: int,
-    scale: float,
+    scoring: Scored,
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scale: the
-    factor of the scores.
+    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scoring:
+    that of the one head.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
-    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scale, others)
+    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scoring, others)
     row = torch.zeros(chunk.stop, device=query.device)
     row[positions] = weights[0, 0, 0]
     return row

@@ -47,11 +47,11 @@ function Choices() {
     return <p class="sentence">{step === null ? "No step yet." : "This step read a part of the prompt."}</p>;
   const position = step.start + step.length;
   return (
-    <section class="choices">
+    <section class="ways">
       <h3>
         At step {count(step.step)}, position {count(position)}
       </h3>
-      <div class="choices-list">
+      <div class="ways-list">
         {step.candidates
           .filter(({ token }) => token !== step.token)
           .slice(0, LISTED)
@@ -70,7 +70,7 @@ function Choices() {
       </div>
       <button
         type="button"
-        class="choices-rewind"
+        class="ways-rewind"
         disabled={asking.value || shown.value === last.value}
         title="Go on from this step with the token that was written: a branch, and the text after it stays as it is"
         onClick={() => void branches.fork(step.step, null)}
@@ -96,7 +96,7 @@ function Tree() {
         ))}
       </ol>
       <p class="tree-key">
-        <span class="swatch shared" /> pages shared with another branch <span class="swatch own" /> its own steps
+        <span class="swatch before" /> before the fork <span class="swatch own" /> its own steps
       </p>
     </section>
   );
@@ -121,35 +121,37 @@ function Row({ branch, depth, most, only }: { branch: Branch; depth: number; mos
         </span>
         <span class="tree-text">{branch.text === "" ? "nothing written yet" : branch.text}</span>
         <span class="tree-track" aria-hidden="true">
-          <i class="shared" style={{ width: `${left}%` }} />
+          <i class="before" style={{ width: `${left}%` }} />
           <i class="own" style={{ width: `${Math.max(1, (branch.steps / most) * 100 - left)}%` }} />
         </span>
       </button>
-      <dl class="tree-figures">
-        <div>
-          <dt>pages</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_pages`} value={branch.pages} about={plain(BRANCH.pages)} />
-          </dd>
-        </div>
-        <div>
-          <dt>shared</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_shared`} value={branch.shared} about={plain(BRANCH.shared)} />
-          </dd>
-        </div>
-        <div>
-          <dt>saved</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_saved_bytes`} value={branch.saved_bytes} about={BRANCH.saved_bytes} />
-          </dd>
-        </div>
-        <div>
-          <dt>reused</dt>
-          <dd>
-            <Told name={`branch_${branch.run}_reused`} value={branch.reused} about={BRANCH.reused} />
-          </dd>
-        </div>
+      <div class="tree-figures">
+        <dl>
+          <div>
+            <dt>pages</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_pages`} value={branch.pages} about={plain(BRANCH.pages)} />
+            </dd>
+          </div>
+          <div>
+            <dt>shared</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_shared`} value={branch.shared} about={plain(BRANCH.shared)} />
+            </dd>
+          </div>
+          <div>
+            <dt>saved</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_saved_bytes`} value={branch.saved_bytes} about={BRANCH.saved_bytes} />
+            </dd>
+          </div>
+          <div>
+            <dt>reused</dt>
+            <dd>
+              <Told name={`branch_${branch.run}_reused`} value={branch.reused} about={BRANCH.reused} />
+            </dd>
+          </div>
+        </dl>
         <button
           type="button"
           class="tree-close"
@@ -159,7 +161,7 @@ function Row({ branch, depth, most, only }: { branch: Branch; depth: number; mos
         >
           Close
         </button>
-      </dl>
+      </div>
     </li>
   );
 }

@@ -8,12 +8,14 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import NativeKernels, matrix, routing_of
 from tokenwright.backends.packed import Packed
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
 
 
 class NativeModel:
@@ -23,10 +25,11 @@ class NativeModel:
         self.graph = graph
         self.kernels = kernels
         self._weights = dict(weights)
+        self._zeros = torch.zeros(graph.width)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
         pairs = [lib.Op(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
         self._list = (lib.Op * len(pairs))(*pairs)
-        self.struct = lib.Model(graph.width, len(pairs), self._list)
+        self.struct = lib.Model(graph.width, len(graph.ropes), len(pairs), self._list)
 
     def matrix(self, of: Matrix) -> lib.Matrix:
         packed = self._weights[of.name]
@@ -37,7 +40,10 @@ class NativeModel:
         """The struct of a norm; for None one without weights, which the kernels skip."""
         if of is None:
             return lib.Norm()
-        return lib.Norm(self.address(f"{of.name}.weight"), self.address(f"{of.name}.bias"), of.eps)
+        bias = self.address(f"{of.name}.bias")
+        if of.kind == "layer" and not of.bias:
+            bias = lib.address(self._zeros)  # a null bias stands for RMSNorm
+        return lib.Norm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
@@ -59,11 +65,16 @@ def _after(op: Attention | MLP | Experts, model: NativeModel) -> lib.After:
     return lib.After(model.norm(op.post_norm), op.residual_scale)
 
 
+def _parallel(op: Parallel, model: NativeModel) -> lib.ParallelOp:
+    return lib.ParallelOp(_attention(op.attention, model), _mlp(op.mlp, model))
+
+
 def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
+    learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     return lib.AttentionOp(
         op.layer,
-        lib.Heads(op.heads, op.kv_heads, op.head_size, op.scale),
-        op.rotary is not None,
+        lib.Heads(op.heads, op.kv_heads, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
+        -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
         model.norm(op.q_norm),
@@ -95,7 +106,7 @@ def _experts(op: Experts, model: NativeModel) -> lib.ExpertsOp:
 
 
 def _head(op: Head, model: NativeModel) -> lib.HeadOp:
-    return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale)
+    return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
 
 
 COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
@@ -103,5 +114,6 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Attention: _attention,
     MLP: _mlp,
     Experts: _experts,
+    Parallel: _parallel,
     Head: _head,
 }

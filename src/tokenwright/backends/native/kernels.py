@@ -16,7 +16,7 @@ import torch
 
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear
+from tokenwright.backends.protocol import Linear, Scored
 from tokenwright.cache import ChunkRows, KVView, Side
 from tokenwright.config import Environment
 from tokenwright.errors import CapacityError, RequestError
@@ -92,6 +92,11 @@ class NativeKernels:
         self.library.tw_route(byref(routing_of(routing)), len(logits), *places)
         return ids, weights
 
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        y = x.clone(memory_format=torch.contiguous_format)
+        self.library.tw_soft_cap(self.handle, cap, y.numel(), lib.address(y))
+        return y
+
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         rows, half = x.contiguous(), x.shape[2] // 2
         turns = torch.cat((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
@@ -102,7 +107,7 @@ class NativeKernels:
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = k.contiguous(), v.contiguous()
-        heads = lib.Heads(0, k.shape[1], k.shape[2], 0)
+        heads = lib.Heads(0, k.shape[1], k.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
             layer = lib.KVLayer(
                 1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0, None
@@ -117,14 +122,17 @@ class NativeKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
         out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
-        heads = lib.Heads(q.shape[1], view.spec.heads.kv_heads, q.shape[2], scale)
+        learned = None if scoring.sink_logits is None else scoring.sink_logits.float().contiguous()
+        heads = lib.Heads(
+            q.shape[1], view.spec.heads.kv_heads, q.shape[2], scoring.scale, scoring.cap or 0, lib.address(learned)
+        )
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)

@@ -20,7 +20,7 @@ NAME = "_native.so"
 ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
 SCORES = {"softmax": 0, "sigmoid": 1}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 
 
 class Matrix(Structure):
@@ -68,7 +68,14 @@ class ChunkRows(Structure):
 
 
 class Heads(Structure):
-    _fields_ = (("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("scale", c_double))
+    _fields_ = (
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("size", c_int64),
+        ("scale", c_double),
+        ("cap", c_double),
+        ("sink_logits", c_void_p),
+    )
 
 
 class After(Structure):
@@ -83,7 +90,7 @@ class AttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
         ("heads", Heads),
-        ("rotates", c_int64),
+        ("rotation", c_int64),
         ("norm", Norm),
         ("qkv", Matrix),
         ("q_norm", Norm),
@@ -106,7 +113,7 @@ class MLPOp(Structure):
 
 
 class HeadOp(Structure):
-    _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double))
+    _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double), ("cap", c_double))
 
 
 class Routing(Structure):
@@ -133,7 +140,11 @@ class ExpertsOp(Structure):
     )
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ExpertsOp)  # an op's kind is its index here
+class ParallelOp(Structure):
+    _fields_ = (("attention", AttentionOp), ("mlp", MLPOp))
+
+
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ParallelOp, ExpertsOp)  # an op's kind is its index here
 
 
 class Op(Structure):
@@ -141,7 +152,7 @@ class Op(Structure):
 
 
 class Model(Structure):
-    _fields_ = (("width", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
+    _fields_ = (("width", c_int64), ("rotations", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
 
 
 class Batch(Structure):
@@ -181,7 +192,7 @@ class Queries(Structure):
 _STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries, Routing)
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
-# pointer, `s`: a C string, `n`: an integer.
+# pointer, `s`: a C string, `n`: an integer, `d`: a double.
 _FUNCTIONS = {
     "tw_kernels": ("k", "s"),
     "tw_workspace_new": ("w", ""),
@@ -196,6 +207,7 @@ _FUNCTIONS = {
     "tw_norm": ("", "kpnnpp"),
     "tw_activate": ("", "knnpp"),
     "tw_gated": ("", "knnnpp"),
+    "tw_soft_cap": ("", "kdnp"),
     "tw_rotate": ("", "knnnppp"),
     "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
@@ -203,7 +215,7 @@ _FUNCTIONS = {
     "tw_read": ("n", "kpnn"),
     "tw_multiply": ("n", "knnn"),
 }
-_TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "": None}
+_TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "d": c_double, "": None}
 
 
 def find(folders: Iterable[str] | None = None) -> Path | None:

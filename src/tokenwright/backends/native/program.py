@@ -6,6 +6,7 @@ Python only fills a struct with addresses: of the batch's arrays, the page table
 
 import ctypes
 from array import array
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
@@ -22,7 +23,7 @@ from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
 from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
-from tokenwright.models.rotary import RotaryTable
+from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import Tap, ignore
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
@@ -50,9 +51,10 @@ class Program:
         self.model = model
         self.store = store
         self._workspace = Workspace(model.kernels.library)
-        rope = model.graph.positions
-        self._rotary = RotaryCache(rope, model.graph.head_size) if isinstance(rope, Rope) else None
-        self._sinks = [None if self._rotary is None else self._rotary.at_edge(spec.window) for spec in store.specs]
+        ropes, size = model.graph.ropes, model.graph.head_size
+        self._rotary = RotaryCache(ropes, size) if ropes else None
+        pairs_of = zip(model.graph.attention, store.specs, strict=True)
+        self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
         pairs = [(store.view(i), lib.address(self._sinks[i])) for i in range(layers)]
         self._kv = (lib.KVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
         self._kv_address = ctypes.addressof(self._kv)
@@ -125,25 +127,26 @@ class NativeBackend:
 
 
 class RotaryCache:
-    """The rotary cache: cosines and sines of positions, [n][2][D / 2] in fp32, kept from step to step.
+    """The rotary cache: cosines and sines of positions, [n][rotations][2][D / 2] in fp32, kept from step to step.
 
-    If the angles depend on a sequence's maximum length, there are rows for each such length: for the one used last,
-    and for as many others, the most recent first, as have `ROTARY_POSITIONS` positions together.
+    ropes: the model's rotations; at most the first one depends on a sequence's maximum length. Then there are rows for
+    each such length: for the one used last, and for as many others, the most recent first, as have `ROTARY_POSITIONS`
+    positions together.
     """
 
-    def __init__(self, rope: Rope, head_size: int) -> None:
-        self._table = RotaryTable(rope, head_size, torch.device("cpu"))
-        self._half = head_size // 2
-        self._rope = rope
-        self._fixed = angle_length(rope, 1) is None  # the angles depend on no length
+    def __init__(self, ropes: Sequence[Rope], head_size: int) -> None:
+        self._tables = [RotaryTable(rope, head_size, torch.device("cpu")) for rope in ropes]
+        self._width = len(ropes) * head_size  # numbers in a row
+        self._rope = ropes[0]
+        self._fixed = angle_length(self._rope, 1) is None  # the angles depend on no length
         self._length = 0  # the maximum length that the rows belong to
         self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
         self._other_rows = 0  # of them together
-        self._set(torch.empty(0, 2 * self._half))
+        self._set(torch.empty(0, self._width))
 
     def _set(self, rows: torch.Tensor) -> None:
         self._cached, self._count, self._address = rows, len(rows), rows.data_ptr()  # tensor calls are slow
-        self._row_bytes = 2 * self._half * rows.itemsize
+        self._row_bytes = self._width * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
         """The address of the rows of positions [start, stop), in a sequence of at most `limit` tokens.
@@ -168,24 +171,31 @@ class RotaryCache:
         others = self._others
         others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
         found = others.pop(length, None)
-        self._set(torch.empty(0, 2 * self._half) if found is None else found)
+        self._set(torch.empty(0, self._width) if found is None else found)
         self._other_rows -= self._count
         while self._other_rows > ROTARY_POSITIONS:
             dropped = others.pop(next(iter(others)))
             self._other_rows -= len(dropped)
             alive.append(dropped)
 
-    def at_edge(self, window: AttentionWindow) -> torch.Tensor | None:
-        """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.
-
-        Up to there a query has the same position for sinks as for other keys. Models with sinks have no angle that
-        depends on the length.
-        """
-        if not window.sinks or window.size is None:
-            return None
-        edge = window.sinks + window.size - 1
-        return self._rows(edge, edge + 1, 0)
-
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
-        rotation = self._table.rows(torch.arange(start, stop), limit)
-        return torch.cat((rotation.cos[:, : self._half], rotation.sin[:, : self._half]), 1)
+        positions = torch.arange(start, stop)
+        return torch.cat([_halves(table.rows(positions, limit)) for table in self._tables], 1)
+
+
+def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> torch.Tensor | None:
+    """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.
+
+    Up to there a query has the same position for sinks as for other keys. Models with sinks have no angle that depends
+    on the length.
+    """
+    if not window.sinks or window.size is None:
+        return None
+    edge = window.sinks + window.size - 1
+    return _halves(RotaryTable(rope, head_size, torch.device("cpu")).rows(torch.tensor([edge]), 0))
+
+
+def _halves(rotation: Rotation) -> torch.Tensor:
+    """The cosines, then the sines, of one half of a head: [n, D]."""
+    half = rotation.cos.shape[1] // 2
+    return torch.cat((rotation.cos[:, :half], rotation.sin[:, :half]), 1)

@@ -21,8 +21,8 @@ class TorchBatch:
     positions: torch.Tensor  # [T]
     slots: tuple[torch.Tensor, ...]  # for each group, [T]: the slots for their K and V
     chunks: tuple[ChunkRows, ...]
-    rotation: Rotation  # [T, D]; empty under learned positions
-    sink_rotations: Mapping[AttentionWindow, Rotation]  # for each window with sinks, [T, D]: for queries on sinks
+    rotations: Mapping[Rope, Rotation]  # for each of the model's rotations, [T, D]
+    sink_rotations: Mapping[tuple[Rope, AttentionWindow], Rotation]  # of layers with sinks, [T, D]: of queries on sinks
 
 
 class Batcher:
@@ -30,9 +30,9 @@ class Batcher:
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
-        rope = graph.positions
-        self.table = RotaryTable(rope, graph.head_size, store.device) if isinstance(rope, Rope) else None
-        self.sinking = {spec.window for spec in store.specs if spec.window.sinks}
+        self.tables = {rope: RotaryTable(rope, graph.head_size, store.device) for rope in graph.ropes}
+        layers = zip(graph.attention, store.specs, strict=True)
+        self.sinking = {(op.rope, spec.window) for op, spec in layers if op.rope is not None and spec.window.sinks}
 
     def __call__(self, batch: Batch) -> TorchBatch:
         store, groups = self.store, len(self.store.groups)
@@ -52,20 +52,20 @@ class Batcher:
             positions=torch.cat(positions).to(store.device),
             slots=tuple(torch.cat(each).to(store.device) for each in zip(*slots, strict=True)),
             chunks=tuple(chunks),
-            rotation=self._rotation(positions, limits),
-            sink_rotations={window: self._sink_rotation(window, positions, limits) for window in self.sinking},
+            rotations={rope: self._rotation(rope, positions, limits) for rope in self.tables},
+            sink_rotations={
+                (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
+                for rope, window in self.sinking
+            },
         )
 
-    def _rotation(self, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
-        if self.table is None:
-            empty = torch.empty(0)
-            return Rotation(empty, empty)
-        parts = [self.table.rows(where, limit) for where, limit in zip(positions, limits, strict=True)]
+    def _rotation(self, rope: Rope, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
+        table = self.tables[rope]
+        parts = [table.rows(where, limit) for where, limit in zip(positions, limits, strict=True)]
         return Rotation(torch.cat([part.cos for part in parts]), torch.cat([part.sin for part in parts]))  # [T, D]
 
-    def _sink_rotation(
-        self, window: AttentionWindow, positions: Sequence[torch.Tensor], limits: Sequence[int]
-    ) -> Rotation:
-        """The rotation of the queries on sink keys: positions count the sinks and a full window, not expired tokens."""
-        assert window.size is not None, "sinks lie before a window"
-        return self._rotation([where.clamp(max=window.sinks + window.size - 1) for where in positions], limits)
+
+def _on_sinks(window: AttentionWindow, positions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The positions of the queries on sink keys: they count the sinks and a full window, not expired tokens."""
+    assert window.size is not None, "sinks lie before a window"
+    return [where.clamp(max=window.sinks + window.size - 1) for where in positions]

@@ -5,10 +5,18 @@ from typing import Self
 
 import torch
 
-from tokenwright.backends import Kernels
+from tokenwright.backends import Kernels, Scored
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.torch.batch import TorchBatch
-from tokenwright.backends.torch.ops import RunState, TorchEmbed, TorchHead, running, using
+from tokenwright.backends.torch.ops import (
+    RunState,
+    TorchAttention,
+    TorchEmbed,
+    TorchHead,
+    TorchParallel,
+    running,
+    using,
+)
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
@@ -30,6 +38,12 @@ class Decoder:
         self.blocks = [running(op, kernels, weights) for op in graph.blocks]
         self.head = TorchHead(graph.head, kernels, weights)
         self.layer_tokens = 0
+
+    @property
+    def scorings(self) -> list[Scored]:
+        """How the attention scores of each layer follow from q k."""
+        each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
+        return [op.scoring for op in each if isinstance(op, TorchAttention)]
 
     def using(self, kernels: Kernels) -> Self:
         """The same model with other kernels, wherever it runs op by op, and a counter of its own; it shares weights."""

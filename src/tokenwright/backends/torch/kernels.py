@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.backends.protocol import Linear
+from tokenwright.backends.protocol import Linear, Scored
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Routing
@@ -20,6 +20,8 @@ from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights in memory at a time, over all heads: 256 MiB in fp32
+
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of gpt-oss's activation: (value + 1) gate sigmoid(alpha gate), both clamped
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -61,6 +63,8 @@ class ReferenceKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = _as(x, self.wide)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        if weight.dtype is not x.dtype:  # Gemma's, of fp32 beside narrower activations: one rounding, of the product
+            return _as(scaled * weight, x.dtype)
         return weight * _as(scaled, x.dtype)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -71,6 +75,8 @@ class ReferenceKernels:
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            return self._clamped(gates, values)
         return self.activate(gates, activation) * values  # [T, m]
 
     def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,6 +89,13 @@ class ReferenceKernels:
         if routing.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         return ids, _as(torch.cat((weights, gates.sigmoid()), 1), logits.dtype)
+
+    def _clamped(self, gates: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        gates, values = self._in(gates).clamp(max=SWIGLU_LIMIT), self._in(values).clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return _as((values + 1) * (gates * (gates * SWIGLU_ALPHA).sigmoid()), gates.dtype)
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return _as(self._in(x).div(cap).tanh_().mul_(cap), x.dtype)
 
     def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         wide = _as(x, self.wide)
@@ -100,7 +113,7 @@ class ReferenceKernels:
         q: torch.Tensor,
         view: KVView,
         chunks: Sequence[ChunkRows],
-        scale: float,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
@@ -111,7 +124,7 @@ class ReferenceKernels:
             for first in range(0, len(chunk.rows), block):
                 rows = slice(chunk.rows.start + first, chunk.rows.start + min(first + block, len(chunk.rows)))
                 others = None if sink_q is None else sink_q[rows]
-                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scale, others)
+                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scoring, others)
                 mixed = weights @ values  # [G, R, n, D]
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
         return out
@@ -139,7 +152,7 @@ class ReferenceKernels:
         positions: torch.Tensor,
         start: int,
         window: AttentionWindow,
-        scale: float,
+        scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention weights [G, H / G, n, t] in `wide`: rows q [n, H, D] from position `start` on, keys k [t, G, D]."""
@@ -151,7 +164,14 @@ class ReferenceKernels:
         hidden = positions > rows  # [n, t]
         if window.size is not None:
             hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
-        return scores.mul_(scale).masked_fill_(hidden, float("-inf")).softmax(-1)
+        scores.mul_(scoring.scale)
+        if scoring.cap is not None:
+            scores.div_(scoring.cap).tanh_().mul_(scoring.cap)
+        scores.masked_fill_(hidden, float("-inf"))
+        if scoring.sink_logits is None:
+            return scores.softmax(-1)
+        learned = _as(scoring.sink_logits, scores.dtype).view(*scores.shape[:2], 1, 1)  # [G, R, 1, 1]
+        return torch.cat((scores, learned.expand(*scores.shape[:3], 1)), -1).softmax(-1)[..., :-1]
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """q k [G, H / G, n, t] in `wide`, of rows [n, H, D] and keys [t, G, D]."""

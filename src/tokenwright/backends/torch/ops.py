@@ -12,13 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tokenwright.backends import Dense, Kernels, Linear
+from tokenwright.backends import Dense, Kernels, Linear, Scored
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op
-from tokenwright.models.rotary import Rotation
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -65,47 +64,53 @@ class TorchAttention:
         self.layer = op.layer
         self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
-        self.scale = op.scale
+        learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
         self.q_norm = _over_heads(op.q_norm, op.head_size, kernels, weights)
         self.k_norm = _over_heads(op.k_norm, op.head_size, kernels, weights)
         self.after = _after(op, kernels, weights)
-        self.rotates = op.rotary is not None
-        self.rotate: Callable[[torch.Tensor, Rotation], torch.Tensor] = kernels.rotate if self.rotates else _same
+        self.rope = op.rotary
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        x = x + self.added(x, state)
+        state.tap(Site.ATTENTION, self.layer, x)
+        return x
+
+    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = self.kernels.linear(normed, self.qkv).view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
-        q = self.rotate(plain, batch.rotation)
-        k = self.rotate(self.k_norm(k), batch.rotation)
+        q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
         tap(Site.QUERY, self.layer, q)
         sink_q = self._sink_query(plain, view, state)
         tap(Site.KEY, self.layer, k)
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
-        mixed = self.kernels.attention(q, view, batch.chunks, self.scale, sink_q)  # [T, H, D]
+        mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
         tap(Site.MIXED, self.layer, mixed)
-        x = x + self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
-        tap(Site.ATTENTION, self.layer, x)
-        return x
+        return self.after(self.kernels.linear(mixed.flatten(1), self.out))  # [T, width]
+
+    def _rotated(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
 
     def _sink_query(self, q: torch.Tensor, view: KVView, state: RunState) -> torch.Tensor | None:
         """The queries [T, H, D] for the keys of sinks; None if the layer has no sinks or no rotation."""
-        if not (self.rotates and view.spec.window.sinks):
+        if self.rope is None or not view.spec.window.sinks:
             return None
-        turned = self.rotate(q, state.batch.sink_rotations[view.spec.window])
+        turned = self.kernels.rotate(q, state.batch.sink_rotations[self.rope, view.spec.window])
         state.tap(Site.SINK_QUERY, self.layer, turned)
         return turned
 
 
 class TorchMLP:
-    """One layer's MLP, gated (SwiGLU) or plain."""
+    """One layer's MLP, gated (such as SwiGLU) or plain."""
 
     def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -118,13 +123,31 @@ class TorchMLP:
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        x = x + self.added(x, state)
+        state.tap(Site.MLP, self.layer, x)
+        return x
+
+    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
         hidden = self.activate(self.kernels.linear(normed, self.up), self.activation)  # [T, m]
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
-        x = x + self.after(self.kernels.linear(hidden, self.down))  # [T, width]
-        state.tap(Site.MLP, self.layer, x)
-        return x
+        return self.after(self.kernels.linear(hidden, self.down))
+
+
+class TorchParallel:
+    """One layer's attention and MLP, side by side."""
+
+    def __init__(self, op: Parallel, kernels: Kernels, weights: Weights) -> None:
+        self.attention = TorchAttention(op.attention, kernels, weights)
+        self.mlp = TorchMLP(op.mlp, kernels, weights)
+
+    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        after = self.attention(x, state)
+        after = after + self.mlp.added(x, state)  # [T, width]
+        state.tap(Site.MLP, self.mlp.layer, after)
+        return after
 
 
 class TorchExperts:
@@ -170,15 +193,18 @@ class TorchHead:
         self.norm = norm(op.norm, kernels, weights)
         self.matrix = linear(weights, op.matrix)
         self.scale = _scaled(op.scale)
+        self.cap = op.cap
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kernels.linear(self.scale(self.norm(x)), self.matrix).float()
+        logits = self.kernels.linear(self.scale(self.norm(x)), self.matrix)
+        return (logits if self.cap is None else self.kernels.soft_cap(logits, self.cap)).float()
 
 
 OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Attention: TorchAttention,
     MLP: TorchMLP,
     Experts: TorchExperts,
+    Parallel: TorchParallel,
 }
 
 
@@ -193,7 +219,9 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
     for name, value in vars(op).items():
         if value is before:
             setattr(other, name, kernels)
-        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `rotate`
+        elif isinstance(value, TorchAttention | TorchMLP):
+            setattr(other, name, using(value, before, kernels))
+        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `gated`
             setattr(other, name, getattr(kernels, value.__name__))
     return other
 
@@ -235,7 +263,7 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
     weight, eps = dense(weights, f"{of.name}.weight"), of.eps
     if of.kind == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)
-    bias = dense(weights, f"{of.name}.bias")
+    bias = dense(weights, f"{of.name}.bias") if of.bias else torch.zeros_like(weight)
     return lambda x: kernels.layer_norm(x, weight, bias, eps)
 
 

@@ -11,7 +11,7 @@
 namespace tw {
 
 enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5 };
-enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4 };
 
 constexpr int64_t LANES = 16;   // outputs of a block
 constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
@@ -65,7 +65,7 @@ struct KVLayer {
 };
 
 // A chunk: rows [row, row + rows) of the step are positions [start, start + rows) of one sequence.
-// rotation: [rows][2][D / 2], cosines and then sines; null if no layer rotates.
+// rotation: [rows][rotations of the model][2][D / 2], cosines and then sines; null if no layer rotates.
 // tables: for each group of the store, the page table of the sequence: its pages' numbers in the KV memory, or -1.
 struct ChunkRows {
   int64_t row, rows, start;
@@ -76,6 +76,8 @@ struct ChunkRows {
 struct Heads {
   int64_t heads, kv_heads, size;
   double scale;  // of q k
+  double cap;    // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
+  const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null
 };
 
 }  // namespace tw

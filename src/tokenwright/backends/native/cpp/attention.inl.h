@@ -36,6 +36,7 @@ struct Tile {
   int64_t rows;
   int64_t size, depth, groups;  // of a head: its size, that rounded up to whole groups of 32, the groups
   int64_t beside;               // the number of queries, rounded up to whole vectors
+  float cap;                    // soft cap of the scores; 0: none
   QueryRows q, sink_q;
   float* weights;          // [queries][64]: scores, then their exponentials
   int16_t* weight_codes;   // [groups][queries][64]: weights times the values' scales, as integer codes
@@ -83,6 +84,7 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.depth = tile.groups * SCALED;
   const int64_t n = tile.queries();
   tile.beside = whole(n, 16);
+  tile.cap = (float)heads.cap;
   scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // align to cache lines
   tile.numbers = take(scratch, BLOCK * tile.depth);
   tile.copies = take(scratch, 32 * tile.depth);
@@ -443,6 +445,8 @@ TW_INLINE void soften(const Tile& tile, const Block& block, int64_t query) {
   float* sums = tile.sums + query * 16;
   F x[4];
   for (int v = 0; v < 4; v++) x[v] = load(weights + 16 * v);
+  if (tile.cap > 0)
+    for (int v = 0; v < 4; v++) x[v] = soft_capped(x[v], tile.cap);
   if (read.low > 0 || read.high < BLOCK)
     for (int v = 0; v < 4; v++) x[v] = only(x[v], 16 * v, read, -__builtin_inff());
   const float before = tile.highest[query];
@@ -809,7 +813,10 @@ static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& ch
       tile.sink_q = tile.q;
     memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
     memset(tile.sums, 0, 4 * tile.queries() * 16);
-    for (int64_t i = 0; i < tile.queries(); i++) tile.highest[i] = -__builtin_inff();
+    for (int64_t i = 0; i < tile.queries(); i++) {
+      tile.highest[i] = heads.sink_logits ? heads.sink_logits[queries.head + i % tile.heads] : -__builtin_inff();
+      if (heads.sink_logits) tile.sums[16 * i] = 1.0f;  // exp(logit - highest)
+    }
     read_text(layer, tile, {layer, heads, chunk, page_size, 0});
     write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     first += tile.rows;

@@ -75,6 +75,8 @@ struct Kernels {
   void (*activate)(int64_t activation, int64_t size, const float* x, float* y);
   // y [size] = act(gates) * values, for x [2 size]: the gates, then the values.
   void (*gated)(int64_t activation, int64_t size, const float* x, float* y);
+  // x = cap tanh(x / cap), in place.
+  void (*soft_cap)(double cap, int64_t n, float* x);
   // Rotates the pairs (i, i + size / 2) of a head. rotation: cosines [size / 2], then sines. x may be y.
   void (*rotate)(int64_t size, const float* rotation, const float* x, float* y);
 

@@ -64,8 +64,8 @@ int64_t with_workspace(Workspace* shared, Run run) {
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
   const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
                           sizeof(ChunkRows),   sizeof(Heads), sizeof(EmbedOp), sizeof(AttentionOp), sizeof(MLPOp),
-                          sizeof(HeadOp), sizeof(ExpertsOp), sizeof(Op),    sizeof(Model),   sizeof(Batch),       sizeof(Queries),
-                          sizeof(Routing)};
+                          sizeof(HeadOp), sizeof(ParallelOp), sizeof(ExpertsOp), sizeof(Op), sizeof(Model),
+                          sizeof(Batch), sizeof(Queries), sizeof(Routing)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -134,6 +134,8 @@ TW_EXPORT void tw_activate(const Kernels* k, int64_t activation, int64_t size, c
 TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int64_t size, const float* x, float* y) {
   for (int64_t i = 0; i < rows; i++) k->gated(activation, size, x + i * 2 * size, y + i * size);
 }
+
+TW_EXPORT void tw_soft_cap(const Kernels* k, double cap, int64_t n, float* x) { k->soft_cap(cap, n, x); }
 
 // x and y: [rows][heads][size]; rotations: [rows][size], cosines before sines.
 TW_EXPORT void tw_rotate(const Kernels* k, int64_t rows, int64_t heads, int64_t size, const float* rotations,

@@ -63,10 +63,29 @@ static void activate(int64_t activation, int64_t size, const float* x, float* y)
   }
 }
 
+// (value + 1) gate sigmoid(1.702 gate), the gate at most 7 and the value from -7 to 7.
+TW_INLINE F clamped_swiglu(F gate, F value) {
+  const F limit = all(7.0f), low = all(-7.0f);
+  gate = smaller(limit, gate);
+  value = larger(low, smaller(limit, value));
+  return (value + all(1.0f)) * (gate * sigmoid(gate * all(1.702f)));
+}
+
 static void gated(int64_t activation, int64_t size, const float* x, float* y) {
   for (int64_t i = 0; i < size; i += 16) {
     const int64_t n = size - i < 16 ? size - i : 16;
+    if (activation == CLAMPED_SWIGLU) {
+      store(y + i, clamped_swiglu(load(x + i, n), load(x + size + i, n)), n);
+      continue;
+    }
     store(y + i, activated(activation, load(x + i, n)) * load(x + size + i, n), n);
+  }
+}
+
+static void soft_cap(double cap, int64_t n, float* x) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t some = n - i < 16 ? n - i : 16;
+    store(x + i, soft_capped(load(x + i, some), (float)cap), some);
   }
 }
 

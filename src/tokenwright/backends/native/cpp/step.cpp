@@ -95,7 +95,7 @@ struct ExpertMemory {
 // The scratch memory of one call at a time.
 struct Workspace {
   std::atomic<bool> in_use{false};
-  Buffer x, normed, qkv, sink, mixed, up, added, act, scratch, partial;
+  Buffer x, normed, before, qkv, sink, mixed, up, added, act, scratch, partial;
   RowStorage rows, next_rows;
   ExpertMemory experts;
 
@@ -130,7 +130,7 @@ int64_t summary_pieces(int64_t vocab) { return (vocab + SUMMARY - 1) / SUMMARY; 
 
 // The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
-  int64_t qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
+  int64_t before = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
   int64_t act = 0, scratch = 0;                  // per thread
   int64_t partial = 0;                           // in total
 };
@@ -141,7 +141,7 @@ struct Pass {
   const Model& model;
   const Batch& batch;
   Workspace& r;
-  float *x, *normed, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
+  float *x, *normed, *before, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
   int64_t scratch_each;
   Partial* partial;
 };
@@ -155,6 +155,7 @@ void visit(const Op& op, F f) {
     case MLP: return f(*(const MLPOp*)op.op);
     case HEAD: return f(*(const HeadOp*)op.op);
     case EXPERTS: return f(*(const ExpertsOp*)op.op);
+    case PARALLEL: return f(*(const ParallelOp*)op.op);
   }
 }
 
@@ -213,8 +214,8 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
   norm_heads(p.k, op.q_norm, op.whole_norms, h.heads, size, q);
   norm_heads(p.k, op.k_norm, op.whole_norms, h.kv_heads, size, key);
-  if (op.rotates) {
-    const float* rotation = chunk.rotation + (row - chunk.row) * size;
+  if (op.rotation >= 0) {
+    const float* rotation = chunk.rotation + ((row - chunk.row) * p.model.rotations + op.rotation) * size;
     if (kv.sinks) {
       const float* at = position < kv.sinks + kv.window - 1 ? rotation : kv.sink_rotation;
       float* sink = p.sink + row * h.heads * size;
@@ -294,12 +295,12 @@ void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows,
   each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, after, row); });
 }
 
-// Quantises norm(x) of all rows for a linear.
-QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const Norm& norm, const Matrix& m) {
+// Quantises norm(x) of all rows x [rows][width] for a linear.
+QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, const Matrix& m) {
   const int64_t rows = p.batch.rows, width = p.model.width;
   const QuantisedRows quantised = p.r.rows.of(p.k, m, rows);
   each_row(team, rows, [&](int64_t row) {
-    const float* x = p.x + row * width;
+    const float* x = all + row * width;
     float* normed = p.normed + thread * width;
     if (norm.weight) p.k.norm(norm, width, x, normed);
     p.k.quantise_row(m, norm.weight ? normed : x, row, quantised);
@@ -337,9 +338,9 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
 void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
   const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size;
-  const bool sinks = op.rotates && kv.sinks;
+  const bool sinks = op.rotation >= 0 && kv.sinks;
 
-  QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.qkv);
+  QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.qkv);
   linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
   each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
   const Queries all{0,          0,       0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
@@ -360,9 +361,10 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   if (!added_directly(op.after)) needs.added = std::max(needs.added, op.down.out);
 }
 
-void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
+// Runs an MLP that reads x [rows][width] and adds to the residual stream.
+void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& op) {
   const int64_t rows = p.batch.rows, inner = op.down.in;
-  const QuantisedRows quantised = normed_rows(p, team, thread, op.norm, op.up);
+  const QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.up);
   const QuantisedRows last = p.r.next_rows.of(p.k, op.down, rows);
   const Between between{op.activation, op.gated, inner, op.down, last};
   if (p.k.fuses(op.up, quantised, between)) {
@@ -381,6 +383,21 @@ void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
     });
   }
   add_linear(p, team, op.down, last, op.after);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) { run_mlp(p, team, thread, p.x, op); }
+
+void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const ParallelOp& op) {
+  reserve(needs, r, k, batch, op.attention);
+  reserve(needs, r, k, batch, op.mlp);
+  needs.before = std::max(needs.before, op.mlp.up.in);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
+  const int64_t width = p.model.width;
+  each_row(team, p.batch.rows, [&](int64_t row) { memcpy(p.before + row * width, p.x + row * width, 4 * width); });
+  run(p, team, thread, op.attention);
+  run_mlp(p, team, thread, p.before, op.mlp);
 }
 
 #include "experts.inl.h"
@@ -443,15 +460,24 @@ void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
     p.k.quantise_row(op.matrix, normed, i, quantised);
   });
   const Summary summary{p.k, wanted, vocab, p.batch.logits, p.partial, p.batch.best, p.batch.log_total};
+  const auto cap = [&](int64_t row, int64_t piece) {
+    const int64_t at = piece * SUMMARY;
+    if (op.cap > 0) p.k.soft_cap(op.cap, std::min(vocab - at, SUMMARY), p.batch.logits + row * vocab + at);
+  };
   if (summary.pieces() < MANY_PIECES * team.size()) {
     linears_of(p, team, op.matrix, quantised, p.batch.logits, nullptr, vocab);
+    if (op.cap > 0)
+      team.each(wanted * summary.pieces(), [&](int64_t i) { cap(i / summary.pieces(), i % summary.pieces()); });
     return summary.run(team);
   }
   team.each(summary.pieces(), [&](int64_t piece) {  // sums them up while they are in the cache
     constexpr int64_t blocks = SUMMARY / LANES;
     const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(op.matrix));
     p.k.linear(op.matrix, quantised, first, last, Out{p.batch.logits, nullptr, vocab});
-    for (int64_t row = 0; row < wanted; row++) summary.sum_up(row, piece);
+    for (int64_t row = 0; row < wanted; row++) {
+      cap(row, piece);
+      summary.sum_up(row, piece);
+    }
   });
   summary.merge_all(team);
 }
@@ -498,6 +524,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r,
             r.x.of<float>(rows * model.width),
             r.normed.of<float>(threads * model.width),
+            r.before.of<float>(rows * needs.before),
             r.qkv.of<float>(rows * needs.qkv),
             r.sink.of<float>(rows * needs.sink),
             r.mixed.of<float>(rows * needs.mixed),

@@ -10,7 +10,7 @@ constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights in a thread's wor
 
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
 // functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
-enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, EXPERTS = 4 };
+enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5 };
 
 // x = scale times the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
@@ -30,7 +30,7 @@ struct After {
 struct AttentionOp {
   int64_t layer;
   Heads heads;
-  int64_t rotates;
+  int64_t rotation;  // its index among the model's rotations; -1: none
   Norm norm;
   Matrix qkv;   // the heads of q, then those of k, then those of v
   Norm q_norm;  // over each head, before the rotation
@@ -49,11 +49,18 @@ struct MLPOp {
   After after;
 };
 
-// The logits of the batch's logits rows: matrix(scale * norm(x)); and norm(x) of its hidden rows.
+// The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
+// norm(x) of its hidden rows.
 struct HeadOp {
   Norm norm;
   Matrix matrix;
-  double scale;
+  double scale, cap;
+};
+
+// Attention and MLP of one layer, both of which read x as it was before the layer.
+struct ParallelOp {
+  AttentionOp attention;
+  MLPOp mlp;
 };
 
 // How a router's logits [experts] choose some experts for a row, the lowest number among equals first.
@@ -83,7 +90,9 @@ struct Op {
 };
 
 struct Model {
-  int64_t width, ops;
+  int64_t width;
+  int64_t rotations;  // different rotations, whose cosines and sines are side by side in `ChunkRows::rotation`
+  int64_t ops;
   const Op* op;
 };
 

@@ -16,7 +16,7 @@ namespace TW_ISA {
 #define TW_NAME(x) TW_STRING(x)
 
 static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row, linear, fuses, up_rows, embed,
-                              norm, activate, gated, rotate, store_kv, attend, attention_scratch, pack, summary, read,
+                              norm, activate, gated, soft_cap, rotate, store_kv, attend, attention_scratch, pack, summary, read,
                               multiply};
 
 }  // namespace TW_ISA
