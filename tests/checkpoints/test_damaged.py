@@ -24,6 +24,7 @@ from tokenwright.errors import CheckpointError
 WIDE = (0, 1, 3, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1)
 TRACED, RESIDENT = 24 << 20, 256 << 20  # bytes: of Python's objects in one case, and of the process over all of them
 PUBLISHED = ("gptq-32", "gptq-order", "awq", "fp8-blocks", "compressed-zeros", "compressed-8", "nf4", "bitsandbytes-8")
+SAID = r"(?<=: )(\d+(?=[,}])|true|false|null)"  # numbers and flags in a config.json
 Damage = Callable[[random.Random], bytes]
 
 
