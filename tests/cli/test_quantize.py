@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
@@ -134,3 +135,16 @@ def test_a_model_without_a_tokenizer_is_refused_before_any_work(run: Run, model:
     assert result.exit_code != 0
     assert "has no tokenizer.json" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bare"]
+
+
+def test_a_target_named_gguf_is_a_gguf_file(run: Run, tmp_path: Path) -> None:
+    model, file = make_checkpoint(tmp_path / "model", "qwen2.5").path, tmp_path / "out.gguf"
+    result = run("quantize", model, file, "--weights", "int8")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{file}: int8 weights, ")
+    assert "Q8_0" in run("inspect", file).stdout
+    assert "exists already" in run("quantize", model, file).stderr
+    assert (
+        "blocks of a GGUF file have 32 inputs"
+        in run("quantize", model, tmp_path / "o.gguf", "--weights", "int8:64").stderr
+    )

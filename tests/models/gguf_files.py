@@ -19,14 +19,19 @@ ARCHITECTURES = {
 
 
 def write_gguf(
-    file: Path, folder: Path, kind: Kind = Kind.F32, only: str = "", metadata: Mapping[str, Any] | None = None
+    file: Path,
+    folder: Path,
+    kind: Kind = Kind.F32,
+    only: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    split: int = 0,
 ) -> Path:
     """The model of a folder as a GGUF file, with matrices of a type; with `only`, those whose name has it, else F32.
 
-    metadata: strings and whole numbers to add or replace.
+    metadata: strings and whole numbers to add or replace. split: the most tensors of one of several files.
     """
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, config["model_type"])
+    writer = gguf.GGUFWriter(file, config["model_type"], split_max_tensors=split)
     _facts(writer, config)
     _tokenizer(writer, folder)
     for key, value in (metadata or {}).items():

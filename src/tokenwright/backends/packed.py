@@ -145,6 +145,14 @@ class Packed:
         below = self.format == "int8" and int(codes.min()) == 0
         return below + int((~scales.isfinite()).sum())
 
+    def stored_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `put_codes` takes for the whole matrix: codes [out, inner] and scales [out, inner / group]."""
+        assert self.inner % self.group == 0, "the groups are whole"
+        units = self._units().permute(0, 3, 1, 2, 4).flatten(0, 1)
+        codes = self._numbers(units)[: self.out]
+        scales = self._scales().transpose(1, 2).flatten(0, 1)[: self.out, : self.inner // self.group]
+        return codes, scales
+
     def _place(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
         """Write codes [n, depth] (uint8, one to a byte) and scales [n, groups]."""
         ids = torch.arange(first, first + len(codes))
@@ -186,13 +194,17 @@ class Packed:
 
     def _decoded(self, units: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Weights [n, inner] in fp32 from units [n, slabs, lines, per_unit] and scales [n, groups]."""
-        if self.format == "int4":
-            units = torch.stack((units & 15, units >> 4), 2)  # the first 32 inputs of a slab, then the others
-        numbers = units.reshape(len(units), self.depth)[:, : self.inner]
+        numbers = self._numbers(units)
         if not self.group:
             return numbers.float()
         codes = numbers.float() - (128 if self.format == "int8" else 8)
         return codes * scales.float().repeat_interleave(self.group, -1)[:, : self.inner]
+
+    def _numbers(self, units: torch.Tensor) -> torch.Tensor:
+        """Codes, or numbers of formats without scales, [n, inner] of units [n, slabs, lines, per_unit]."""
+        if self.format == "int4":
+            units = torch.stack((units & 15, units >> 4), 2)  # the first 32 inputs of a slab, then the others
+        return units.reshape(len(units), self.depth)[:, : self.inner]
 
     def _units(self) -> torch.Tensor:
         """The codes as [blocks, slabs, lines, 16, per_unit]."""

@@ -61,8 +61,9 @@ def _weights(checkpoint: Checkpoint) -> str:
 def _tokenizer(checkpoint: Checkpoint) -> str:
     folder = checkpoint.path
     if folder.is_file():  # GGUF: the header has the tokenizer
+        header = min((one.start for one in checkpoint.stored.values() if one.file == folder), default=-1)
         with folder.open("rb") as file:
-            return sha256(file.read(min(one.start for one in checkpoint.stored.values()))).hexdigest()
+            return sha256(file.read(header)).hexdigest()
     names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
     there = [name for name in names if (folder / name).is_file()]
     return _digest(" ".join(f"{name} {sha256((folder / name).read_bytes()).hexdigest()}" for name in there))

@@ -23,9 +23,11 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import family_of, parse_config, text_keys
 from tokenwright.checkpoints.family import Family, Source, tower_of
 from tokenwright.checkpoints.generation import parse_generation
-from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
+from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_model import read_model
+from tokenwright.checkpoints.gguf_splits import read_whole_gguf
 from tokenwright.checkpoints.held import Held, as_stored, held, without
+from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
@@ -52,7 +54,7 @@ _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embe
 class Checkpoint:
     """A checked model folder, or a GGUF file. `config.dtype` is the dtype of most of the stored bytes."""
 
-    path: Path  # of the folder, or the file
+    path: Path  # of the folder, or the file, of several the first
     config: ModelConfig
     graph: Graph  # the model's ops, and so the names and shapes of its tensors
     generation: GenerationDefaults
@@ -67,7 +69,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
-        """Open and check a folder, "stories" (the model inside the package) or owner/name on the hub, at `revision`.
+        """Open and check a folder, a GGUF file, "stories" (the model inside the package), or a name on the hub at
+        `revision`: owner/name, or owner/name:FILE.gguf.
 
         `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
@@ -106,16 +109,15 @@ class Checkpoint:
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
-        header = read_gguf(file)
+        (file, *others), header = read_whole_gguf(file)
         model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
         _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
         texts = read_metadata(header.metadata, str(file))
         config = replace(model.config, dtype=_dtype_of_blocks(model.stored.values()))
         generation = _within(model.generation, config.vocab_size, str(file))
         forms = as_stored(model.graph, model.sources, model.stored)
-        return cls(
-            file, config, model.graph, generation, model.sources, model.stored, {file: stamp(file)}, None, forms, texts
-        )
+        stamps = {one: stamp(one) for one in (file, *others)}
+        return cls(file, config, model.graph, generation, model.sources, model.stored, stamps, None, forms, texts)
 
     def adapter(self, folder: str | Path) -> Adapter:
         """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
@@ -234,8 +236,10 @@ def stamp(file: Path) -> tuple[int, int]:
 
 
 def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
-    """The model's folder. Only a name of the form owner/name that is no local folder is fetched from the hub."""
+    """The model's folder, or GGUF file. Only a name on the hub that is no local folder is fetched from there."""
     folder = local_folder(name_or_path, revision)
+    if folder is None and read_gguf_name(str(name_or_path)):
+        return download_gguf(str(name_or_path), revision, progress)
     return hub.download(str(name_or_path), revision, progress, check_config) if folder is None else folder
 
 

@@ -35,10 +35,18 @@ _TYPES: Mapping[int, tuple[str, int, int]] = {
 }  # fmt: skip
 BLOCKS: Mapping[str, int] = {name: count for name, count, _ in _TYPES.values() if count > 1}  # numbers of a block
 
+_SIZES = {name: (count, nbytes) for name, count, nbytes in _TYPES.values()}
+
 _STRING, _ARRAY = 8, 9  # value types of the metadata
 _NUMBERS: Mapping[int, str] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
+
+
+def block_bytes(dtype: str, count: int) -> int:
+    """Bytes of so many numbers of a type, in whole blocks."""
+    each, nbytes = _SIZES[dtype]
+    return count // each * nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from tokenwright.models.graph import Graph
 
 _MOST_PAIRS = 1 << 15  # of dimensions in a head
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _INERT_TENSORS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")  # derived from the metadata
-_PAIRED = "llama"  # the architecture whose q and k rows lie in pairs
+PAIRED = "llama"  # the architecture whose q and k rows lie in pairs
+ROWS_PAIRED = re.compile(r"layers\.\d+\.attention\.[qk]\.(weight|bias)")  # our names of these rows
 
 _NAMES: Mapping[str, str] = {
     "embed": "token_embd",
@@ -93,33 +94,35 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
-    paired = config.head_size if header.metadata["general.architecture"] == _PAIRED else 0
+    paired = config.head_size if header.metadata["general.architecture"] == PAIRED else 0
     return GgufModel(config, graph, generation, _sources(graph, paired), stored)
 
 
-def _sources(graph: Graph, paired: int) -> dict[str, Source]:
-    """The file's names of our tensors. `paired`: the size of a head whose rows lie in pairs, else 0."""
+def tensor_names(graph: Graph) -> dict[str, str]:
+    """The file's names of our tensors."""
     found = {}
     for name in graph.shapes:
         base, kind = name.rsplit(".", 1)
         layer = re.match(r"layers\.(\d+)\.", base)
         part = base[layer.end() :] if layer else base
         at = f"blk.{layer[1]}.{_NAMES[part]}" if layer else _NAMES[part]
-        order = (
-            head_order(paired, paired, neighbours=True) if paired and part in ("attention.q", "attention.k") else None
-        )
-        found[name] = Source(f"{at}.{kind}", order=order)
+        found[name] = f"{at}.{kind}"
     return found
+
+
+def _sources(graph: Graph, paired: int) -> dict[str, Source]:
+    """Where a file stores our tensors. `paired`: the size of a head whose rows lie in pairs, else 0."""
+    names = tensor_names(graph).items()
+    order = head_order(paired, paired, neighbours=True) if paired else None
+    return {name: Source(at, order=order if ROWS_PAIRED.fullmatch(name) else None) for name, at in names}
 
 
 def _settings(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
     """The metadata as a config.json."""
     every = Keys(header.metadata, where)
     kind = every.text("general.architecture")
-    if kind not in _ARCHITECTURES:
-        raise every.error(f"the architecture {shown(kind)} is none that Tokenwright reads: {', '.join(_ARCHITECTURES)}")
-    if (count := every.whole("split.count", 1, least=0)) > 1:
-        raise every.error(f"it is one of {count} files; join them: llama-gguf-split --merge FIRST.gguf ALL.gguf")
+    if kind not in ARCHITECTURES:
+        raise every.error(f"the architecture {shown(kind)} is none that Tokenwright reads: {', '.join(ARCHITECTURES)}")
     keys = Keys({k.removeprefix(f"{kind}."): v for k, v in header.metadata.items() if k.startswith(f"{kind}.")}, where)
     for key, (allowed, why) in _NEUTRAL.items():
         keys.only(key, *allowed, why=why)
@@ -131,7 +134,7 @@ def _settings(header: Header, where: str, factors: Callable[[Stored], list[float
         if keys.whole(same, size) != size:
             raise keys.error(f"{same} is {keys.whole(same)}, and a head has {size}; Tokenwright lacks that")
     found = {ours: keys.whole(theirs) for ours, theirs in _WHOLE.items()} | {
-        "architectures": [_ARCHITECTURES[kind]],
+        "architectures": [ARCHITECTURES[kind]],
         "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
         "head_dim": size,
         "rms_norm_eps": _shortest(keys.number("attention.layer_norm_rms_epsilon")),

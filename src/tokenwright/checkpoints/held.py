@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.gguf_blocks import AS_STORED
-from tokenwright.checkpoints.published import Compound
-from tokenwright.checkpoints.reading import DTYPES
+from tokenwright.checkpoints.reading import DTYPES, form_of
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import DTYPE_BYTES, WeightFormat
 from tokenwright.models.graph import Graph
@@ -21,7 +19,7 @@ def as_stored(graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, 
     found: dict[str, WeightFormat] = {}
     for matrix in graph.matrices.values():
         parts = [name for name, _ in matrix.parts]
-        forms = {_form_of(stored[sources[f"{part}.weight"].name]) for part in parts}
+        forms = {form_of(stored[sources[f"{part}.weight"].name]) for part in parts}
         if len(forms) == 1 and (form := forms.pop()) is not None:
             found |= dict.fromkeys(parts, form)
     return found
@@ -32,10 +30,6 @@ def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[
     touched = [matrix for matrix in graph.matrices.values() if any(part in changed for part, _ in matrix.parts)]
     gone = {part for matrix in touched for part, _ in matrix.parts}
     return {part: form for part, form in kept.items() if part not in gone}
-
-
-def _form_of(one: Stored) -> WeightFormat | None:
-    return one.form if isinstance(one, Compound) else AS_STORED.get(one.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,31 +70,31 @@ def download(
     name: owner/name, or the address of its page. again: the hub must be reached, a cached snapshot is not enough.
     Progress bars go to stderr. Raises CheckpointError with a remedy if the download fails.
     """
-    name, revision = _named(name, revision)
-    offline = _unreachable(name, revision, refuse=again)
-    folder = _snapshot(name, revision, SMALL, progress, offline)
+    name, revision = named(name, revision)
+    offline = unreachable(name, revision, refuse=again)
+    folder = snapshot(name, revision, SMALL, progress, offline)
     _config_in(folder, name)
     check(folder)
     commit = folder.name  # the library names a snapshot's folder after its commit
     files = shard_names(folder / INDEX) if (folder / INDEX).is_file() else [WEIGHTS]
     if not all((folder / file).is_file() for file in files):
-        _snapshot(name, commit, files, progress, offline)
+        snapshot(name, commit, files, progress, offline)
     if not (folder / files[0]).is_file():
-        raise CheckpointError(_incomplete(name, offline) if offline else _no_weights(name, commit))
-    _warn(offline, name)
+        raise CheckpointError(incomplete(name, offline) if offline else _no_weights(name, commit))
+    warn(offline, name)
     return folder
 
 
 def fetch_config(name: str) -> Path:
     """Download only the config.json of a model's newest commit. Raises CheckpointError if that fails."""
-    name, revision = _named(name, None)
-    offline = _unreachable(name, revision)
-    file = _config_in(_snapshot(name, revision, ("config.json",), False, offline), name)
-    _warn(offline, name)
+    name, revision = named(name, None)
+    offline = unreachable(name, revision)
+    file = _config_in(snapshot(name, revision, ("config.json",), False, offline), name)
+    warn(offline, name)
     return file
 
 
-def _named(text: str, revision: str | None) -> tuple[str, str | None]:
+def named(text: str, revision: str | None) -> tuple[str, str | None]:
     """The name of the repository, and its revision, given or from an address. Raises CheckpointError."""
     found = read_name(text)
     if found is None:
@@ -107,7 +107,7 @@ def _named(text: str, revision: str | None) -> tuple[str, str | None]:
     return found.name, revision
 
 
-def _unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str:
+def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str:
     """Ask the hub once: why only cached files are to be had, or '' if it answers, with a refusal perhaps.
 
     refuse: raise CheckpointError then.
@@ -126,9 +126,21 @@ def _unreachable(name: str, revision: str | None, *, refuse: bool = False) -> st
     return ""
 
 
-def _warn(offline: str, name: str) -> None:
+def warn(offline: str, name: str) -> None:
+    """Say that a model is taken from the cache, unless that was wished."""
     if offline not in ("", WISHED):
         log.warning("the hub cannot be reached (%s): %s is taken from the local cache", offline, name)
+
+
+def listing(name: str, revision: str | None) -> list[str]:
+    """The paths of a repository's files. Raises CheckpointError."""
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi(library_name="tokenwright").model_info(name, revision=revision or "main", timeout=_PATIENCE)
+    except Exception as error:  # each version of the network libraries raises its own types
+        raise CheckpointError(_explained(error, name, revision, "")) from error
+    return [one.rfilename for one in found.siblings or []]
 
 
 def _cause(error: Exception) -> str:
@@ -154,7 +166,7 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
-def _snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool, offline: str) -> Path:
+def snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool, offline: str) -> Path:
     """The folder of a snapshot with the files that match, downloaded unless `offline`. Raises CheckpointError.
 
     offline: why the hub cannot be reached, or ''.
@@ -211,7 +223,7 @@ def _explained(error: Exception, name: str, revision: str | None, offline: str) 
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return _incomplete(name, offline)
+        return incomplete(name, offline)
     if status == 403:
         return f"the hub does not let you read {name}; set HF_TOKEN to a token that may"
     return f"cannot fetch {name} from the hub ({type(error).__name__}: {error}); try again"
@@ -225,7 +237,8 @@ def _meant(name: str) -> str:
     return "Check the spelling." if near is None else f"Did you mean {near}?"
 
 
-def _incomplete(name: str, offline: str) -> str:
+def incomplete(name: str, offline: str) -> str:
+    """The message for a model that cannot be fetched, and is not whole in the cache."""
     return (
         f"{name} is not complete in the local cache, and the hub cannot be reached ({offline or 'it did not answer'}). "
         f"{_meant(name)} Fetch it once with a connection, or give a folder that has the files"

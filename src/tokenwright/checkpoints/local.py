@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from tokenwright.checkpoints import hub
+from tokenwright.checkpoints.hub_gguf import read_gguf_name
 from tokenwright.errors import CheckpointError
 
 STORIES = Path(__file__).parent.parent / "stories"  # the model inside the package
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path | None:
-    """The folder of a model, or its GGUF file; None for a name of the form owner/name: the hub may have it.
+    """The folder of a model, or its GGUF file; None for a name on the hub, owner/name or owner/name:FILE.
 
     Raises CheckpointError for anything else that is not there, and for a folder with a revision.
     """
@@ -29,7 +30,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         return folder
     if exists:
         raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")
-    if isinstance(name_or_path, str) and hub.is_hub_name(text):
+    if isinstance(name_or_path, str) and (hub.is_hub_name(text) or read_gguf_name(text)):
         return None
     from tokenwright.checkpoints.nearest import nearest
 

@@ -10,10 +10,10 @@ import torch
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.family import Source
 from tokenwright.checkpoints.gguf import BLOCKS
-from tokenwright.checkpoints.gguf_blocks import codes_and_scales, dequantised
+from tokenwright.checkpoints.gguf_blocks import AS_STORED, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import DType
+from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError, fetch_again
 
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
@@ -22,6 +22,9 @@ _OF_PARTS = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F64": torch.float64, "BOOL": torch.bool,
     **{name: TORCH_DTYPES[dtype] for name, dtype in DTYPES.items()},
 }  # fmt: skip
+
+
+_LOOKED_AT = 1 << 20  # bytes of a tensor whose scales are looked at together
 
 
 def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
@@ -43,6 +46,18 @@ def read_codes(one: Stored, first: int, last: int) -> tuple[torch.Tensor, torch.
         assert one.form is not None and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
         return one.codec.codes(_parts(one), one.form)
     return codes_and_scales(_read_blocks(one, first, last), one.dtype)
+
+
+def form_of(one: Stored) -> WeightFormat | None:
+    """The packed form that holds a stored tensor without loss. Reads it if that depends on its scales."""
+    if isinstance(one, Compound):
+        return one.form
+    if one.dtype == IF_SCALES_FIT:
+        step = max(1, _LOOKED_AT * one.shape[0] // one.nbytes)
+        pieces = ((at, min(at + step, one.shape[0])) for at in range(0, one.shape[0], step))
+        if not all(scales_fit(_read_blocks(one, *piece)) for piece in pieces):
+            return None
+    return AS_STORED.get(one.dtype)
 
 
 def read_whole(one: Stored) -> torch.Tensor:

@@ -25,7 +25,9 @@ from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
 
-HubName = Annotated[str, Argument(help="owner/name on the Hugging Face hub, or the address of its page.")]
+HubName = Annotated[
+    str, Argument(help="owner/name on the Hugging Face hub, owner/name:FILE.gguf, or a page's address.")
+]
 Kind = Annotated[str, Argument(help="A model as `tokenwright models` lists it.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 
@@ -60,10 +62,17 @@ def models(json_: opt.Json = False) -> None:
 def pull(model: HubName, revision: opt.Revision = None) -> None:
     """Download MODEL from the Hugging Face hub, the files that are needed alone, and check that it runs."""
     from tokenwright.checkpoints import hub
-    from tokenwright.checkpoints.folder import check_config
+    from tokenwright.checkpoints.folder import Checkpoint, check_config
+    from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 
+    if read_gguf_name(model):
+        file = download_gguf(model, revision, sys.stderr.isatty(), again=True)
+        write(f"{model}: {binary(Checkpoint.open(file).nbytes)}, {_checked(file)}, in {file}\n")
+        return
     if not hub.is_hub_name(model):
-        raise RequestError(f"{model[:200]} is not a model on the hub; give owner/name, or the address of its page")
+        raise RequestError(
+            f"{model[:200]} is not a model on the hub; give owner/name, owner/name:FILE.gguf, or a page's address"
+        )
     folder = hub.download(model, revision, sys.stderr.isatty(), check_config, again=True)
     about = _checked(folder)
     write(f"{model}: {binary(Kept.at(folder, '').bytes)}, {about}, in {folder}\n")

@@ -1,4 +1,4 @@
-"""`tokenwright quantize`: write a model with quantised weights to a folder that opens like any other."""
+"""`tokenwright quantize`: write a model with quantised weights: a folder that opens like any other, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from tokenwright.cli.output import bar, write
 from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
 
+SUFFIX, BLOCK = ".gguf", 32  # of a GGUF file, whose reader is not imported here: it takes time
+
 Paths = Annotated[
     list[str],
     Argument(
-        metavar="[MODEL] FOLDER",
+        metavar="[MODEL] TARGET",
         help="A Hugging Face name, a folder, or stories, the model inside, unless -m gives it; and where to write the "
-        "quantised model: a folder that does not exist yet.",
+        "quantised model: a folder, or a file OUT.gguf, that does not exist yet.",
         show_default=False,
     ),
 ]
-Format = Annotated[str, Option("--weights", help="int8 or int4, and perhaps a group, such as int4:64.")]
+Format = Annotated[
+    str,
+    Option(
+        "--weights",
+        help="int8 or int4, and perhaps a group, such as int4:64. In a GGUF file int8 (Q8_0), int4 (Q4_0) or bfloat16.",
+    ),
+]
 
 
 def quantize(
@@ -35,13 +43,16 @@ def quantize(
     weights: Format = "int8",
     revision: opt.Revision = None,
 ) -> None:
-    """Write a model with quantised weights to FOLDER: config, tokenizer, and weights in the kernels' packed layout."""
+    """Write a model with quantised weights: a folder with the kernels' packed layout, or a GGUF file."""
     if len(folder) > 2:
-        raise RequestError(f"two arguments are taken, the model and the folder to write, not {len(folder)}")
+        raise RequestError(f"two arguments are taken, the model and what to write, not {len(folder)}")
     named, target = (folder[0] if len(folder) == 2 else None), Path(folder[-1])
     if named is None and model is None:
-        raise RequestError("a model and a folder to write are needed: tokenwright quantize MODEL FOLDER")
+        raise RequestError("a model and what to write are needed: tokenwright quantize MODEL FOLDER, or MODEL OUT.gguf")
     source, form = opt.the_model(named, model), WeightFormat.parse(weights)
+    if target.suffix.lower() == SUFFIX:
+        _write_file(source, target, form, weights, revision)
+        return
     check_target(target, form)
     local_folder(source, revision)
     from tokenwright.backends.layout import nbytes
@@ -57,3 +68,19 @@ def quantize(
         with bar("writing") as report:
             write_folder(checkpoint, target, form, packed, report)
     write(f"{target}: {form} weights, {binary(nbytes(packed))} (before: {binary(checkpoint.nbytes)})\n")
+
+
+def _write_file(source: str, target: Path, form: WeightFormat, typed: str, revision: str | None) -> None:
+    """Write a GGUF file."""
+    if ":" in typed and form.group != BLOCK:
+        raise RequestError(f"the blocks of a GGUF file have {BLOCK} inputs; give --weights {form.name}", "weights")
+    local_folder(source, revision)
+    from tokenwright.checkpoints.folder import Checkpoint
+    from tokenwright.checkpoints.gguf_writer import check_writing, write_gguf
+
+    with interruptible():
+        checkpoint = Checkpoint.open(source, revision, progress=sys.stderr.isatty())
+        contents = check_writing(checkpoint, target, form)
+        with bar("writing") as report:
+            nbytes = write_gguf(contents, target, report)
+    write(f"{target}: {form.name} weights, {binary(nbytes)} (before: {binary(checkpoint.nbytes)})\n")

@@ -9,6 +9,7 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
+from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.lacking import lacking_operations
 from tokenwright.checkpoints.local import STORIES
@@ -44,7 +45,7 @@ class Blueprint:
 def find(model: str | Path) -> tuple[str, Blueprint]:
     """The model's display name and its blueprint. A local path takes precedence over a known name.
 
-    It reads only config.json, or the header of a GGUF file, and fetches only the former from the hub. Raises
+    It reads only config.json, or the header of a GGUF file; a GGUF file on the hub is fetched whole. Raises
     CheckpointError for a model that it cannot find or read.
     """
     name = str(model)
@@ -55,6 +56,8 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
             return known, _drawn(KNOWN[known], known)
         if hub.is_hub_name(name):
             file = hub.fetch_config(name)
+        elif read_gguf_name(name):
+            file = download_gguf(name, None, progress=False)
     if file is None and (near := nearest(name, planned=True)) is not None:
         raise CheckpointError(
             f"there is no file or folder {name[:200]}, and it is no known model; did you mean {near}?"

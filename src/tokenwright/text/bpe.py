@@ -5,6 +5,7 @@ split the text first, which are published with each model's own tokenizer.json).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -89,6 +90,20 @@ def byte_level(
         library.normalizer = normalizers.NFC()
     library.decoder = decoders.ByteLevel()
     return library
+
+
+def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
+    """What `byte_level` makes of a name, out of a tokenizer.json: patterns, normalizer, and whether words are merged.
+
+    Other kinds of pre-tokenizers give what no name does.
+    """
+    before = state["pre_tokenizer"] or {}
+    steps = before.get("pretokenizers", [before])
+    last = steps[-1] if steps and steps[-1].get("type") == "ByteLevel" else {"add_prefix_space": True}
+    patterns = [one.get("pattern", {}).get("Regex") for one in steps[:-1]] + [_GPT2] * last.get("use_regex", True)
+    kinds = {(one.get("type"), one.get("behavior"), one.get("invert")) for one in steps[:-1]}
+    plain = not last["add_prefix_space"] and kinds <= {("Split", "Isolated", False)}
+    return patterns, plain, state["normalizer"], state["model"]["ignore_merges"]
 
 
 def with_added(library: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:

@@ -1,0 +1,159 @@
+"""GGUF files that we write: read again, by us and by the `gguf` package, they are the model; others are refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import pytest
+import torch
+
+from tests.checkpoints.test_gguf import CHANGES
+from tests.models.fixtures import make_checkpoint, write_json
+from tokenwright import LLM
+from tokenwright.backends.layout import unpacked
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.gguf_writer import check_writing, write_gguf
+from tokenwright.checkpoints.packing import load_packed
+from tokenwright.config import WeightFormat
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text import Tokenizer
+from tokenwright.text.files import TokenizerFiles
+from tokenwright.text.metadata import read_metadata
+from tokenwright.text.to_metadata import tokenizer_metadata
+
+NATIVE = WeightFormat("native")
+KINDS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+
+
+def written(model: Path, file: Path, form: str) -> Checkpoint:
+    write_gguf(check_writing(Checkpoint.open(model), file, WeightFormat.parse(form)), file)
+    return Checkpoint.open(file)
+
+
+@pytest.mark.parametrize("form", KINDS)
+@pytest.mark.parametrize("kind", ["llama2", "llama3", "yarn", "linear", "qwen2.5", "qwen3"])
+def test_what_is_written_is_the_model(kind: str, form: str, tmp_path: Path) -> None:
+    """The weights in memory are those of --weights on the folder, to the bit."""
+    model = make_checkpoint(tmp_path / "model", kind, changes=CHANGES.get(kind), dtype="bfloat16").path
+    theirs, ours = Checkpoint.open(model), written(model, tmp_path / "out.gguf", form)
+    assert ours.graph == theirs.graph
+    assert ours.generation.eos_ids == theirs.generation.eos_ids
+    groups = "" if form == "bfloat16" else ":32"
+    expected = unpacked(theirs.graph, load_packed(theirs, WeightFormat.parse(form + groups), "bfloat16"))
+    found = unpacked(ours.graph, load_packed(ours, NATIVE, "bfloat16"))
+    same = {name for name, one in expected.items() if torch.equal(found[name], one)}
+    assert expected.keys() - same <= ({"embed.weight", "head.weight"} if form == "int4" else set())
+    assert KINDS[form] in {one.dtype for one in ours.stored.values()}
+
+
+@pytest.mark.parametrize(("kind", "form"), [("llama2", "int8"), ("qwen3", "bfloat16")])
+def test_logits_and_texts_are_those_of_the_folder(kind: str, form: str, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", kind, dtype="bfloat16").path
+    file = written(model, tmp_path / "out.gguf", form).path
+    text = "the model said hello 12"
+    with LLM(model, weights="int8:32" if form == "int8" else form) as theirs, LLM(file) as ours:
+        ids = theirs.tokenizer.encode(text)
+        assert ours.tokenizer.encode(text) == ids
+        assert numpy.array_equal(ours.score(ids), theirs.score(ids))
+        conversation: Any = [{"role": "user", "content": "hello"}]
+        assert ours.render(conversation) == theirs.render(conversation)
+
+
+def test_the_gguf_package_reads_the_same_numbers(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama2").path
+    ours = written(model, tmp_path / "out.gguf", "int4")
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    tensors = ours.tensors(torch.float32)
+    assert {one.name for one in reader.tensors} == {source.name for source in ours.sources.values()}
+    by_name = {one.name: one for one in reader.tensors}
+    for name in ("embed.weight", "layers.1.mlp.down.weight", "norm.weight"):
+        one = by_name[ours.sources[name].name]
+        numbers = gguf.quants.dequantize(one.data, one.tensor_type)
+        assert numpy.array_equal(numbers, tensors[name].numpy())
+    assert reader.fields["general.architecture"].contents() == "llama"
+
+
+def test_a_gguf_file_may_be_written_from_another(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama2", dtype="bfloat16").path
+    first = written(model, tmp_path / "first.gguf", "bfloat16")
+    second = written(first.path, tmp_path / "second.gguf", "bfloat16")
+    tensors = second.tensors()
+    assert all(torch.equal(tensors[name], one) for name, one in Checkpoint.open(model).tensors().items())
+
+
+def pieces_files(prefix: bool) -> TokenizerFiles:
+    """A small tokenizer of SentencePiece's kind, in the order of merges that scores make."""
+    from tokenwright.text.bpe import sentencepiece, with_added
+
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{at:02X}>" for at in range(256)), "▁", "t", "h", "e", "▁t", "he", "▁the"]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 7]
+    scores = [0.0] * 263 + [-1.0, -2.0, -3.0]
+    library = with_added(sentencepiece(tokens, scores, kinds, 0, prefix=prefix), tokens, kinds)
+    return TokenizerFiles(library, "<s>", ("</s>",), True, "{{ messages }}")
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_tokenizers_are_written(prefix: bool) -> None:
+    files = pieces_files(prefix)
+    metadata = tokenizer_metadata(files, (2,), 270)
+    assert metadata["tokenizer.ggml.model"] == "llama" and len(metadata["tokenizer.ggml.tokens"]) == 270
+    back = Tokenizer(read_metadata(metadata, "here"), 270)
+    for text in ("the the  theh", "élan\n", "<s>the</s> t", ""):
+        assert back.encode(text) == Tokenizer(files, 270).encode(text)
+    assert back.chat_template == "{{ messages }}" and back.eos_ids == (2,)
+
+
+def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    def refusal(model: Path | str, form: str = "int8", file: Path = tmp_path / "out.gguf") -> str:
+        with pytest.raises((CheckpointError, RequestError)) as caught:
+            check_writing(Checkpoint.open(model), file, WeightFormat.parse(form))
+        return str(caught.value)
+
+    model = make_checkpoint(tmp_path / "model", "llama2").path
+    assert "GPT2LMHeadModel cannot be written" in refusal(make_checkpoint(tmp_path / "gpt2", "gpt2").path)
+    assert "splits text in a way that has no name" in refusal("stories")
+    assert "not float16" in refusal(model, "float16")
+    assert "exists already" in refusal(model, file=model / "config.json")
+    narrow = make_checkpoint(tmp_path / "narrow", "llama2", changes={"intermediate_size": 88}).path
+    assert "88 inputs, which are no blocks of 32" in refusal(narrow)
+    assert check_writing(Checkpoint.open(narrow), tmp_path / "out.gguf", WeightFormat("bfloat16"))
+    dynamic = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    odd = make_checkpoint(tmp_path / "dynamic", "llama2", changes=dynamic).path
+    assert "DynamicScaling" in refusal(odd)
+    state = json.loads((model / "tokenizer.json").read_text())
+    state["added_tokens"][0]["lstrip"] = True
+    write_json(model / "tokenizer.json", state)
+    assert "takes spaces beside it" in refusal(model)
+
+
+def test_values_that_are_not_finite_leave_no_file(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = make_checkpoint(tmp_path / "model", "llama2").path
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight .* not finite"):
+        written(model, tmp_path / "out" / "out.gguf", "int8")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_killed_writer_leaves_no_draft_for_long(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama2").path
+    (tmp_path / "out").mkdir()
+    script = (
+        "import os, signal, sys; from pathlib import Path; from tokenwright.config import WeightFormat;"
+        "from tokenwright.checkpoints.folder import Checkpoint; from tokenwright.checkpoints.gguf_writer import *;"
+        "contents = check_writing(Checkpoint.open(sys.argv[1]), Path(sys.argv[2]), WeightFormat('bfloat16'));"
+        "write_gguf(contents, Path(sys.argv[2]), lambda *_: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    file = tmp_path / "out" / "out.gguf"
+    ended = subprocess.run([sys.executable, "-c", script, model, file], check=False, timeout=300)
+    assert ended.returncode == -9 and not file.exists()
+    assert [one.name.startswith(".out.gguf.draft") for one in file.parent.iterdir()] == [True]
+    written(model, file, "int8")
+    assert list(file.parent.iterdir()) == [file]
