@@ -17,8 +17,8 @@ from tokenwright.backends.layout import format_of
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.drafts import draft_file, sweep
-from tokenwright.checkpoints.folder import Checkpoint, Report, piece_of, refuse_values
-from tokenwright.checkpoints.gguf import Header, Stored, block_bytes
+from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
+from tokenwright.checkpoints.gguf import Header, block_bytes
 from tokenwright.checkpoints.gguf_model import (
     ARCHITECTURES,
     PAIRED,
@@ -28,7 +28,8 @@ from tokenwright.checkpoints.gguf_model import (
     tensor_names,
 )
 from tokenwright.checkpoints.published import Compound
-from tokenwright.checkpoints.reading import read_rows
+from tokenwright.checkpoints.reading import piece_of, read_rows
+from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, WeightFormat, YarnScaling
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.rotary import llama3_frequencies
