@@ -54,7 +54,7 @@ def check_pages(explored):
         "[data-page]", "all => all.map(e => [e.dataset.page, e.dataset.refcount, e.dataset.filled].map(Number))"
     )
     assert cells == [[page["page"], page["refcount"], page["filled"]] for page in group["listed"]]
-    assert group["used"] == 2 and group["cached"] > 0
+    assert group["used"] >= 2 and group["cached"] > 0  # the page's first run may still have its own
     clean(explored)
 
 

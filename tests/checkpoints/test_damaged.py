@@ -24,7 +24,7 @@ from tokenwright.errors import CheckpointError
 WIDE = (0, 1, 3, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1)
 TRACED, RESIDENT = 24 << 20, 256 << 20  # bytes: of Python's objects in one case, and of the process over all of them
 PUBLISHED = ("gptq-32", "gptq-order", "awq", "fp8-blocks", "compressed-zeros", "compressed-8", "nf4", "bitsandbytes-8")
-SAID = r"(?<=: )(\d+(?=[,}])|true|false|null)"  # numbers and flags in a config.json
+SAID = r"(?<=[: \[])(\d+(?=[,}\]])|true|false|null)"  # numbers and flags in a config.json
 Damage = Callable[[random.Random], bytes]
 
 
@@ -147,7 +147,7 @@ def test_damaged_folders_of_other_tools(case: str, count: int, model: Path, tmp_
     for at in range(count // 4):
         chance = random.Random(at)
         said = json.loads(
-            forged(text.encode(), r"(?<=: )(\d+(?=[,}])|true|false|null)", (*numbers, "true", "{}", "[]"))(chance)
+            forged(text.encode(), r"(?<=[: \[])(\d+(?=[,}\]])|true|false|null)", (*numbers, "true", "{}", "[]"))(chance)
         )
         config.write_text(json.dumps(json.loads(whole) | {"quantization_config": said}))
         assert outcome(folder)

@@ -84,7 +84,7 @@ def test_each_option_reaches_its_field(name, generate, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--regex", "a", "--choice", "b"), "a text has one format; give one of --regex and --choice"),
+        (("--regex", "a", "--choice", "b"), "a text has one format; give only one of --regex and --choice"),
         (("--logit-bias", "x"), "--logit-bias must be ID:NUMBER"),
         (("--beams", 2, "--early-stopping", "soon"), "--early-stopping must be true, false or never"),
         (("--json-schema", "@nowhere.json"), "'nowhere.json' cannot be read: No such file"),

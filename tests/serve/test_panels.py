@@ -341,6 +341,7 @@ def lab(client, run, status=200, **wanted):
 def test_the_full_cache_changes_nothing_and_a_small_one_does(server):
     client, explorer = server
     run = ended(client, prompt=PROMPT, max_tokens=60)
+    engines = _engines()  # other tests' among them
     ids = explorer.player(run).run.tokens
     same = lab(client, run)
     assert (same["mean_kl"], same["max_kl"], same["changed"]) == (0, 0, [])
@@ -350,8 +351,11 @@ def test_the_full_cache_changes_nothing_and_a_small_one_does(server):
     small = lab(client, run, kv="int4", window=20, sinks=2, page_size=8)
     assert small["kept_bytes"] < small["page_bytes"] < same["full_bytes"] / 4
     assert small["mean_kl"] > 0 and len(small["changed"]) == small["positions"] - small["same"]
-    engines = [thread for thread in threading.enumerate() if thread.name == "tokenwright engine"]
-    assert len(engines) == 1, "the second engine is closed"
+    assert _engines() <= engines, "the second engine is closed"
+
+
+def _engines():
+    return {thread for thread in threading.enumerate() if thread.name == "tokenwright engine"}
     assert_at_rest(explorer.llm)
 
 
