@@ -352,11 +352,11 @@ def test_the_full_cache_changes_nothing_and_a_small_one_does(server):
     assert small["kept_bytes"] < small["page_bytes"] < same["full_bytes"] / 4
     assert small["mean_kl"] > 0 and len(small["changed"]) == small["positions"] - small["same"]
     assert _engines() <= engines, "the second engine is closed"
+    assert_at_rest(explorer.llm)
 
 
 def _engines():
     return {thread for thread in threading.enumerate() if thread.name == "tokenwright engine"}
-    assert_at_rest(explorer.llm)
 
 
 def test_the_labs_figures_are_those_of_the_two_caches(server):
