@@ -28,9 +28,9 @@ class Blueprint:
     """The facts of a model that a plan needs: its graph, and the formats of its files.
 
     dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights, else None.
-    kept: the matrices that are copied from a GGUF file as they are, with their format; main: that of most weights of
-    such a file. remarks: what a reader of the plan should know about how the graph was built. lacking: the operations
-    that the model needs and Tokenwright lacks.
+    kept: the matrices that are copied from a GGUF file, or a folder of another tool, with their format; main: that of
+    most weights there. remarks: what a reader of the plan should know about how the graph was built. lacking: the
+    operations that the model needs and Tokenwright lacks.
     """
 
     graph: Graph
