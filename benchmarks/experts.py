@@ -1,6 +1,7 @@
 """A mixture of experts beside the time of reading the experts that its steps choose.
 
     python -m benchmarks.experts [--weights int8 bf16] [--layers 4] [--streams 1 8] [--tokens 64] [--root FOLDER]
+    python -m benchmarks.experts --weights q8_0 --llama VENV/bin/python    # beside llama.cpp, on one GGUF file
 
 The model has the shapes of Qwen3-30B-A3B, cut to some layers, and random weights. Of every text the experts that each
 token chooses in each layer are recorded first, one text at a time. The same texts are then written together, greedily;
@@ -10,6 +11,10 @@ not estimated: each expert that some stream chooses, once, and all else that a s
     decode        milliseconds of a decode step, the median over all steps and rounds
     reading       the time of reading that many bytes, the median of measurements in turn with the rounds
     experts       distinct ones in a layer, the mean over steps; `chosen`, if no two streams shared any
+    llama.cpp     milliseconds of its decode step over the same prompts; its rounds and ours take turns
+
+With q8_0 the model is a GGUF file, written by the `gguf` package, that both read; --llama is a Python that has
+llama-cpp-python (benchmarks/peers_setup.py makes one). It writes the file, too.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ import argparse
 import json
 import os
 import random
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import torch
 
@@ -36,10 +43,12 @@ from tokenwright.checkpoints.drafts import draft_folder
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.trace.schema import StepFrame
 
-WEIGHTS = {"int8": "int8", "bf16": "native", "int4": "int4"}
+HERE = Path(__file__).parent
+WEIGHTS = {"int8": "int8", "bf16": "native", "int4": "int4", "q8_0": "native"}
 PROMPT = 32
 CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048,
+    "architectures": ["Qwen3MoeForCausalLM"], "bos_token_id": 0, "eos_token_id": 1,
+    "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048,
     "intermediate_size": 6144, "max_position_embeddings": 40960, "mlp_only_layers": [], "model_type": "qwen3_moe",
     "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
     "num_experts_per_tok": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
@@ -60,6 +69,36 @@ class Row:
     nbytes: float
     experts: float
     chosen: int
+    peer: float | None = None  # llama.cpp's `decode`
+
+
+class Llama:
+    """llama.cpp in a process of its own; adapters/protocol.py has what it is asked."""
+
+    def __init__(self, python: str, file: Path, streams: int, tokens: int) -> None:
+        command = [python, str(HERE / "adapters" / "run_llama_cpp.py")]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        what = {"threads": torch.get_num_threads(), "streams": streams, "length": PROMPT + tokens}
+        self._ask("load", model=str(file), format="q8_0", **what)
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
+        """Each stream's seconds from the request to each token."""
+        seconds: list[list[float]] = self._ask("run", prompts=prompts, tokens=tokens)["seconds"]
+        return seconds
+
+    def close(self) -> None:
+        self._process.communicate()  # closing its stdin ends it
+
+    def _ask(self, do: str, **what: object) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
+        self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
+        if "error" in answer:
+            raise SystemExit(f"llama.cpp: {answer['error']}")
+        return answer
 
 
 def ready(root: Path, layers: int) -> Path:
@@ -74,6 +113,16 @@ def ready(root: Path, layers: int) -> Path:
     return folder
 
 
+def ready_file(folder: Path, python: str) -> Path:
+    """The model as a GGUF file in Q8_0; written if it does not exist."""
+    file = folder.with_name(f"{folder.name}-q8_0.gguf")
+    if not file.exists():
+        draft = file.with_suffix(".draft")
+        subprocess.run([python, HERE / "adapters" / "to_gguf.py", folder, "q8_0", draft], check=True)
+        draft.rename(file)
+    return file
+
+
 @contextmanager
 def recorded(llm: LLM, layers: int) -> Iterator[Chosen]:
     """The experts chosen by the last row of each step, while steps run op by op."""
@@ -81,8 +130,10 @@ def recorded(llm: LLM, layers: int) -> Iterator[Chosen]:
     assert counted is not None, "the model was loaded with trace=True"
     plain = counted.route
 
-    def route(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, weights = plain(logits, routing)
+    def route(
+        logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = plain(logits, routing, correction)
         if not found or len(found[-1]) == layers:
             found.append([])
         found[-1].append(set(ids[-1].tolist()))
@@ -112,7 +163,13 @@ def watched(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[Chosen
     return chosen[1:], [frame.weight_bytes + frame.kv_read for frame in frames[1:]]
 
 
-def measured(llm: LLM, name: str, streams: int, tokens: int, rounds: int) -> Row:
+def steps_of(seconds: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each decode step, from each stream's seconds from request to each token."""
+    ends = [max(at) for at in zip(*seconds, strict=True)]
+    return [after - before for before, after in pairwise(ends)]
+
+
+def measured(llm: LLM, name: str, streams: int, tokens: int, rounds: int, peer: Llama | None) -> Row:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     rng = random.Random(7)
     prompts = [[rng.randrange(5, llm.config.vocab_size) for _ in range(PROMPT)] for _ in range(streams)]
@@ -127,14 +184,15 @@ def measured(llm: LLM, name: str, streams: int, tokens: int, rounds: int) -> Row
         met.append(distinct / layers)
         nbytes.append(min(alone) + kv + distinct * each)
     bound = Bound(mean(nbytes), llm.weights.name)
-    steps, readings = list[float](), list[float]()
+    steps, readings, theirs = list[float](), list[float](), list[float]()
     for turn in range(rounds):
         done = llm.generate(prompts, params, salt=f"experts {turn}")
-        times = [one.usage.token_s for one in done]
-        ends = [max(stream[i] for stream in times) for i in range(tokens)]
-        steps += [after - before for before, after in pairwise(ends)]
+        steps += steps_of([one.usage.token_s for one in done])
         readings.append(bound(Work(mean(nbytes), 0, 0)).seconds)
-    return Row(name, streams, median(steps), median(readings), mean(nbytes), mean(met), op.chosen * streams)
+        if peer is not None:
+            theirs += steps_of(peer.run(prompts, tokens))
+    figures = median(steps), median(readings), mean(nbytes), mean(met), op.chosen * streams
+    return Row(name, streams, *figures, median(theirs) if theirs else None)
 
 
 def shown(row: Row) -> tuple[str, ...]:
@@ -146,6 +204,7 @@ def shown(row: Row) -> tuple[str, ...]:
         f"{row.decode * 1e3:.2f}",
         f"{row.reading * 1e3:.2f}",
         f"{row.decode / row.reading:.2f}",
+        "" if row.peer is None else f"{row.peer * 1e3:.2f}",
     )
 
 
@@ -156,15 +215,24 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama", metavar="PYTHON", help="a Python that has llama-cpp-python, for q8_0")
     parser.add_argument("--root", type=Path, default=shapes.default_root())
     arguments = parser.parse_args()
+    if ("q8_0" in arguments.weights) != (arguments.llama is not None):
+        parser.error("--weights q8_0 and --llama go together")
     folder, before = ready(arguments.root, arguments.layers), os.getloadavg()[0]
     rows = []
     for name in arguments.weights:
-        with LLM(folder, weights=WEIGHTS[name], device="cpu", trace=True) as llm:
-            rows += [measured(llm, name, streams, arguments.tokens, arguments.rounds) for streams in arguments.streams]
+        model = ready_file(folder, arguments.llama) if name == "q8_0" else folder
+        peer = Llama(arguments.llama, model, max(arguments.streams), arguments.tokens) if name == "q8_0" else None
+        with LLM(model, weights=WEIGHTS[name], device="cpu", trace=True) as llm:
+            rows += [
+                measured(llm, name, streams, arguments.tokens, arguments.rounds, peer) for streams in arguments.streams
+            ]
             kernels = llm.kernels
-    head = ("weights", "streams", "experts", "MB a step", "decode, ms", "reading, ms", "ratio")
+        if peer is not None:
+            peer.close()
+    head = ("weights", "streams", "experts", "MB a step", "decode, ms", "reading, ms", "ratio", "llama.cpp, ms")
     print(f"{processor()}, {kernels} kernels, {arguments.layers} layers, load {before:.2f} before\n")
     print(table(head, list(map(shown, rows))), end="")
 

@@ -41,11 +41,16 @@ from tokenwright.config import WeightFormat
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
-WEIGHTS = ("float32", "bfloat16", "int8", "int4", "int4:64")
+OF_K_QUANTS = (("int4", 32, 256, True), ("int5", 32, 256, True), ("int6", 16, 256, False), ("int6", 16, 256, True))
+WEIGHTS = (
+    *map(WeightFormat.parse, ("float32", "bfloat16", "int8", "int4", "int4:64")),
+    *(WeightFormat(*one) for one in OF_K_QUANTS),
+)
 ROWS = (1, 2, 4, 8, 16, 64, 512)
 FEW = 16  # most rows that are bound by reading
 INNER = 4096  # inner size of the matrix larger than any cache
-SMALL = (4864, 896)  # [out, in] of qwen05's gate and up projections
+SMALL = (4864, 896)  # [out, in] of qwen05's gate and up projections,
+SMALL_OF_SUPER = (4864, 1024)  # and whole super-blocks of 256
 CACHES = ("bfloat16", "int8", "int4", "fp8")
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
 QUERY_HEADS, KV_HEADS, SIZE = 14, 2, 64
@@ -132,17 +137,16 @@ def filled(out: int, inner: int, form: WeightFormat) -> Packed:
 
 
 def linear_groups(kernels: NativeKernels, rows: Sequence[int], nbytes: int) -> Iterator[Group]:
-    for name in WEIGHTS:
-        form = WeightFormat.parse(name)
+    for form in WEIGHTS:
         codes, scales = packed_sizes(LANES, INNER, form)
         large = (max(1, nbytes // (codes + 2 * scales)) * LANES, INNER)
         for shape, counts in (
             (large, [count for count in rows if count <= FEW]),
-            (SMALL, [count for count in rows if count > FEW]),
+            (SMALL_OF_SUPER if form.super else SMALL, [count for count in rows if count > FEW]),
         ):
             if counts:
                 packed = filled(*shape, form)
-                cases = [linear_case(kernels, packed, name, count) for count in counts]
+                cases = [linear_case(kernels, packed, str(form), count) for count in counts]
                 yield Group(Bound(packed.nbytes, packed.format), torch.get_num_threads(), cases)
 
 
@@ -177,7 +181,7 @@ class Texts:
         each = -(-context // PAGE)
         tables = torch.arange(self.pages, dtype=torch.int32).split(each)[: min(texts, self.pages // each)]
         arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
-        layer, heads = kv_layer(self.store.view(0)), lib.Heads(QUERY_HEADS, KV_HEADS, SIZE, SIZE**-0.5)
+        layer, heads = kv_layer(self.store.view(0)), lib.Heads(QUERY_HEADS, KV_HEADS, SIZE, SIZE, SIZE**-0.5)
         q, width = torch.randn(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
         out = torch.empty_like(q)
         queries = lib.Queries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)

@@ -1,9 +1,11 @@
-"""The cost of tracing: decode without a trace, with the counters alone, and with one traced row of attention.
+"""The cost of tracing: decode without a trace, with the counters alone, and with one traced row of attention, whose
+logits are held for the sampler's panel or are not.
 
-    python benchmarks/look.py [MODEL] [--pairs 30] [--tokens 64] [--out build/benchmarks]
+    python -m benchmarks.look [MODEL] [--weights native] [--pairs 30] [--tokens 64] [--out build/benchmarks]
 
-Each round generates the same text three ways, in an order that rotates from round to round; a ratio compares two texts
-of one round. The output gives the median ratio and its 95 % interval (by order statistics). Run nothing else meanwhile.
+MODEL is a folder, a name, or a shape of `tokenwright bench` such as qwen05. Each round generates the same text four
+ways over the same weights, in an order that rotates from round to round; a ratio compares two texts of one round. The
+output gives the median ratio and its 95 % interval (by order statistics). Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -16,10 +18,21 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import torch
+
 from tokenwright import LLM, SamplingParams
+from tokenwright.bench import shapes
+from tokenwright.trace.held import HeldLogits
 
 PROMPT = 64  # tokens
-OFF, COUNTED, WATCHED = "off", "counted", "one row watched"
+OFF, COUNTED, WATCHED, HELD = "off", "counted", "one row watched", "and logits held"
+
+
+class Unheld(HeldLogits):
+    """Holds no logits."""
+
+    def add(self, step: int, logits: torch.Tensor) -> None:
+        pass
 
 
 def plain(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
@@ -28,9 +41,11 @@ def plain(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
     return per_token(completion.usage.token_s)
 
 
-def watched(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
+def watched(llm: LLM, params: SamplingParams, ids: list[int], *, held: bool) -> float:
     """The same step by step, each step with its frame and an attention row of the last layer."""
     with llm.run(ids, params, layer=llm.config.layers - 1) as run:
+        if not held:
+            run._watch.held = Unheld()  # every run of the library holds them
         while not run.ended:
             run.step()
         return per_token(run.completion.usage.token_s)
@@ -48,20 +63,22 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return median(ordered), ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 
-def measure(model: str, pairs: int, tokens: int) -> dict[str, list[float]]:
+def measure(model: str, weights: str, pairs: int, tokens: int) -> dict[str, list[float]]:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    with LLM(model) as quiet, LLM(model, trace=True) as traced:
+    folder = str(shapes.ready(model, shapes.default_root())) if model in shapes.SHAPES else model
+    with LLM(folder, weights=weights) as quiet, LLM(quiet.loaded.again(trace=True)) as traced:
         ids = [5 + i % 90 for i in range(PROMPT)]
         ways: list[tuple[str, Callable[[], float]]] = [
             (OFF, lambda: plain(quiet, params, ids)),
             (COUNTED, lambda: plain(traced, params, ids)),
-            (WATCHED, lambda: watched(traced, params, ids)),
+            (WATCHED, lambda: watched(traced, params, ids, held=False)),
+            (HELD, lambda: watched(traced, params, ids, held=True)),
         ]
         for _, way in ways:
             way()  # a warm-up: torch's first calls do not count
         seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
         for turn in range(pairs):
-            for name, way in ways[turn % 3 :] + ways[: turn % 3]:
+            for name, way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
                 seconds[name].append(way())
     return seconds
 
@@ -85,16 +102,21 @@ def picture(ratios: dict[str, list[float]], title: str, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="stories")
+    parser.add_argument("--weights", default="native")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     arguments = parser.parse_args()
-    seconds = measure(arguments.model, arguments.pairs, arguments.tokens)
+    seconds = measure(arguments.model, arguments.weights, arguments.pairs, arguments.tokens)
     ratios = {
-        name: [ours / off for ours, off in zip(seconds[name], seconds[OFF], strict=True)] for name in (COUNTED, WATCHED)
+        name: [ours / off for ours, off in zip(seconds[name], seconds[OFF], strict=True)]
+        for name in (COUNTED, WATCHED, HELD)
     }
     name = Path(arguments.model).name
-    print(f"{name}, {platform.machine()}, {arguments.pairs} rounds of {arguments.tokens} tokens after {PROMPT}")
+    print(
+        f"{name}, weights {arguments.weights}, {platform.machine()}, {arguments.pairs} rounds of {arguments.tokens} "
+        f"tokens after {PROMPT}"
+    )
     print(f"{OFF:>16}  {median(seconds[OFF]) * 1000:8.3f} ms a step")
     found = {}
     for way, values in ratios.items():

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -129,7 +130,10 @@ def work() -> None:
             if llm is not None:
                 llm.close()
             options = {**DEFAULTS, **OPTIONS.get(asked["model"], {})}
+            gc.unfreeze()
             llm = LLM(asked["path"], device="cpu", **options)
+            gc.collect()
+            gc.freeze()  # docs/python.md, asyncio: a full collection takes as long as several steps of 256 texts
             answer: object = llm.kernels
         else:
             assert llm is not None, "a model was loaded"

@@ -66,7 +66,7 @@ def to_onnx(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | 
 
 
 PEERS: Mapping[str, Peer] = {
-    "llama.cpp": Peer(("llama-cpp-python==0.3.36", "gguf"), {"bf16": 16, "q8_0": 8, "q4_0": 4}, to_gguf),
+    "llama.cpp": Peer(("llama-cpp-python[server]==0.3.36", "gguf"), {"bf16": 16, "q8_0": 8, "q4_0": 4}, to_gguf),
     "openvino": Peer(
         ("openvino-genai==2026.4.1.0", "optimum-intel", "nncf", TORCH),
         {"fp16": 16, "int8": 8, "int4": 4},

@@ -1,7 +1,8 @@
 """What the server costs: its throughput beside the engine's own, and its speed under load beside other servers'.
 
     python benchmarks/serving.py pairs [--model qwen05] [--pairs 12] [--streams 16] [--tokens 64] [--root FOLDER]
-    python benchmarks/serving.py load [--model qwen05] [NAME=HOST:PORT ...] [--clients 1 8 32] [--kinds short long ...]
+    python benchmarks/serving.py load [--model qwen05] [--peers llama.cpp vllm] [--clients 1 8 32] [--kinds short ...]
+    python benchmarks/serving.py load [--model qwen05] [NAME=HOST:PORT ...]
 
 pairs: the same texts through `tokenwright serve` as concurrent streams, and through `LLM.generate` in a process of its
 own, in turn, from the first request to the last token; the output gives the ratio of each pair (its median with the
@@ -9,9 +10,9 @@ interval of `pairs.py`), and the microseconds that a streamed token costs beyond
 threads as the server leaves it; `--all-threads` gives it every core instead.
 
 load: requests per second, tokens per second, and the time to the first token of clients that ask again as soon as they
-have been answered, for short and long prompts, with a beginning that all share and without. Without addresses it starts
-Tokenwright; given several, it asks each in turn in each case. An address is that of any server with OpenAI's
-/v1/completions, which must serve its model under the name that --served says.
+have been answered, for short and long prompts, with a beginning that all share and without. It starts Tokenwright, and
+the servers of --peers beside it (peers_setup.py installs them), and asks each in turn in each case; or those whose
+addresses are given: any server with OpenAI's /v1/completions, with its model under the name that --served says.
 
 Models of published shapes with random weights are written under --root; qwen05 runs with int8 weights.
 """
@@ -34,6 +35,7 @@ from typing import Any
 
 from http_client import Address, Reply, ask
 from pairs import interval
+from peer_servers import SERVERS, PeerServer
 from reliability_parts import about, in_turns
 from served import Server, quantile
 from traffic import NAME, WORDS
@@ -161,7 +163,8 @@ class Cell:
         events = reply.events()
         usage = [event["usage"] for event in events if event.get("usage")]
         self.requests += 1
-        self.tokens += int(usage[-1]["completion_tokens"]) if usage else len(events)
+        written = sum(bool(event["choices"][0]["text"]) for event in events if event.get("choices"))
+        self.tokens += int(usage[-1]["completion_tokens"]) if usage else written
         self.first.append(reply.times[0])
 
     def row(self) -> str:
@@ -199,7 +202,11 @@ def load(arguments: argparse.Namespace) -> dict[str, Any]:
         servers = dict(parsed(one) for one in arguments.servers)
         if not servers:
             model = path_of(arguments.model, arguments.root)
-            servers["tokenwright"] = stack.enter_context(Server(model, OPTIONS[arguments.model], {})).address
+            options = {"served_model_name": [arguments.served]}
+            servers["tokenwright"] = stack.enter_context(Server(model, OPTIONS[arguments.model], options)).address
+        for peer in arguments.peers:
+            beside = PeerServer(peer, arguments.model, arguments.served, arguments.root)
+            servers[peer] = stack.enter_context(beside).address
         print(f"{arguments.model}; {about()}")
         print("| prompts | clients | server | requests/s | tokens/s | TTFT p50, ms | p99, ms | failures |")
         print("|---|---:|---|---:|---:|---:|---:|---:|", flush=True)
@@ -247,6 +254,7 @@ def parse() -> argparse.Namespace:
     of_pairs.add_argument("--all-threads", action="store_true", help="of the engine that is used directly")
     of_load = commands.add_parser("load", parents=[both])
     of_load.add_argument("servers", nargs="*", metavar="NAME=HOST:PORT")
+    of_load.add_argument("--peers", nargs="+", choices=list(SERVERS), default=[], help="to start beside Tokenwright")
     of_load.add_argument("--served", default=NAME, help="the name under which they serve the model")
     of_load.add_argument("--clients", nargs="+", type=int, default=[1, 8, 32])
     of_load.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))

@@ -6,12 +6,14 @@ draws is a profile's matter (tests/profiles.py). Under pytest-xdist (scripts/tes
 
 from collections.abc import Generator
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 
-from tests import ledgers, profiles, tracing
+from tests import profiles, tracing
+from tests.ledgers import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
+
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]
 
 # The files that take longest, the longest first: they begin, so that no worker is left alone with one at the end. The
 # two files in a browser are apart, because a browser keeps a core busy by itself.
@@ -47,25 +49,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     unwatched = item.config.pluginmanager.hasplugin("_cov") and not item.stash[tracing.WATCHED]
     with tracing.suspended() if unwatched else nullcontext():
         return (yield)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker hands over what it has gathered."""
-    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["ledgers"] = ledgers.packed()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """The process that prints takes it; a worker that crashed has none, and pytest says that it did."""
-    output: dict[str, Any] = getattr(node, "workeroutput", {})
-    if "ledgers" in output:
-        ledgers.unpack(output["ledgers"])
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for ledger in ledgers.filled():
-        terminalreporter.section(ledger.title)
-        for line in ledger.lines():
-            terminalreporter.write_line(line)

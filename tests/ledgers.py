@@ -4,8 +4,8 @@
     figures = LEDGER.setdefault(kind, Figures())  # in a test
     figures.rows += 1
 
-Each worker sends what it has to the process that prints (tests/conftest.py). Two entries of one name become one: the
-counts (int) are added, and of the measures (float) the largest is kept.
+Each worker sends what it has to the process that prints, by the hooks of pytest at the end (tests/conftest.py imports
+them). Two entries of one name become one: the counts (int) are added, and of the measures (float) the largest is kept.
 """
 
 import pickle
@@ -13,6 +13,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar
+
+import pytest
 
 Figures = TypeVar("Figures")
 
@@ -60,3 +62,25 @@ def merged(one: Figures, other: Figures) -> Figures:
     values = {field.name: (getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
     both = {name: a + b if isinstance(a, int) else max(a, b) for name, (a, b) in values.items()}
     return replace(one, **both)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands over what it has gathered."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["ledgers"] = packed()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The process that prints takes it; a worker that crashed has none, and pytest says that it did."""
+    output: dict[str, Any] = getattr(node, "workeroutput", {})
+    if "ledgers" in output:
+        unpack(output["ledgers"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for ledger in filled():
+        terminalreporter.section(ledger.title)
+        for line in ledger.lines():
+            terminalreporter.write_line(line)

@@ -4,7 +4,8 @@
     ci          a quarter of them, always the same ones; the default where CI is set
     sanitize    a twentieth, always the same ones: for scripts/sanitize, under which each takes long
 
-`pytest --hypothesis-profile=house` chooses one. The shares hold for tests that take their settings from `examples`.
+`pytest --hypothesis-profile=house` chooses one. The shares hold for tests that take their settings from `examples`, or
+a number of rounds from `share`.
 """
 
 import os
@@ -28,6 +29,11 @@ def register() -> None:
     settings.load_profile("ci" if IN_CI else "house")
 
 
+def share(count: int) -> int:
+    """The profile's share of `count` rounds, at least two."""
+    return max(2, round(count * SHARES[settings.get_current_profile_name()]))
+
+
 def examples(count: int, **options: Any) -> settings:
-    """Settings of a property test whose examples take long: the profile's share of `count`, at least two."""
-    return settings(max_examples=max(2, round(count * SHARES[settings.get_current_profile_name()])), **options)
+    """Settings of a property test whose examples take long: the profile's share of `count`."""
+    return settings(max_examples=share(count), **options)

@@ -11,6 +11,7 @@ import torch
 from tests.engines import assert_at_rest, held
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, EngineError, RequestError, SamplingParams
+from tokenwright.units import binary
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 TALK = [{"role": "user", "content": "the and"}]
@@ -54,10 +55,12 @@ def test_keywords_are_put_before_params_and_defaults(llm):
 
 @pytest.mark.parametrize("params", [None, GREEDY])
 def test_a_keyword_that_is_no_field_is_refused_with_the_nearest(llm, params):
-    with pytest.raises(RequestError, match="unknown sampling parameters: max_token; do you mean max_tokens"):
+    with pytest.raises(RequestError, match=r"max_token is no sampling parameter; did you mean max_tokens\?"):
         llm.generate("the", params, max_token=5)
-    with pytest.raises(RequestError, match=r"unknown sampling parameters: zzz$"):
+    with pytest.raises(RequestError, match=r"zzz is no sampling parameter$"):
         llm.stream("the", params, zzz=1)
+    with pytest.raises(RequestError, match="did you mean the method stream, or chat_stream"):
+        llm.chat(TALK, params, stream=True)
     with pytest.raises(RequestError, match="max_tokens must be a whole number"):
         llm.chat(TALK, params, max_tokens=-1)
 
@@ -157,7 +160,7 @@ def test_an_llm_says_what_it_is(folder):
     llm = LLM(folder, pages=63, page_size=16, kv="int8", window=64, weights="int8:32")
     said = repr(llm)
     assert said.startswith(f"<LLM {folder}: LlamaForCausalLM, int8:32 weights of ")
-    assert f"KV cache int8, window 64 of {llm.kv_memory / 2**20:,.1f} MiB; " in said
+    assert f"KV cache int8, window 64 of {binary(llm.kv_memory)}; " in said
     assert said.endswith(f"{llm.kernels} kernels on cpu>")
     llm.close()
     assert repr(llm) == "<LLM, closed>"

@@ -16,7 +16,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 ROWS = (
     ("errors", "progress"),
     ("checks", "web_page"),
-    ("units", "busy"),
+    ("units", "busy", "environment"),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -35,7 +35,8 @@ ROWS = (
     ("cli",),
 )
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
-TORCHLESS = ("errors", "checks", "config", "text", "sampling_params", "engine", "cli")  # cli: so that --help is quick
+# The command line is one of them so that --help is quick.
+TORCHLESS = ("errors", "checks", "environment", "config", "text", "sampling_params", "engine", "cli")
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
@@ -105,7 +106,7 @@ def test_every_room_has_its_row() -> None:
         ("engine", "from tokenwright import LLM", "name the room itself"),
         ("cache", "from tokenwright.decode.sampler import pick", "cache imports decode"),
         ("cache", "from tokenwright import backends", "cache imports backends"),
-        ("text", "from tokenwright.config import Environment", "text imports config"),
+        ("text", "from tokenwright.config import EngineConfig", "text imports config"),
         ("models", "from tokenwright.llm import LLM", "models imports llm"),
         (
             "config",

@@ -57,13 +57,23 @@ def test_it():
 """
 
 
+def test_the_suite_has_their_hooks(request: pytest.FixtureRequest) -> None:
+    plugins = request.config.pluginmanager.get_plugins()
+    for name in ("pytest_sessionfinish", "pytest_testnodedown", "pytest_terminal_summary"):
+        assert any(getattr(plugin, name, None) is getattr(ledgers, name) for plugin in plugins), name
+
+
 def test_every_workers_part_is_printed(tmp_path: Path) -> None:
-    """Two files on two workers, and one table of both at the end."""
+    """Two files on two workers, and one table of both at the end. No other plugin is loaded: imports take seconds."""
     (tmp_path / "suite.py").write_text(SUITE)
     for n in (1, 2):
         (tmp_path / f"test_{n}.py").write_text(FILE.format(n=n))
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "2", "--dist", "loadfile", "."]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path), *sys.path])}
+    plugins = ["-p", "xdist.plugin", "-p", "tests.ledgers"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-n", "2", "--dist=loadfile"]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path), *sys.path]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     told = [line for line in done.stdout.splitlines() if " rows, " in line]

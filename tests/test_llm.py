@@ -324,7 +324,7 @@ def test_preempted_texts_are_undisturbed(folder):
         ("a\ud800b", RequestError, "surrogate"),
         (b"the", RequestError, "not bytes"),
         ([10**5000], RequestError, "not one of thousands of digits"),
-        (["x" * 10**6], RequestError, "not 'x{79}$"),
+        (["x" * 10**6], RequestError, "this is a list of texts$"),
         (5, RequestError, "not int"),
         ([1] * 513, ContextError, "1 more than the model's context of 512"),
         ([1] * 250, CapacityError, "lower max_tokens"),
@@ -409,7 +409,7 @@ def test_a_failing_model_is_told_to_who_waits(llm):
 
 def test_sampling_takes_the_checkpoints_suggestions(llm):
     assert llm.sampling(max_tokens=3, top_p=None).max_tokens == 3
-    with pytest.raises(RequestError, match="unknown sampling parameters: temprature"):
+    with pytest.raises(RequestError, match="temprature is no sampling parameter"):
         llm.sampling(temprature=1)
 
 
@@ -424,7 +424,7 @@ def test_sampling_takes_the_checkpoints_suggestions(llm):
         ({"token_budget": True}, RequestError, "token_budget"),
         ({"kv_memory": 10}, CapacityError, "no page"),
         ({"pages": 8, "kv_memory": 2**20}, RequestError, "give one of them"),
-        ({"pages": 2**40}, CapacityError, "does not have"),
+        ({"pages": 2**40}, CapacityError, "GiB, and cpu has .* GiB free; grant it less"),
     ],
 )
 def test_options_that_cannot_be_had(folder, options, error, match):
@@ -445,9 +445,9 @@ def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
     monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 1000)
-    with pytest.raises(CapacityError, match="dtype bfloat16 halves it; weights int8 need a quarter"):
+    with pytest.raises(CapacityError, match="dtype bfloat16 halves that; weights int8 takes a quarter of it"):
         LLM(folder)
-    with pytest.raises(CapacityError, match=r"in bfloat16, .* free; weights int8 need half"):
+    with pytest.raises(CapacityError, match=r"in bfloat16, .* free; weights int8 takes half of it"):
         LLM(folder, dtype="bfloat16")
     with pytest.raises(CapacityError, match=r"in int4, .* free$"):
         LLM(folder, weights="int4")
@@ -456,16 +456,16 @@ def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder,
 def test_the_least_memory_that_an_error_names_suffices(folder):
     with pytest.raises(CapacityError, match="hold no page") as caught:
         LLM(folder, kv_memory=10)
-    least = int(str(caught.value).rpartition(" ")[2])
-    with pytest.raises(CapacityError, match=f"at least {least}$"):
+    least = int(str(caught.value).rpartition(" ")[2].removesuffix("B"))
+    with pytest.raises(CapacityError, match=f"at least {least}B$"):
         LLM(folder, kv_memory=least - 1)
-    with LLM(folder, kv_memory=least) as llm:
+    with LLM(folder, kv_memory=f"{least}B") as llm:
         assert llm.generate([5], GREEDY, max_tokens=2)[0].token_ids
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):
     monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 2**20)
-    with pytest.raises(CapacityError, match="does not have \\(1048576 are free\\)"):
+    with pytest.raises(CapacityError, match=r"needs .* MiB, and cpu has 1\.0 MiB free"):
         LLM(folder, pages=2**14)
 
 

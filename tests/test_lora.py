@@ -229,7 +229,8 @@ def test_a_setting_is_implemented_or_refused(four: tuple[Path, Mapping[str, Path
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda t: t | {"base_model.model.lm_head.weight": torch.zeros(2, 2)}, "Tokenwright reads the lora_A.weight"),
+        (lambda t: t | {"base_model.model.lm_head.weight": torch.zeros(2, 2)}, "a whole layer in place of the model's"),
+        (lambda t: t | {"base_model.model.x.lora_embedding_A": torch.zeros(2, 2)}, "reads the lora_A.weight"),
         (lambda t: {k.replace("layers.0", "layers.9"): v for k, v in t.items()}, "no linear layer"),
         (lambda t: {k: v for k, v in t.items() if "layers.1.self_attn.q_proj.lora_A" not in k}, "alone"),
         (lambda t: {k: v[:, :-1].contiguous() if "lora_A" in k else v for k, v in t.items()}, "by adapter_config.json"),

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,3 +94,24 @@ def test_the_code_of_a_module_needs_no_new_installation(install: ModuleType, tmp
     before = install.digest()
     (tmp_path / "src/tokenwright/a.py").write_text("other code")
     assert install.digest() == before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
+    fails: bool, install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object file that was made meanwhile is newer than the source, though of the old one."""
+    kernel = tmp_path / "src/native/k.cpp"
+    monkeypatch.setattr(install, "STAMP", tmp_path / "stamp")
+
+    def pip_install(*what: object) -> None:
+        kernel.write_text("another kernel")
+        os.utime(kernel, (1, 1))  # long before the object file
+        if fails:
+            sys.exit("a kernel does not compile")
+
+    monkeypatch.setattr(install, "pip_install", pip_install)
+    with pytest.raises(SystemExit, match="does not compile" if fails else "changed during the installation"):
+        install.install_for_tests()
+    assert kernel.stat().st_mtime > 1
+    assert not (tmp_path / "stamp").exists()

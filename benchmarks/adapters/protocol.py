@@ -2,11 +2,14 @@
 
     {"do": "load", "model": PATH, "format": NAME, "threads": 2, "streams": 16, "length": 640}   ->  {"load_s": 1.2}
     {"do": "run", "prompts": [[5, 17, ...], ...], "tokens": 64}   ->  {"ids": [[...], ...], "seconds": [[...], ...]}
+    {"do": "picks", "prompts": [[5, 17, ...], ...]}               ->  {"ids": [[...], ...], "margins": [[...], ...]}
     {"do": "rss"}                                                 ->  {"rss_bytes": 123456789}
 
 `run` generates exactly `tokens` tokens after each prompt, all prompts (of one length) in one batch, greedily and past
 any end token; `seconds` are from the request to each token. So it measures prefill (one token), decode and many streams
-alike. The output of engines goes to stderr. After an answer {"error": TEXT} the process ends.
+alike. `picks` (of the engines that read GGUF files) gives, after each token of a text but the last, the most probable
+token and by how many nats it is before the next one. The output of engines goes to stderr. After an answer {"error":
+TEXT} the process ends.
 """
 
 from __future__ import annotations
@@ -79,6 +82,8 @@ def serve(load: Callable[[Job], Engine]) -> None:
             elif request["do"] == "run":
                 assert engine is not None, "run before load"
                 answer = run(engine, request["prompts"], request["tokens"])
+            elif request["do"] == "picks":
+                answer = picks(engine, request["prompts"])
             else:
                 answer = {"rss_bytes": peak_rss()}
         except Exception as error:  # the answer reports it to the other process
@@ -100,6 +105,12 @@ def run(engine: Engine, prompts: list[list[int]], tokens: int) -> dict[str, Any]
     if short:
         raise RuntimeError(f"{tokens} tokens were asked of every stream, and some have {short}")
     return {"ids": written.ids, "seconds": written.seconds}
+
+
+def picks(engine: Any, prompts: list[list[int]]) -> dict[str, Any]:
+    """Ask an engine that has `picks(ids) -> [(id, margin), ...]`."""
+    found = [engine.picks(ids) for ids in prompts]
+    return {name: [[one[at] for one in text] for text in found] for at, name in enumerate(("ids", "margins"))}
 
 
 def peak_rss() -> int:

@@ -40,6 +40,20 @@ class LlamaCpp:
             written.step(self.decode(step, list(range(len(step)))))
         return written
 
+    def picks(self, ids: list[int]) -> list[tuple[int, float]]:
+        self.prepare(1)
+        found = []
+        for start in range(0, len(ids) - 1, BATCH):
+            part = ids[start : min(start + BATCH, len(ids) - 1)]
+            self.decode([(one, start + at, 0) for at, one in enumerate(part)], list(range(len(part))))
+            for row in range(len(part)):
+                logits = self.logits(row)
+                second, first = numpy.argpartition(logits, -2)[-2:]
+                if logits[second] > logits[first]:
+                    first, second = second, first
+                found.append((int(first), float(logits[first] - logits[second])))
+        return found
+
     def prepare(self, streams: int) -> None:
         """Create an empty cache for a number of streams; outside the timed part."""
         if streams != self.streams:

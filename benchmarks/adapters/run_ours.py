@@ -7,7 +7,7 @@ from protocol import Job, Written, serve
 from tokenwright import LLM, SamplingParams
 
 PAGE = 16  # tokens
-WEIGHTS = {"bf16": "native", "int8": "int8", "int4": "int4"}
+WEIGHTS = {"bf16": "native", "gguf": "native", "int8": "int8", "int4": "int4"}
 
 
 class Ours:
@@ -24,6 +24,10 @@ class Ours:
         written.ids = [list(one.token_ids) for one in done]
         written.seconds = [list(one.usage.token_s) for one in done]
         return written
+
+    def picks(self, ids: list[int]) -> list[tuple[int, float]]:
+        [done] = self.llm.generate([ids], max_tokens=0, prompt_logprobs=2)
+        return [(first.token, first.logprob - second.logprob) for first, second in done.prompt_top_logprobs]
 
 
 if __name__ == "__main__":

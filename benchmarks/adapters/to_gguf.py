@@ -1,6 +1,6 @@
 """Convert a checkpoint of `bench/shapes.py` to a GGUF file for llama.cpp: run it in that peer's environment.
 
-    python to_gguf.py MODEL bf16|q8_0|q4_0 TARGET
+    python to_gguf.py MODEL bf16|q8_0|q4_0|q4_k_m|q5_k_m|q6_k TARGET
 
 Matrices stay in bfloat16, vectors become float32; the other formats are llama.cpp's own quantisation of that file, with
 its defaults (which give a tied head more bits).
@@ -22,8 +22,16 @@ ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
 }
-QUANTISED = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+QUANTISED = {
+    "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "q5_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
+    "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
+}
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+\.weight)")
 TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores [in, out]
 
 
@@ -38,6 +46,20 @@ def read_tensors(path: Path) -> dict[str, numpy.ndarray]:
         start, end = (8 + length + at for at in one["data_offsets"])
         found[name] = raw[start:end].view(numpy.uint16).reshape(one["shape"])
     return found
+
+
+def stacked(tensors: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
+    """The tensors with those of a layer's experts as one [experts, out, in]."""
+    found: dict[str, numpy.ndarray] = {}
+    each: dict[str, list[numpy.ndarray]] = {}
+    for name, tensor in tensors.items():
+        expert = EXPERT.fullmatch(name)
+        if expert is None:
+            found[name] = tensor
+        else:
+            each.setdefault(f"{expert[1]}.{expert[3]}", []).append(tensor)
+            assert len(each[f"{expert[1]}.{expert[3]}"]) == int(expert[2]) + 1, "experts lie in their order"
+    return found | {name: numpy.stack(one) for name, one in each.items()}
 
 
 def paired(rows: numpy.ndarray, heads: int) -> numpy.ndarray:
@@ -72,6 +94,12 @@ def add_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         writer.add_rope_freq_base(config["rope_theta"])
         writer.add_rope_dimension_count(config.get("head_dim", width // heads))
+        writer.add_key_length(config.get("head_dim", width // heads))
+        writer.add_value_length(config.get("head_dim", width // heads))
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def layers(config: dict[str, Any]) -> int:
@@ -98,8 +126,8 @@ def add_tensors(writer: gguf.GGUFWriter, model: Path, config: dict[str, Any], ar
     names = gguf.get_tensor_name_map(arch, layers(config))
     if config.get("rope_scaling"):
         writer.add_tensor("rope_freqs.weight", frequency_factors(config))
-    for name, bits in read_tensors(model / "model.safetensors").items():
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    for name, bits in stacked(read_tensors(model / "model.safetensors")).items():
+        target = names.get_name(name.replace("model.lm_head", "lm_head"), try_suffixes=(".weight", ".bias"))
         if target is None:
             raise SystemExit(f"llama.cpp has no name for {name}")
         if TRANSPOSED.search(name):

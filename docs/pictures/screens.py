@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PORT = 8329
 STORY = "Once upon a time, there was a little fox who"
 CODE = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
+REPEATED = " moon river stone apple cloud seven garden horse winter music paper bridge" * 3
 FLAGS = [
     "--no-sandbox",
     "--use-angle=swiftshader",
@@ -90,6 +91,29 @@ def shots(page: Page, folder: Path) -> None:
     save("top")
     held(page, CODE, 18, head=(2, 3), camera="iso")
     save("code")
+    held(page, STORY, 12, head=(4, 3), camera="iso")
+    panel(page, "Race")
+    page.get_by_label("tokens", exact=True).fill("40")
+    page.locator(".race-controls").get_by_role("button").click()
+    page.wait_for_function("document.querySelector('[data-race=length]') !== null")
+    rest(page)
+    save("race")
+    held(page, STORY, 12, head=(4, 3), camera="iso")
+    panel(page, "Learn")
+    page.locator(".learn-contents li:nth-child(3) button").click()
+    rest(page)
+    save("learn")
+    held(page, REPEATED, 6, head=(5, 3), camera="iso")
+    panel(page, "Heads")
+    page.locator(".matrix canvas[data-size]").wait_for()
+    rest(page)
+    save("heads")
+
+
+def panel(page: Page, name: str) -> None:
+    page.get_by_role("navigation", name="Panels").get_by_role("button", name=name, exact=True).click()
+    page.locator(".panel-lead").wait_for()
+    page.wait_for_timeout(1500)  # what the panel asks of the engine
 
 
 def main() -> None:

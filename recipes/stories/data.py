@@ -26,6 +26,7 @@ BOS, EOS, USER, ASSISTANT, END = "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|
 SPECIALS = (BOS, EOS, USER, ASSISTANT, END)  # ids 0 to 4, in this order
 SEPARATOR = "<|endoftext|>"
 HELD_OUT = 50  # one document in 50 is held out
+STDLIB = Path(sysconfig.get_paths()["stdlib"])  # whose short functions are documents
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # GPT-2's split, single digits
 
 # Shares of the tokens, per source, before and after MIX_CHANGE of the run.
@@ -56,9 +57,8 @@ def documents_of(*files: Path) -> list[str]:
 
 def python_functions(longest: int = 15) -> list[str]:
     """Short top-level functions of the running interpreter's standard library, one document each."""
-    root = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, None] = {}
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted(STDLIB.rglob("*.py")):
         if {"site-packages", "test", "tests", "idlelib", "lib2to3"} & set(file.parts):
             continue
         text = file.read_bytes().decode("utf-8", errors="ignore")

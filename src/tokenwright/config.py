@@ -1,14 +1,12 @@
-"""Configuration of models and engines, as frozen dataclasses, and the only reader of the environment.
+"""Configuration of models and engines, as frozen dataclasses.
 
 A `ModelConfig` holds the hyperparameters of a checkpoint under our own names; the ops that the model computes are its
 graph (`models/graph.py`), which a family builds from the same `config.json`. Neither holds a tensor.
 """
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, Protocol, Self, cast
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
 
 from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole
 from tokenwright.errors import RequestError
@@ -121,6 +119,21 @@ class Heads:
     kv_heads: int
     head_size: int
 
+    @property
+    def key_size(self) -> int:
+        """Numbers of a key of one head."""
+        return self.head_size
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of a value of one head."""
+        return self.head_size
+
+    @property
+    def rotary_size(self) -> int:
+        """Numbers of a key that the rotary positions concern; some of them may have an angle of 0."""
+        return self.head_size
+
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
         """Bytes of K and V of one token; each head is a separate row."""
         return self.kv_heads * (k.nbytes(self.head_size) + v.nbytes(self.head_size))
@@ -128,15 +141,38 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """One vector for all heads (MLA, arXiv 2405.04434): `rank` numbers (R) for K and V, `rope` for the rotated key."""
+    """One row for all heads (MLA, arXiv 2405.04434): a latent of `rank` numbers (R), then `rope` numbers that turn.
+
+    The whole row is the key of every head, the latent alone its value: a row is stored once.
+    """
 
     rank: int
     rope: int
 
+    @property
+    def kv_heads(self) -> int:
+        """One, which all query heads share."""
+        return 1
+
+    @property
+    def key_size(self) -> int:
+        """Numbers of a key: the whole row."""
+        return self.rank + self.rope
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of a value: the latent."""
+        return self.rank
+
+    @property
+    def rotary_size(self) -> int:
+        """Numbers of a key that the rotary positions concern."""
+        return self.rope
+
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
-        """Bytes of the vector of one token, which serves as K and V: `k` and `v` must be the same."""
+        """Bytes of the row of one token, which serves as K and V: `k` and `v` must be the same."""
         assert k == v, "a latent has one codec"
-        return k.nbytes(self.rank) + k.nbytes(self.rope)
+        return k.nbytes(self.key_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +203,25 @@ class Mixture:
     layers: tuple[bool, ...]  # whether layer i has experts
     scores: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True  # whether the weights of a row's experts are divided by their sum
+    groups: int = 1  # of experts, of equal size
+    chosen_groups: int = 1  # the groups, by the sum of their best scores, that a row's experts come from
+    group_best: int = 1  # scores of a group that are added to rank it
+    corrected: bool = False  # whether each expert has a learned bias, which is added to its score for the choice alone
+    factor: float = 1.0  # of the weights of a row's experts
     shared_width: int = 0  # of the expert that every row meets; 0: none
     shared_gate: bool = False  # whether a sigmoid of the row weights the shared expert
     bias: bool = False  # of the router
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The sizes of multi-head latent attention (MLA, arXiv 2405.04434)."""
+
+    rank: int  # R, of the latent of K and V
+    q_rank: int  # of the latent of the queries; 0: the queries are projected directly
+    nope: int  # numbers of a query or key of a head without positions,
+    rope: int  # and those that turn
+    value: int  # numbers of a value of a head
 
 
 @dataclass(frozen=True)
@@ -177,7 +229,8 @@ class ModelConfig:
     """The hyperparameters of one decoder-only model.
 
     `windows[i]` is the attention window of layer i in tokens, the token itself included, or None for full attention.
-    `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions.
+    `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions. With latent
+    attention there is one KV head, and `head_size` is that of a query.
     """
 
     family: str
@@ -200,7 +253,8 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["head", "whole"] | None = None  # RMSNorm over each head of q and k, or over all heads of each
+    # RMSNorm over each head of q and k, or over all heads of each; or LayerNorm over each head with weights of its own
+    qk_norm: Literal["head", "whole", "own"] | None = None
     pre_norm: bool = True  # norms stand before attention and MLP
     post_norm: bool = False  # norms stand after attention and MLP, on what they add
     norm_bias: bool = True  # of a LayerNorm
@@ -210,6 +264,8 @@ class ModelConfig:
     logit_cap: float | None = None  # soft cap of logits
     scales: Scales = Scales()
     mixture: Mixture | None = None
+    latent: LatentHeads | None = None
+    next_layers: int = 0  # layers after the last that predict further tokens (MTP), which files have and we skip
     sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
@@ -251,7 +307,7 @@ class KVFormat:
                 raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}", "kv")
         check_whole("first of kv", self.first)
         if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
-            raise RequestError(f"native of kv must be numbers of layers, each once, not {self.native!r}")
+            raise RequestError(f"native of kv must be numbers of layers, each once, not {self.native!r}", "kv")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -279,6 +335,16 @@ class KVFormat:
 
 WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
 WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale, by default
+# The packed formats that blocks of files have and nothing is quantised to: name, group, super-block, minima.
+FILE_FORMATS = {
+    ("int5", 32, 0, False), ("int5", 32, 0, True), ("int5", 32, 256, True), ("int6", 16, 256, False),
+    ("int6", 16, 256, True), *(("int4", 32, size, True) for size in (64, 128, 256)),
+}  # fmt: skip
+
+
+def _check_weight_name(name: str) -> None:
+    if name not in WEIGHT_NAMES:
+        raise RequestError(f"weights {name!r} is not known; use {', '.join(WEIGHT_NAMES)}", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +352,8 @@ class WeightFormat:
     """The storage format of weight matrices; native is the dtype that the model computes in. Raises RequestError.
 
     `group`: number of consecutive inputs of an output that share a scale; 0 for formats without scales.
+    `super`: number of inputs of a super-block, in which a group's scale is an integer times the float16 scale of the
+    super-block; 0: groups have float16 scales. `minima`: whether groups have a minimum beside their scale.
 
     >>> WeightFormat.parse("int8"), WeightFormat.parse("int4:64")
     (WeightFormat(name='int8', group=64), WeightFormat(name='int4', group=64))
@@ -293,10 +361,15 @@ class WeightFormat:
 
     name: str = "native"
     group: int = 0
+    super: int = 0
+    minima: bool = False
 
     def __post_init__(self) -> None:
-        if self.name not in WEIGHT_NAMES:
-            raise RequestError(f"weights {self.name!r} is not known; use {', '.join(WEIGHT_NAMES)}", "weights")
+        if (self.name, self.group, self.super, self.minima) in FILE_FORMATS:
+            return
+        _check_weight_name(self.name)
+        if self.super or self.minima:
+            raise RequestError(f"{self.name} weights have no super-blocks of {self.super} or minima in such groups")
         if self.name in WEIGHT_GROUPS and (type(self.group) is not int or self.group not in (32, 64)):
             raise RequestError(f"{self.name} weights share a scale in groups of 32 or 64, not of {self.group!r}")
         if self.name not in WEIGHT_GROUPS and self.group != 0:
@@ -304,8 +377,12 @@ class WeightFormat:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the form that `str` writes: int8, int8:32. Raises RequestError with the allowed forms."""
+        """Parse the form that `str` writes: int8, int8:32. Raises RequestError with the allowed forms.
+
+        Forms that only files have are refused: nothing is quantised to them here.
+        """
         name, given, group = (part.strip() for part in text.lower().partition(":"))
+        _check_weight_name(name)
         if given and not (group.isascii() and group.isdigit()):
             raise RequestError(
                 f"weights must be a format, such as int8, or one with its group, such as int8:32; not {text!r}",
@@ -322,6 +399,8 @@ class WeightFormat:
         return WeightFormat(native) if self.name == "native" else self
 
     def __str__(self) -> str:
+        if self.super or self.minima:
+            return f"{self.name}:{self.group}{f'/{self.super}' if self.super else ''}{'+min' if self.minima else ''}"
         return self.name if self.group == WEIGHT_GROUPS.get(self.name, 0) else f"{self.name}:{self.group}"
 
 
@@ -349,79 +428,3 @@ class EngineConfig:
                 check_whole(name, getattr(self, name), 1, most)
         if self.pages is not None and self.kv_memory is not None:
             raise RequestError("pages and kv_memory both set the size of the KV cache; give one of them", "pages")
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The environment variables that Tokenwright reads (huggingface_hub reads its own, HF_TOKEN among them)."""
-
-    debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
-    cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
-    kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
-    isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the CPU's best
-    settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
-    settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
-    defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
-    otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
-
-    @classmethod
-    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
-        value = variables.get("TOKENWRIGHT_DEBUG", "0")
-        if value not in ("0", "1"):
-            raise RequestError(f"TOKENWRIGHT_DEBUG must be 0 or 1, not {value!r}")
-        caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
-        cache = variables.get("TOKENWRIGHT_CACHE") or f"{caches}/tokenwright"
-        kernels, isa = variables.get("TOKENWRIGHT_KERNELS"), variables.get("TOKENWRIGHT_ISA")
-        if kernels not in (None, "native", "reference"):
-            raise RequestError(f"TOKENWRIGHT_KERNELS must be native or reference, not {kernels!r}")
-        if isa not in (None, "portable", "avx2", "avx512", "amx"):
-            raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
-        named = variables.get("TOKENWRIGHT_SETTINGS")
-        settings = named or f"{variables.get('XDG_CONFIG_HOME') or '~/.config'}/tokenwright/settings.toml"
-        prefix = "TOKENWRIGHT_"
-        defaults = {name.removeprefix(prefix): text for name, text in variables.items() if name.startswith(prefix)}
-        return cls(
-            value == "1",
-            Path(cache),
-            cast("Any", kernels),
-            cast("Any", isa),
-            Path(settings),
-            bool(named),
-            defaults,
-            {name: text for name, text in variables.items() if name.startswith("OTEL_")},
-        )
-
-    def cache_folder(self, name: str) -> Path:
-        """The folder `name` of the cache. Raises RequestError if the home directory is unknown."""
-        folder = self.cache / name
-        try:
-            return folder.expanduser()
-        except RuntimeError as error:
-            raise RequestError(f"there is no home for {folder} ({error}); set TOKENWRIGHT_CACHE to a folder") from error
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """The defaults in a checkpoint's generation_config.json.
-
-    Sampling fields have the names of SamplingParams, and are None if the file does not set them.
-    """
-
-    bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    banned_ids: tuple[int, ...] | None = None
-    min_tokens: int | None = None
-    unsupported: tuple[str, ...] = field(default=())  # sampling keys in the file that we do not support
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The sampling defaults that the file sets, by the names of SamplingParams."""
-        others = ("bos_id", "eos_ids", "unsupported")
-        named = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
-        return {name: value for name, value in named.items() if value not in (None, ())}

@@ -23,8 +23,9 @@ from tokenwright.requests import Prompt, prompts_of
 from tokenwright.scoring import ScoringModel
 from tokenwright.streams import Stream
 from tokenwright.text import Message, Rendered
-from tokenwright.text.chat import check_messages
+from tokenwright.text.messages import check_messages
 from tokenwright.transcript import Transcript
+from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.run import Run, Start
@@ -44,7 +45,7 @@ class LLM(ScoringModel):
         or "k=int8,v=int4"; append first=64 to keep the first tokens native, native=0+-1 to keep these layers native.
     window: attention window in tokens for every layer, besides the model's own windows; expired pages are freed, and
         rotary models can exceed their context. sinks: first tokens that every token attends to beyond the window.
-    page_size: tokens of a KV page. pages or kv_memory (bytes): the size of the cache; by default an eighth of
+    page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): the size of the cache; by default an eighth of
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
@@ -70,8 +71,8 @@ class LLM(ScoringModel):
         sinks: int = 0,
         page_size: int = 16,
         pages: int | None = None,
-        kv_memory: int | None = None,
-        swap_memory: int = 0,
+        kv_memory: int | str | None = None,
+        swap_memory: int | str = 0,
         token_budget: int = 512,
         max_sequences: int = 64,
         report: Callable[[int, int], None] | None = None,
@@ -80,6 +81,8 @@ class LLM(ScoringModel):
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
+        kv_memory = read_bytes(kv_memory, "kv_memory") if isinstance(kv_memory, str) else kv_memory
+        swap_memory = read_bytes(swap_memory, "swap_memory") if isinstance(swap_memory, str) else swap_memory
         options = EngineConfig(
             page_size, pages, kv_memory, token_budget, max_sequences, form, window, sinks, swap_memory
         )

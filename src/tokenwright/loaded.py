@@ -12,14 +12,13 @@ from types import MappingProxyType
 import torch
 
 from tokenwright.backends import Kernels, ReferenceKernels
-from tokenwright.backends.adapters import beside, dense, not_beside, packed
+from tokenwright.backends.adapters import Updates, beside, dense, not_beside, packed
 from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.backends.memory import refuse_weights
 from tokenwright.backends.native.compile import compiles
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import TORCH_DTYPES
@@ -86,7 +85,7 @@ class LoadedModel:
         self.dtype: DType = resolve_dtype(dtype, self.config.dtype, self.device, native is not None)
         if check is not None:
             check(self.graph, self.dtype)
-        form = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
+        form = WeightFormat.parse(str(weights))
         if self.device.type != "cpu":
             form = form.resolved(self.dtype)  # blocks are computed on the CPU alone
         self.copies = self.checkpoint.kept(form)  # matrices whose blocks are copied from a GGUF file
@@ -100,10 +99,10 @@ class LoadedModel:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens
         self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
         self.counted = CountedKernels(native or ReferenceKernels()) if trace else None
-        self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, self.counted, report)
-        make = packed if isinstance(self.decoder.embed.table, Packed) else dense(TORCH_DTYPES[self.dtype], self.device)
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        self.decoder.adapters = beside(self.graph, numbered, make)
+        self.decoder = make_decoder(
+            self.checkpoint, form, self.dtype, self.device, native, self.counted, report, numbered
+        )
         self._users = 0
         self._lock = threading.Lock()
 
@@ -159,7 +158,8 @@ def _beside(checkpoint: Checkpoint, name: str, folder: str | Path) -> Adapter:
     if unable := not_beside(checkpoint.graph, adapter.updates):
         raise CheckpointError(
             f"the adapter {name} in {folder} updates {unable[0]}, which only a merge can (lora): beside the weights an "
-            "adapter updates attention and MLPs, not experts or the head"
+            "adapter updates attention and MLPs, not experts or the head",
+            "lora",
         )
     return adapter
 
@@ -172,11 +172,13 @@ def make_decoder(
     native: NativeKernels | None = None,
     counted: Kernels | None = None,
     report: Report | None = None,
+    adapters: Mapping[int, Updates] = MappingProxyType({}),
 ) -> Decoder:
     """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
 
-    counted: a wrapper that counts the calls of the kernels. Raises CheckpointError for a model with an op that no
-    backend has, CapacityError if the memory does not suffice, RequestError for a format without kernels on the device.
+    counted: a wrapper that counts the calls of the kernels. adapters: kept beside, by their numbers. Raises
+    CheckpointError for a model with an op that no backend has, CapacityError if the memory does not suffice,
+    RequestError for a format without kernels on the device.
     """
     if missing := lacking(checkpoint.graph):
         raise CheckpointError(
@@ -188,12 +190,14 @@ def make_decoder(
     copies = checkpoint.kept(form)
     if native is None and not kept.quantised and not copies:
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
-        return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)})
+        kept_beside = beside(graph, adapters, dense(TORCH_DTYPES[dtype], device))
+        return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)}, kept_beside)
     if device.type != "cpu":
         other = "" if checkpoint.packed else ", or native weights"
-        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}")
+        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}", "device")
     refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
     weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
+    kept_beside = beside(graph, adapters, packed)
     if native is None or not compiles(graph):
-        return Decoder(graph, kernels, weights)
-    return NativeDecoder(graph, kernels, native, weights)
+        return Decoder(graph, kernels, weights, kept_beside)
+    return NativeDecoder(graph, kernels, native, weights, kept_beside)

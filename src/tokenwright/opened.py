@@ -34,6 +34,7 @@ from tokenwright.sampling_params import SamplingParams
 from tokenwright.streams import AsyncStreams
 from tokenwright.text import ChatTemplate
 from tokenwright.transcript import Transcript
+from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from tokenwright.trace.recorder import Recorder
@@ -90,8 +91,8 @@ class OpenedModel:
     def __repr__(self) -> str:
         if self._loop is None:
             return f"<{type(self).__name__}, closed>"
-        weights = f"{self.graph.architecture}, {self.weights} weights of {_binary(self.weight_bytes)}"
-        cache = f"KV cache {self.kv_format} of {_binary(self.kv_memory)}"
+        weights = f"{self.graph.architecture}, {self.weights} weights of {binary(self.weight_bytes)}"
+        cache = f"KV cache {self.kv_format} of {binary(self.kv_memory)}"
         return (
             f"<{type(self).__name__} {self.loaded.name}: {weights}; {cache}; {self.kernels} kernels on {self.device}>"
         )
@@ -303,11 +304,6 @@ class OpenedModel:
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
     """What each layer of a model keeps in the cache. Raises RequestError for what the model does not support."""
     return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
-
-
-def _binary(count: int) -> str:
-    """Bytes in MiB or GiB."""
-    return f"{count / 2**20:,.1f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"
 
 
 def _abandon(loop: EngineLoop, loaded: LoadedModel, preparing: ThreadPoolExecutor) -> None:

@@ -24,6 +24,10 @@ from tokenwright.text import TextStream
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor  # text, or token ids
 NOTHING: Mapping[str, Any] = {}
 
+_ELSEWHERE = {  # what other libraries call ours
+    "do_sample": "temperature", "max_length": "max_tokens", "num_beams": "beams", "num_return_sequences": "n",
+    "stop_token_ids": "stop_ids", "stream": "the method stream, or chat_stream",
+}  # fmt: skip
 QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
 
 
@@ -81,6 +85,8 @@ class RequestBuilder:
         ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
         size = self._loaded.config.vocab_size
         for token in ids:
+            if isinstance(token, str):
+                raise RequestError("a prompt is one text, or a list of token ids; this is a list of texts")
             if type(token) is not int or not 0 <= token < size:
                 raise RequestError(f"a prompt's token ids must be from 0 to {size - 1}, not {shown(token)}")
         return ids
@@ -117,7 +123,7 @@ class RequestBuilder:
         salt: str = "",
         adapter: str | None = None,
     ) -> Request:
-        """Build a request; draws a seed if `params` has none. `written`: tokens already generated after the prompt.
+        """Build a request; draws a seed if it needs one. `written`: tokens already generated after the prompt.
 
         adapter: the name of the adapter to compute it with, whose pages no other request shares.
 
@@ -127,7 +133,7 @@ class RequestBuilder:
         ids, more = self.ids(prompt), self.ids(written)
         number = self._loaded.number(adapter)
         _check_salt(salt)
-        if params.seed is None and not params.greedy and params.beams == 1:
+        if params.seed is None and not params.greedy and params.beams == 1 and params.max_tokens > 0:
             params = replace(params, seed=secrets.randbits(63))
         if params.prompt_logprobs is not None:
             prompt_logprobs_from = 1
@@ -199,11 +205,9 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides that are not None. Raises RequestError for one that is no field of SamplingParams."""
     names = [field.name for field in fields(SamplingParams)]
-    if unknown := sorted(overrides.keys() - set(names)):
-        near = get_close_matches(unknown[0], names, 1)
-        raise RequestError(
-            f"unknown sampling parameters: {', '.join(unknown)}" + (f"; do you mean {near[0]}?" if near else "")
-        )
+    for name in sorted(overrides.keys() - set(names)):
+        near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, names, 1)
+        raise RequestError(f"{name} is no sampling parameter" + (f"; did you mean {near[0]}?" if near else ""))
     return {name: value for name, value in overrides.items() if value is not None}
 
 

@@ -32,6 +32,7 @@ def model_card(model: OpenedModel, name: str) -> ModelCard:
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_size=config.head_size,
+        latent=0 if config.latent is None else config.latent.rank + config.latent.rope,
         vocab_size=config.vocab_size,
         context=config.context,
         windows=config.windows,

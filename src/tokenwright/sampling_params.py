@@ -34,10 +34,10 @@ def check_unicode(name: str, text: str) -> None:
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     texts = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(
-            f"{name} must be a string, or a list of strings, that are not empty; not {shown(value)}", name
-        )
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"{name} must be a string, or a list of strings, not {shown(value)}", name)
+    if "" in texts:
+        raise RequestError(f"{name} has an empty string; leave it out", name)
     if len(texts) > MOST_IDS:
         raise RequestError(f"{name} has {len(texts):,} strings; {MOST_IDS:,} are allowed", name)
     for text in texts:

@@ -42,8 +42,8 @@ class Text:
     def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
         """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
         match event:
-            case Token(token=token, logprob=logprob, sampler_logprob=drawn, top=top, text=text):
-                piece = Piece(text, token, logprob, drawn, top, self.choice)
+            case Token():
+                piece = Piece(event.text, event.token, event.logprob, event.sampler_logprob, event.top, self.choice)
                 self.times.append(since)
             case Finished(reason=reason, text=text, stopped=stopped):
                 self.reason, self.stopped = reason, stopped
@@ -122,6 +122,8 @@ class Transcript:
         since = delivery.time - self.handle.submitted
         for event in delivery.events:
             match event:
+                case Token() if self._search is None:  # first, as nearly all events are tokens
+                    self._texts[event.sequence].add(event, since, fresh)
                 case Forked(sequence=identity, branch=branch):
                     self._sequences.append(branch)
                     if self._search is None:

@@ -1,4 +1,4 @@
-"""Sizes as users write them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes per second."""
+"""Sizes as users write and read them: tokens (k = 1024), bytes (GB = 10^9, GiB = 2^30), bytes per second."""
 
 import re
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def read_bytes(value: Size, name: str) -> int:
             f"{name} must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not {value!r}", name
         )
     if isinstance(value, str) and value.strip()[-1].isdigit() and count < LEAST_BARE:
-        raise RequestError(f"{name} {value} has no unit and would be bytes; write {value}GB or {value}GiB", name)
+        raise RequestError(f"{name} {value} has no unit; write {value}GB, {value}GiB, or {value}B for bytes", name)
     return count
 
 
@@ -53,6 +53,20 @@ def read_rate(value: Size, name: str) -> int:
     if not 1 <= count <= 1 << 62:
         raise RequestError(f"{name} must be bytes per second, such as 30GB/s, not {value!r}", name)
     return count
+
+
+def binary(count: int) -> str:
+    """Format a number of bytes in B, KiB, MiB or GiB (2^n).
+
+    >>> binary(73728)
+    '72.0 KiB'
+    """
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def read_count(value: int, name: str) -> int:

@@ -88,6 +88,36 @@ void linears(const Kernels* k) {
   }
 }
 
+struct Blocks {  // a form of weights that files have
+  const char* name;
+  int64_t format, group, super, minima;
+};
+const Blocks BLOCKS[] = {{"int4/256+min", INT4, 32, 256, 1}, {"int5", INT5, 32, 0, 0},     {"int5+min", INT5, 32, 0, 1},
+                         {"int5/256+min", INT5, 32, 256, 1}, {"int6/256", INT6, 16, 256, 0},
+                         {"int6/256+min", INT6, 16, 256, 1}};
+
+void linears_of_blocks(const Kernels* k) {
+  auto linear =
+      found<int64_t(const Kernels*, Workspace*, const Matrix*, int64_t, const float*, float*, int64_t)>("tw_linear");
+  const int64_t out = 37, in = 512, blocks = (out + LANES - 1) / LANES;
+  for (const Blocks& form : BLOCKS) {
+    Matrix m{out, in, form.format, form.group, nullptr, nullptr, nullptr, form.super, form.minima};
+    const Floats random = noise(blocks * in / 64 * slab_bytes(form.format), 9);
+    std::vector<uint8_t> codes(random.size());
+    for (size_t i = 0; i < codes.size(); i++) codes[i] = (uint8_t)(int)(256 + 255 * random[i]);
+    std::vector<uint16_t> scales(blocks * block_scale_bytes(m, in / 64) / 2);
+    for (size_t i = 0; i < scales.size(); i++) scales[i] = (uint16_t)(0x2000 + 37 * i % 0x800);  // float16 below 1
+    m.codes = codes.data();
+    m.scales = scales.data();
+    for (int64_t rows : {1, 3, 40}) {
+      const Floats x = noise(rows * in, 3, 4);
+      Floats y(rows * out);
+      if (linear(k, workspace, &m, rows, x.data(), y.data(), 2)) exit(3);
+      tell(std::string("linear ") + form.name + " of " + std::to_string(rows), y);
+    }
+  }
+}
+
 void row_by_row(const Kernels* k) {
   const int64_t rows = 3, size = 101;
   const Floats x = noise(rows * size, 4, 6), weight = noise(size, 5), bias = noise(size, 6);
@@ -139,7 +169,7 @@ void attention(const Kernels* k) {
   auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
                               const Queries*, int64_t)>("tw_attend");
   const int64_t page_size = 16, pages = 6, size = 40, rows = 90;
-  const tw::Heads heads{4, 2, size, 0.2, 0};
+  const tw::Heads heads{4, 2, size, size, 0.2, 0};
   const int32_t table[pages] = {4, 0, 5, 2, 1, 3};
   const int32_t* tables[] = {table};
   const ChunkRows chunk{0, rows, 0, nullptr, tables};
@@ -178,6 +208,7 @@ int main(int count, char** words) {
   const Kernels* k = found<const Kernels*(const char*)>("tw_kernels")("portable");
   workspace = found<Workspace*()>("tw_workspace_new")();
   linears(k);
+  linears_of_blocks(k);
   row_by_row(k);
   attention(k);
   found<void(Workspace*)>("tw_workspace_free")(workspace);

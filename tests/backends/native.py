@@ -5,6 +5,7 @@ A build without a compiler has none; there the tests that use `each_isa` are ski
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from tokenwright.backends.native.kernels import NativeKernels, usable
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.packed import Packed
 from tokenwright.bench import limits
-from tokenwright.config import WeightFormat
+from tokenwright.config import FILE_FORMATS, WeightFormat
 
 FOUND = find()
 KERNELS = {isa: NativeKernels(load(FOUND), isa) for isa in usable(load(FOUND))} if FOUND else {}
 FUSED = [isa for isa in KERNELS if isa != "portable"]  # a b + c is rounded once
 WEIGHTS = ("float32", "bfloat16", "float16", "int8:32", "int8:64", "int4:32", "int4:64")
+
+OF_FILES = [WeightFormat(*one) for one in sorted(FILE_FORMATS)]
 
 needs_native = pytest.mark.skipif(not KERNELS, reason="no native kernels were compiled")
 each_isa = pytest.mark.parametrize(
@@ -47,6 +50,44 @@ def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -
     made = Packed.empty(out, inner, WeightFormat.parse(form), noise(out, seed=seed + 2) if bias else None)
     assert made.pack_rows(0, w) == 0
     return made
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A random weight in a form that files have. codes: whole numbers [out, in]; scales, minima: fp32 [out, groups]."""
+
+    packed: Packed
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor
+
+
+def blocks(form: WeightFormat, out: int, inner: int, bias: bool = False, seed: int = 1) -> Blocks:
+    random = torch.Generator().manual_seed(seed)
+    span = form.super or form.group
+    bits = int(form.name.removeprefix("int"))
+
+    def whole(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=random)
+
+    codes = whole(0, 1 << bits, out, inner)
+    halves = (noise(2, out, inner // span, seed=seed) * torch.exp(noise(1, out, 1, seed=seed + 1))).half()
+    integers = whole(-128, 128, 2, out, inner // form.group) if form.super else torch.ones(2, out, inner // span)
+    levels = halves.float().repeat_interleave(span // form.group, -1) * integers
+    made = Packed.empty(out, inner, form, noise(out, seed=seed + 2) if bias else None)
+    if form.super or form.minima:
+        fields = 1 + form.minima
+        parts = [torch.stack(tuple(halves[:fields]), -1).view(torch.uint8)]
+        if form.super:
+            pairs = integers[:fields].movedim(0, -1).to(torch.int8)  # [out, groups, fields]
+            parts.append(pairs.reshape(out, inner // span, -1).view(torch.uint8))
+        scales = torch.cat(parts, -1).flatten(1)
+    else:
+        scales = halves[0]
+    for first, last in ((out // 3, out), (0, out // 3)) if out > 2 else ((0, out),):
+        assert made.put_codes(first, codes[first:last].to(torch.uint8), scales[first:last]) == 0
+    offset = 0 if form.minima else 1 << bits - 1
+    return Blocks(made, codes - offset, levels[0], levels[1] * form.minima)
 
 
 @contextmanager

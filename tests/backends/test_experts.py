@@ -19,7 +19,7 @@ from tokenwright.engine import Step, flatten
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.taps import Site
 
-KINDS = ("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss")
+KINDS = ("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "deepseek3")
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int4")
 KEPT = {"native": ("native", None, 0), "int8": ("int8", None, 0), "int4": ("int4", 20, 4)}
 
@@ -27,7 +27,7 @@ pytestmark = needs_native
 
 
 @each_isa
-@pytest.mark.parametrize(("weights", "kind"), [(form, KINDS[i % 4]) for i, form in enumerate(WEIGHTS)])
+@pytest.mark.parametrize(("weights", "kind"), [(form, KINDS[i]) for i, form in enumerate(WEIGHTS)])
 def test_a_row_has_the_same_bits_alone_and_beside_others(isa: str, weights: str, kind: str) -> None:
     """Alone token by token; and all texts together in one step, where an expert gets from one to a hundred rows."""
     kept = list(KEPT.values())[WEIGHTS.index(weights) % 3]
@@ -55,8 +55,8 @@ def chosen_in(bench: Bench, text: tuple[int, ...]) -> dict[int, set[int]]:
             def __getattr__(self, name: str, plain: object = plain) -> object:
                 return getattr(plain, name)
 
-            def route(self, logits, routing, plain=plain, layer=op.layer):
-                ids, weights = plain.route(logits, routing)
+            def route(self, logits, routing, correction, plain=plain, layer=op.layer):
+                ids, weights = plain.route(logits, routing, correction)
                 found[layer] = set(ids[-1].tolist())
                 return ids, weights
 
@@ -116,18 +116,34 @@ def test_a_decode_step_computes_with_the_chosen_experts_alone(isa: str, kind: st
     scores=st.sampled_from(["softmax", "sigmoid"]),
     renormalise=st.booleans(),
     gate=st.booleans(),
+    groups=st.sampled_from([(1, 1, 1), (4, 2, 1), (4, 1, 2), (8, 5, 2)]),
+    corrected=st.booleans(),
     steps=st.sampled_from([0, 2]),
     seed=st.integers(0, 10**6),
 )
 def test_the_choice_is_the_references(
-    isa: str, count: int, experts: int, chosen: int, scores: str, renormalise: bool, gate: bool, steps: int, seed: int
+    isa: str,
+    count: int,
+    experts: int,
+    chosen: int,
+    scores: str,
+    renormalise: bool,
+    gate: bool,
+    groups: tuple[int, int, int],
+    corrected: bool,
+    steps: int,
+    seed: int,
 ) -> None:
     """Rounded logits have many equals, of which the lowest numbers are chosen."""
-    routing = Routing(experts, min(chosen, experts), scores, renormalise, gate)
+    most, top, best = groups
+    experts = experts if most == 1 else most * (1 + experts // most + best)
+    factor = 2.5 if corrected else 1.0
+    routing = Routing(experts, min(chosen, experts // most * top), scores, renormalise, gate, *groups, factor)
     logits = 2 * noise(count, experts + gate, seed=seed)
     logits = logits if not steps else (logits * steps).round() / steps
-    ids, weights = KERNELS[isa].route(logits, routing)
-    right_ids, right = ReferenceKernels().route(logits, routing)
+    correction = (2 * noise(experts, seed=seed + 1)).round() / 4 if corrected else None
+    ids, weights = KERNELS[isa].route(logits, routing, correction)
+    right_ids, right = ReferenceKernels().route(logits, routing, correction)
     assert torch.equal(ids, right_ids)
     torch.testing.assert_close(weights, right, rtol=1e-5, atol=1e-7)
 
@@ -137,9 +153,10 @@ def test_a_choice_among_values_that_are_no_numbers_is_still_one(isa: str) -> Non
     """A row of NaN chooses as many different experts as any other: no memory beyond the weights is read."""
     logits = torch.full((2, 12), float("nan"))
     logits[1, ::3] = 1.0
-    ids, _ = KERNELS[isa].route(logits, Routing(12, 5))
-    assert [len(set(row)) for row in ids.tolist()] == [5, 5]
-    assert ids.min() >= 0 and ids.max() < 12
+    for routing in (Routing(12, 5), Routing(12, 5, groups=4, chosen_groups=2, group_best=2)):
+        ids, _ = KERNELS[isa].route(logits, routing, torch.zeros(12))
+        assert [len(set(row)) for row in ids.tolist()] == [5, 5]
+        assert ids.min() >= 0 and ids.max() < 12
 
 
 def test_op_by_op_each_layer_is_seen_and_a_shared_expert_is_met_by_all() -> None:

@@ -7,11 +7,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.backends.native import FUSED, KERNELS, WEIGHTS, each_isa, needs_native, noise, packed, rows, threads
+from tests.backends.native import (
+    FUSED,
+    KERNELS,
+    OF_FILES,
+    WEIGHTS,
+    Blocks,
+    blocks,
+    each_isa,
+    needs_native,
+    noise,
+    packed,
+    rows,
+    threads,
+)
 from tests.profiles import examples
 from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
+from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
 from tokenwright.models.rotary import Rotation
 
@@ -103,6 +117,50 @@ def test_quantised_weights_give_the_same_bits_everywhere(
     x, weight = rows(count, inner, seed), packed(form, out, inner, bias=True)
     first, *others = [KERNELS[isa].linear(x, weight) for isa in FUSED]
     assert all(torch.equal(first, other) for other in others)
+
+
+def definition_of_blocks(x: torch.Tensor, weight: Blocks) -> torch.Tensor:
+    """As `integer_definition`; after each group's products comes minimum * -(scale of the row * sum of its codes)."""
+    group = weight.packed.group
+    groups = x.unflatten(1, (-1, group))  # [T, G, group]
+    most = groups.abs().amax(-1)
+    inverse = torch.where(most > 0, torch.full_like(most, 127) / most, 0)
+    codes, scales = (groups * inverse[..., None]).round().double(), most / 127
+    factors = -(scales * codes.sum(-1).float())
+    theirs = weight.codes.double().unflatten(1, (-1, group))  # [out, G, group]
+    total = torch.zeros(len(x), len(theirs))
+    for at in range(groups.shape[1]):
+        whole = codes[:, at] @ theirs[:, at].T
+        total = (total.double() + whole * (scales[:, at, None] * weight.scales[:, at]).double()).float()
+        total = (total.double() + factors[:, at, None].double() * weight.minima[:, at].double()).float()
+    return total if weight.packed.bias is None else total + weight.packed.bias
+
+
+@each_isa
+@examples(40)
+@given(
+    form=st.sampled_from(OF_FILES),
+    out=st.integers(1, 70) | st.sampled_from([160]),
+    supers=st.integers(1, 5),
+    count=st.integers(1, 20) | st.sampled_from([33, 40, 300, 520]),
+    seed=st.integers(0, 99),
+)
+def test_linear_of_blocks_of_files(isa: str, form: WeightFormat, out: int, supers: int, count: int, seed: int) -> None:
+    """To the bit what the definition says, wherever the processor fuses; a row alone is the row in company."""
+    inner = supers * (form.super or form.group)
+    x, weight = rows(count, inner, seed), blocks(form, out, inner, bias=True, seed=seed)
+    with threads(1 + seed % 3):
+        ours = KERNELS[isa].linear(x, weight.packed)
+        at = seed % count
+        assert torch.equal(KERNELS[isa].linear(x[at : at + 1], weight.packed), ours[at : at + 1])
+        assert torch.equal(KERNELS[isa].linear(x[at:], weight.packed), ours[at:])
+    right = definition_of_blocks(x, weight)
+    if isa in FUSED:
+        assert torch.equal(ours, right)
+    group = weight.packed.group
+    sizes = x.abs().unflatten(1, (-1, group)).amax(-1) * group  # at least the sum of a group
+    most = sizes @ (weight.scales.abs() * (1 << 6) + weight.minima.abs()).T
+    assert ((ours - right).abs() <= 1e-6 * most + 1e-6 * right.abs() + 1e-37).all()
 
 
 @each_isa

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 from ctypes import byref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -19,6 +19,7 @@ from tokenwright.backends.native.kernels import ChunkArray, kv_layer
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
+from tokenwright.config import Latent
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
 
@@ -95,6 +96,11 @@ class Case:
     v: str
     seed: int
     cap: float | None = None  # soft cap of scores
+    rope: int = 0  # numbers of a key behind those that are its value; 0: values of their own
+
+    @property
+    def layout(self) -> Heads | Latent:
+        return Latent(self.size - self.rope, self.rope) if self.rope else Heads(self.kv_heads, self.size)
 
     @property
     def start(self) -> int:
@@ -110,7 +116,7 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     tokens = draw(st.integers(1, 300) | st.sampled_from([63, 64, 65, 128]))
     window = draw(st.none() | st.integers(1, 140))
-    return Case(
+    case = Case(
         size=draw(st.sampled_from([2, 3, 5, 16, 31, 34, 64, 65, 80, 128, 250, 256])),
         kv_heads=draw(st.integers(1, 3)),
         shared=draw(st.sampled_from([1, 2, 3, 4, 7, 9])),
@@ -124,6 +130,10 @@ def cases(draw: st.DrawFn) -> Case:
         seed=draw(st.integers(0, 1 << 30)),
         cap=draw(st.sampled_from([None, None, 0.5, 3.0, 50.0])),
     )
+    if draw(st.integers(0, 2)):
+        return case
+    rank, rope = draw(st.sampled_from([32, 64, 96, 256])), draw(st.sampled_from([2, 8, 10, 32, 64]))
+    return replace(case, size=rank + rope, rope=rope, kv_heads=1, shared=draw(st.sampled_from([1, 4, 9, 16])), v=case.k)
 
 
 class Text:
@@ -131,9 +141,8 @@ class Text:
 
     def __init__(self, case: Case, page_size: int | None = None) -> None:
         self.case, size = case, page_size or case.page_size
-        heads = Heads(case.kv_heads, case.size)
         k, v = CODECS[case.k], CODECS[case.v]
-        self.spec = LayerSpec(heads, case.window, k, v, case.first, native=CODECS["bfloat16"])
+        self.spec = LayerSpec(case.layout, case.window, k, v, case.first, native=CODECS["bfloat16"])
         count = -(-case.tokens // size)
         pages = random.Random(case.seed).sample(range(count + 2), count)
         self.store = KVStore([self.spec], count + 2, size, CPU)
@@ -145,7 +154,8 @@ class Text:
             for group in self.store.groups
         ]
         shape = (case.tokens, case.kv_heads, case.size)
-        self.write(noise(*shape, seed=case.seed), noise(*shape, seed=case.seed + 1))
+        keys = noise(*shape, seed=case.seed)
+        self.write(keys, keys[..., : -case.rope] if case.rope else noise(*shape, seed=case.seed + 1))
         self.q = noise(case.rows, case.kv_heads * case.shared, case.size, seed=case.seed + 2)
         self.sink_q = noise(*self.q.shape, seed=case.seed + 3) if case.window.sinks else None
         self.scoring = Scoring(case.size**-0.5, case.cap)
@@ -169,17 +179,19 @@ class Text:
         return REFERENCE.attention(self.q, self.store.view(0), [self.chunk], self.scoring, self.sink_q)
 
     def attend(self, isa: str, chunks: Iterable[range] | None = None, count: int = 1) -> torch.Tensor:
-        """[rows, H, D], the rows of each chunk in a call of their own."""
+        """[rows, H, value size], the rows of each chunk in a call of their own."""
         kernels, heads, width = KERNELS[isa], self.q.shape[1], self.q[0].numel()
-        out = torch.full_like(self.q, torch.nan)
+        values = self.case.layout.value_size
+        out = torch.full((*self.q.shape[:2], values), torch.nan)
         pages = -(-self.case.tokens // self.store.page_size)
         tables = tuple(
             torch.tensor([table.get(page, -1) for page in range(pages)], dtype=torch.int32) for table in self.tables
         )
         layer = kv_layer(self.store.view(0))
-        shape = lib.Heads(heads, self.case.kv_heads, self.case.size, self.scoring.scale, self.scoring.cap or 0, None)
+        sizes = (self.case.kv_heads, self.case.size, values)
+        shape = lib.Heads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
-        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
+        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, heads * values)
         for chunk in chunks or [range(self.case.rows)]:
             array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])
             kernels.compute(

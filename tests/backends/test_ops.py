@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.models.sized import Sized
 from tokenwright.backends import Dense, Linear, ReferenceKernels
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.ops import OPS, RunState, TorchMLP, lacking, linear, norm
 from tokenwright.cache import KVStore
-from tokenwright.checkpoints.sized import Sized
 from tokenwright.models.graph import MLP, Embed, Graph, Head, Matrix, Norm
 from tokenwright.models.taps import Site
 

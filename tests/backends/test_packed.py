@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.backends.native import OF_FILES, blocks
 from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.native.library import find, load
@@ -82,6 +83,46 @@ def test_every_number_lies_where_the_layout_says(form: str, out: int, inner: int
             assert code == 0
         if row >= out or at // group * group >= inner:
             assert scale == 0
+
+
+@pytest.mark.parametrize("form", OF_FILES, ids=str)
+def test_blocks_of_files_lie_where_the_layout_says(form: WeightFormat) -> None:
+    """Byte for byte, by the words of api.h; and the decoded weights are scale * code - minimum in fp32."""
+    inner, out = 2 * max(form.super, 32), 35
+    made = blocks(form, out, inner)
+    slab_bytes, upper = {"int4": (512, 0), "int5": (640, 1), "int6": (768, 2)}[form.name]
+    slabs, span, fields = -(-inner // 64), form.super or form.group, 1 + form.minima
+    record = LANES * fields * (2 + (form.super // form.group if form.super else 0))
+    codes, scales = bytes(made.packed.codes.numpy()), bytes(made.packed.scales.view(torch.uint8).numpy())
+    assert (len(codes), len(scales)) == (3 * slabs * slab_bytes, 3 * (slabs * 64 // span) * record)
+
+    def level(row: int, at: int, which: int) -> float:
+        start = (row // 16 * (slabs * 64 // span) + at // span) * record
+        place = start + 32 * which + row % 16 * 2
+        half = float(torch.frombuffer(bytearray(scales[place : place + 2]), dtype=torch.float16)[0])
+        if not form.super:
+            return half
+        byte = scales[start + 32 * fields + (at % span // form.group * fields + which) * 16 + row % 16]
+        return half * (byte - 256 if byte > 127 else byte)
+
+    for row in range(out):
+        for at in range(inner):
+            i, start = at % 64, (row // 16 * slabs + at // 64) * slab_bytes
+            both = codes[start + (i % 32 // 4 * 16 + row % 16) * 4 + i % 4]
+            code = both & 15 if i < 32 else both >> 4
+            if upper:
+                each = 8 // upper
+                line = codes[start + 512 + (i // 4 // each * 16 + row % 16) * 4 + i % 4]
+                code += (line >> i // 4 % each * upper) % (1 << upper) << 4
+            assert code - (0 if form.minima else 8 << upper) == made.codes[row, at]
+        for at in range(0, inner, form.group):
+            assert level(row, at, 0) == made.scales[row, at // form.group]
+            assert not form.minima or level(row, at, 1) == made.minima[row, at // form.group]
+    scaled, minima = (one.repeat_interleave(form.group, 1) for one in (made.scales, made.minima))
+    assert torch.equal(made.packed.unpack(), made.codes * scaled - minima)
+    ids = torch.tensor([34, 0, 17, 17])
+    assert torch.equal(made.packed.rows(ids), made.packed.unpack()[ids])
+    assert made.packed.form == form
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -285,6 +326,8 @@ def test_formats_are_read(text: str, name: str, group: int) -> None:
         "fp8",
         "int8:",
         "int8:16",
+        "int5:32",
+        "int4:32/256+min",
         "int8:x",
         "int8:-32",
         "bfloat16:32",

@@ -15,12 +15,14 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.backends.native import KERNELS, each_isa, needs_native, threads
+from tests.backends.native import KERNELS, each_isa, needs_native, noise, threads
 from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
 from tests.profiles import examples
 from tokenwright.backends import Logits, ReferenceKernels
+from tokenwright.backends.adapters import Update, beside, not_beside
+from tokenwright.backends.adapters import packed as packed_weight
 from tokenwright.backends.native import program
 from tokenwright.backends.native.program import NativeDecoder, RotaryCache
 from tokenwright.backends.runner import backend_over
@@ -29,8 +31,9 @@ from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.config import DynamicScaling, KVFormat, Rope, WeightFormat
-from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
+from tokenwright.engine import Chunk, LogitsNeeded, Request, Step, flatten
 from tokenwright.engine.page_table import PageTable
+from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site
 
@@ -55,6 +58,8 @@ KINDS = (
     "cohere",
     "neox",
     "glm4",
+    "deepseek2",
+    "deepseek3",
 )
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64")
 KEPT = (  # how K and V are kept, the window, the sinks
@@ -83,7 +88,19 @@ def checkpoint(kind: str, vocab: int = VOCAB, mlp: int = MLP) -> tuple[Checkpoin
 def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB, mlp: int = MLP) -> NativeDecoder:
     opened, _ = checkpoint(kind, vocab, mlp)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
-    return NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], packed)
+    beside_it = beside(opened.graph, adapters(opened.graph), packed_weight)
+    return NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], packed, beside_it)
+
+
+def adapters(graph: Graph) -> dict[int, dict[str, Update]]:
+    """Three adapters of different ranks: of all linear layers that can have one, of every third, and of one."""
+    every = [(part, out, m.inner) for op in graph.blocks for m in op.matrices for part, out in m.parts]
+    unable = not_beside(graph, {part: Update(noise(1, 1), noise(1, 1), 1.0) for part, _, _ in every})
+    able = [one for one in every if one[0] not in unable]
+    return {
+        number: {part: Update(noise(rank, inner, seed=number), noise(out, rank), 0.02) for part, out, inner in some}
+        for number, rank, some in ((1, 3, able), (2, 17, able[::3]), (3, 1, able[1:2]))
+    }
 
 
 class Bench:
@@ -96,6 +113,8 @@ class Bench:
     ) -> None:
         kv, window, sinks = kept
         opened = checkpoint(kind, vocab)[0]
+        if opened.config.latent is not None:
+            kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
         self.store = KVStore(
             layer_specs(opened.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
         )
@@ -111,6 +130,7 @@ class Bench:
         start: int,
         stop: int,
         logits_needed: LogitsNeeded = LogitsNeeded.ALL,
+        adapter: int = 0,
     ) -> Chunk:
         tables = self.tables.setdefault(text, [PageTable() for _ in self.store.groups])
         for page in range(-(-stop // self.store.page_size)):
@@ -118,7 +138,8 @@ class Bench:
                 taken = self.free.pop()
                 for table in tables:
                     table[page] = taken
-        return Chunk(sequence_of(*tokens, limit=len(tokens), tables=tables), start, stop, logits_needed)
+        asked = Request(tuple(tokens), adapter=adapter)
+        return Chunk(sequence_of(*tokens, asked=asked, limit=len(tokens), tables=tables), start, stop, logits_needed)
 
     def whole(self, chunks: Sequence[Chunk]) -> Logits:
         """In one native call."""
@@ -138,13 +159,17 @@ class Bench:
 
 
 def steps(
-    bench: Bench, texts: Sequence[Sequence[int]], cuts: Sequence[int], logits_needed: LogitsNeeded
+    bench: Bench,
+    texts: Sequence[Sequence[int]],
+    cuts: Sequence[int],
+    logits_needed: LogitsNeeded,
+    chosen: Sequence[int] = (0, 0, 0, 0),
 ) -> list[list[Chunk]]:
-    """All texts side by side, cut at the same places."""
+    """All texts side by side, each with its adapter, cut at the same places."""
     edges = [0, *cuts, max(map(len, texts))]
     return [
         [
-            bench.chunk(i, text, start, min(stop, len(text)), logits_needed)
+            bench.chunk(i, text, start, min(stop, len(text)), logits_needed, chosen[i])
             for i, text in enumerate(texts)
             if start < len(text)
         ]
@@ -164,6 +189,7 @@ def steps(
     logits_needed=st.sampled_from(LogitsNeeded),
     page_size=st.sampled_from([16, 64]),
     team=st.sampled_from([1, 2, 3, 8]),
+    chosen=st.sampled_from([(0, 0, 0, 0), (1, 0, 2, 1), (0, 2, 3, 1), (3, 0, 0, 2)]),
 )
 def test_the_whole_step_is_its_parts(
     isa: str,
@@ -176,13 +202,16 @@ def test_the_whole_step_is_its_parts(
     logits_needed: LogitsNeeded,
     page_size: int,
     team: int,
+    chosen: tuple[int, ...],
 ) -> None:
     assume(not kept[2] or kind not in ("gpt2", "dynamic"))  # sinks need angles that do not depend on the length
     texts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
     made = decoder(kind, weights, isa, mlp=mlp)
     one, other = (Bench(made, kind, kept, page_size) for _ in range(2))
     edges = sorted(cut for cut in cuts if cut < max(lengths))
-    for ours, theirs in zip(*(steps(bench, texts, edges, logits_needed) for bench in (one, other)), strict=True):
+    for ours, theirs in zip(
+        *(steps(bench, texts, edges, logits_needed, chosen) for bench in (one, other)), strict=True
+    ):
         tokens = sum(len(chunk.tokens) for chunk in ours)
         wanted = {LogitsNeeded.LAST: len(ours), LogitsNeeded.ALL: tokens}.get(logits_needed, 0)
         with threads(team):

@@ -4,6 +4,13 @@ import pytest
 
 from tokenwright import busy
 from tokenwright.bench import limits, measures
+from tokenwright.planner import bandwidth
+
+
+def read_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner's bandwidth is measured once, whoever else is busy, and in the caches."""
+    monkeypatch.setattr(bandwidth, "beyond_caches", lambda place: 1 << 20)
+    monkeypatch.setattr(busy, "quietly", lambda measure, doubt: (measure(), ""))
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The page in a headless Chromium on a live engine. A missing browser or page is a failure here, never a skip.
 
-WebGL is drawn in software, and a test asserts that it is drawn at all: a suite whose canvas stayed black would be
-green on nothing.
+Software draws WebGL, which keeps a core busy, so there are two browsers: `browser` has no WebGL, and `webgl` does. A
+test asserts that WebGL is drawn at all: a suite whose canvas stayed black would be green on nothing. For the same
+reason the page of `explored` is asked for less motion: a step's animation is 50 pictures. `animated` has all of it.
 """
 
 from __future__ import annotations
@@ -31,15 +32,13 @@ from tokenwright.web_page import page_folder
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
     "--no-sandbox",
-    "--use-angle=swiftshader",
-    "--enable-unsafe-swiftshader",
-    "--ignore-gpu-blocklist",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-default-apps",
     "--disable-sync",
     "--no-first-run",
 )
+WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
 
@@ -47,9 +46,8 @@ SIZE = {"width": 1280, "height": 800}
 class Server:
     """A server in a thread of this process, so that tests can reach into its engine; it can be killed and come back."""
 
-    def __init__(self, load, keys=()):
-        self.load, self.keys = load, keys
-        self.port = 0
+    def __init__(self, load, keys=(), port=0):
+        self.load, self.keys, self.port = load, keys, port
         self.start()
 
     def start(self):
@@ -117,7 +115,14 @@ def launch():
 
 @pytest.fixture(scope="package")
 def browser(launch):
-    browser = launch()
+    browser = launch("--disable-gpu", "--disable-3d-apis")
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="package")
+def webgl(launch):
+    browser = launch(*WEBGL)
     yield browser
     browser.close()
 
@@ -173,11 +178,16 @@ class Explored:
             self.step()
         return self
 
-    def pace(self, speed):
-        """Tokens per second by the slider; None: its end, the engine's own speed."""
+    def pace(self, speed, keys=0):
+        """Tokens per second by the slider, 0.25 or None: the engine's own speed. Then so many keys towards the other.
+
+        A speed is 1.15 times that of the key before; 16 keys from 0.25 make 2.2, 8 from the other end 22.
+        """
         slider = self.tab.get_by_role("slider", name="speed")
         slider.focus()
-        self.tab.keyboard.press("End" if speed is None else "Home")
+        self.press("End" if speed is None else "Home")
+        for _ in range(keys):
+            self.press("ArrowLeft" if speed is None else "ArrowRight")
         slider.blur()
 
     def step(self):
@@ -275,13 +285,31 @@ class Explored:
         )
 
 
-@pytest.fixture
-def explored(browser, server):
-    context = browser.new_context(viewport=SIZE, color_scheme="dark")
+@contextmanager
+def exploring(request, server, motion):
+    """A tab of its own; in the browser with WebGL for a test (or a case of it) with that mark."""
+    browser = request.getfixturevalue("webgl" if request.node.get_closest_marker("webgl") else "browser")
+    context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion=motion)
     explored = Explored(context.new_page(), server.address)
     yield explored
     context.close()
     assert explored.errors == []
+
+
+@pytest.fixture
+def explored(request, server):
+    with exploring(request, server, "reduce") as explored:
+        yield explored
+
+
+@pytest.fixture
+def animated(request, server):
+    with exploring(request, server, "no-preference") as explored:
+        yield explored
+
+
+# Cases of a test that is about what is drawn.
+RENDERERS = ["2d", pytest.param("3d", marks=pytest.mark.webgl)]
 
 
 def near(pixels, colour, tolerance=12):

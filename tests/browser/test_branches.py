@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.browser.conftest import near
+from tests.browser.looks import findings
 from tests.engines import settled
 from tests.trace.test_recorder import Wrong, shifted
 
@@ -75,6 +76,7 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
         assert np.allclose(values, [softmax(logits)[one], expected[one]], atol=1e-9)
     assert float(figures(explored, "sampler_")["sampler_uniform"]) == explored.api("/steps/9")["uniform"]
     assert steps == [] and sent == [], "the model computes nothing"
+    assert findings(explored, "'.panel'") == {}
 
     opened(explored, "Branches")
     ids, parent = explored.state["ids"], explored.state["run"]
@@ -93,6 +95,7 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
         assert shown == {f"branch_{branch['run']}_{name}": value for name, value in told.items()}
         assert branch["shared"] == (n + 5) // 16 > 0
     explored.tab.get_by_text("pages shared with a branch").wait_for()
+    assert findings(explored, "'.panel'") == {}
     shared, own = dots(explored, 2), dots(explored, n + 5)
     explored.tab.locator(f"[data-branch='{parent}'] .tree-choose").click()
     explored.until(f"window.__explorer.state.run === '{parent}'")
@@ -136,6 +139,17 @@ def race(explored, tokens):
     explored.tab.locator(".race-controls").get_by_role("button").click()
 
 
+def check_lanes(explored, tokens):
+    """The stage has two walls under the text: above, one column computed; below, all of them, and all but one again."""
+    words = [word["text"] for word in explored.tab.evaluate("window.__explorer.words")]
+    assert any("below without" in word or "Lower wall: without" in word for word in words), words
+    assert words.count("L0") == 2, "each wall names its layers"
+    point, picture = explored.project(tokens - 4), explored.picture()
+    column = picture[round(point["y"]) :, round(point["x"])]
+    kept, again = (near(column, explored.colour(name), 40).nonzero()[0] for name in ("kept", "recomputed"))
+    assert kept.size and again.size and kept.max() < again.min()
+
+
 def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=1&panel=race")
     explored.until_state("done", "paused")
@@ -154,6 +168,12 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     assert found["race_equal"] == "64" and float(found["race_max_delta"]) <= 1e-3 and found["race_divergent"] == ""
     assert float(found["race_recomputed"]) == (n + 62) / (n + 63)
     assert explored.tab.locator(".chart polyline").count() == 4
+    told = explored.tab.locator("[data-narration=race]")
+    assert f"{n + 63} tokens went through the layers with the cache, and {sum(range(n, n + 64)):,}" in told.inner_text()
+    check_lanes(explored, n + 64)
+    assert findings(explored, "'.panel'") == {}
+    explored.press("Home")
+    told.wait_for(state="detached")  # whoever moves in the run sees the run
 
     race(explored, 900)
     explored.until("document.querySelector('[data-race=running]') && document.querySelector('[data-stat=race_equal]')")

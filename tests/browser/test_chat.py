@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.browser.conftest import HANGS, SIZE, Explored, serving
+from tests.browser.looks import findings
 from tests.models.fixtures import plain_stories
 from tokenwright import LLM
 
@@ -102,6 +103,7 @@ def test_a_conversation_its_branches_and_the_way_inside(talk, server):
     assert cached >= 16, "the second prompt begins as the first one did, whose pages are cached"
     assert cached < len(ids)
     assert talk.stat("tokens_per_s") > 0
+    assert findings(talk, "document") == {}
 
     talk.option("seed", 6)
     talk.tab.get_by_role("button", name="Regenerate").last.click()

@@ -6,7 +6,7 @@ import json
 import matplotlib.image
 import pytest
 
-from tests.browser.conftest import SIZE, Explored, near
+from tests.browser.conftest import RENDERERS, SIZE, Explored, near
 from tests.browser.test_figures import PROMPT
 
 ABOVE, BELOW = 40, 96  # CSS px beside the stage in a picture; as in web/src/picture.ts
@@ -42,7 +42,7 @@ def test_a_trace_goes_out_and_comes_back_with_the_same_numbers(explored, export,
     assert explored.stats() == live
 
 
-@pytest.mark.parametrize("kind", ["2d", "3d"])
+@pytest.mark.parametrize("kind", RENDERERS)
 def test_a_picture_has_the_stage_and_its_figures(explored, export, kind):
     explored.run(PROMPT, 12, renderer=kind, stop=5)
     explored.settle()
@@ -66,7 +66,7 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
     (tmp_path / "frame.html").write_text(
         "<iframe sandbox='allow-scripts' style='width: 1200px; height: 760px'></iframe>"
     )
-    context = browser.new_context(viewport=SIZE, color_scheme="dark", offline=True)
+    context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion="reduce", offline=True)
     asked = []
     context.on("request", lambda request: asked.append(request.url))
     alone = Explored(context.new_page(), "")
@@ -95,7 +95,7 @@ def test_a_run_of_python_plays_in_a_notebook(browser, server):
     run = server.llm.run(PROMPT, seed=1, max_tokens=4, ignore_eos=True)
     while not run.ended:
         run.step()
-    context = browser.new_context(viewport=SIZE, color_scheme="dark", offline=True)
+    context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion="reduce", offline=True)
     notebook = Explored(context.new_page(), "")
     notebook.tab.set_content(f"<p>Out:</p>{run._repr_html_()}")
     frame = notebook.tab.locator("iframe").element_handle().content_frame()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.browser.conftest import ROOT, Explored, Server, load
+from tests.browser.conftest import ROOT, Explored, load, serving
 from tests.trace.test_recorder import Twice, Wrong, stale
 from tokenwright.serve import viewer as viewer_module
 from tokenwright.trace.codec import NUMBERS, pack
@@ -68,8 +68,8 @@ def test_each_number_of_64_steps(explored, cache):
     prompt = len(explored.post("tokenize", {"text": PROMPT})["tokens"])
     if not cache:
         explored.press("n")
-    while explored.state["steps"] < STEPS:
-        explored.step()
+    explored.pace(None)
+    explored.press("Space")
     explored.until_state("done")
     lengths = []
     for step in range(STEPS):
@@ -84,11 +84,12 @@ def test_each_number_of_64_steps(explored, cache):
     assert explored.stats()["total_forward_tokens"][0] == str(forward)
 
 
-def test_the_numbers_are_right_while_it_runs(explored):
-    explored.run(PROMPT, 12)
+@pytest.mark.webgl
+def test_the_numbers_are_right_while_it_runs(animated):
+    animated.run(PROMPT, 12, renderer="3d")
     for _ in range(5):
-        explored.step()
-        check_against_the_api(explored)
+        animated.step()
+        check_against_the_api(animated)
 
 
 def test_the_recorded_run_shows_the_golden_numbers(explored, server):
@@ -111,28 +112,16 @@ def test_the_recorded_run_shows_the_golden_numbers(explored, server):
 # Planted faults: each must turn a check above red.
 
 
-@pytest.fixture
-def faulty(browser):
-    server = Server(load)
-    while server.explorer.loading.phase == "loading":
-        pass
-    context = browser.new_context()
-    yield Explored(context.new_page(), server.address), server.llm.engine.runner
-    context.close()
-    server.stop()
-
-
-def test_work_done_twice_turns_the_formulas_red(faulty):
-    explored, recorder = faulty
-    recorder.runner = Twice(recorder.runner, None)
+def test_work_done_twice_turns_the_formulas_red(explored, server, monkeypatch):
+    recorder = server.llm.engine.runner
+    monkeypatch.setattr(recorder, "runner", Twice(recorder.runner, None))
     explored.run(PROMPT, 4, stop=1)
     check_against_the_api(explored)
     with pytest.raises(AssertionError):
         check_formulas(explored, 12)
 
 
-def test_a_frame_that_lies_turns_the_comparison_red(faulty, monkeypatch):
-    explored, _ = faulty
+def test_a_frame_that_lies_turns_the_comparison_red(explored, monkeypatch):
     monkeypatch.setattr(viewer_module, "pack", lambda frame: pack(replace(frame, kv_read=frame.kv_read + 1)))
     explored.run(PROMPT, 4, stop=1)
     with pytest.raises(AssertionError, match="kv_read"):
@@ -171,12 +160,15 @@ def test_attention_rows_are_the_references(explored):
     assert rows(explored, PICKS) <= 0.004
 
 
-def test_a_stale_page_turns_the_rows_red(faulty):
-    explored, recorder = faulty
-    recorder.runner = Wrong(recorder.runner, stale)
-    explored.run(PROMPT, 12, stop=11)
-    with pytest.raises(AssertionError):
-        assert rows(explored, [(step, 4, 3) for step in range(5, 12)]) <= 0.004
+def test_a_stale_page_turns_the_rows_red(browser):
+    with serving(load) as server:  # of its own: what it computes stays in its cache
+        recorder = server.llm.engine.runner
+        recorder.runner = Wrong(recorder.runner, stale)
+        context = browser.new_context(reduced_motion="reduce")
+        explored = Explored(context.new_page(), server.address).run(PROMPT, 12, stop=11)
+        with pytest.raises(AssertionError):
+            assert rows(explored, [(step, 4, 3) for step in range(5, 12)]) <= 0.004
+        context.close()
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A 😀 日本 é ", "def f(n):\n    return"])

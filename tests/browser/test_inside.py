@@ -2,7 +2,7 @@
 
 import json
 
-from tests.browser.test_learn import serious
+from tests.browser.looks import findings
 
 PROMPT = "Once upon a time, there was a little fox who"
 
@@ -13,11 +13,9 @@ def opened(explored, name):
     explored.tab.locator(".panel-lead").wait_for()
 
 
-def clean(explored, *themes):
-    """Nothing serious by axe, in the light theme and in `themes`; nothing wider than the page."""
-    for theme in ("light", *themes):
-        explored.tab.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-        assert serious(explored) == [], theme
+def clean(explored):
+    """Nothing serious by axe in any look; nothing wider than the page."""
+    assert findings(explored, "'.panel'") == {}
     assert explored.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -104,7 +102,7 @@ def check_heads(explored):
     lens = explored.api("/lens?step=14")
     shown = tab.eval_on_selector_all("[data-probability]", "all => all.map(e => Number(e.dataset.probability))")
     assert shown == [row["probability"] for row in lens["rows"]]
-    clean(explored, "dark")
+    clean(explored)
 
 
 def test_calculator_lab_and_beams(explored):

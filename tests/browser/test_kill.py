@@ -6,10 +6,10 @@ import sys
 import time
 from contextlib import contextmanager
 
-from tests.browser.conftest import SIZE, Explored
+from tests.browser.conftest import SIZE, Explored, Server, load
 from tests.browser.test_figures import PROMPT
 
-TOKENS = 60
+TOKENS = 24
 
 
 @contextmanager
@@ -24,14 +24,15 @@ def explorer(port):
             process.kill()
 
 
-def test_a_killed_server_is_told_and_costs_no_step(browser, server):
+def test_a_killed_server_is_told_and_costs_no_step(browser):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = browser.new_context(viewport=SIZE)
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
     page = Explored(context.new_page(), f"http://127.0.0.1:{port}")
     with explorer(port) as process:
         page.run(PROMPT, TOKENS, renderer="2d", stop=1)
+        page.pace(0.25, keys=16)
         page.press("Space")
         page.until("window.__explorer.state.steps > 2")
         before = page.state["ids"]
@@ -40,11 +41,14 @@ def test_a_killed_server_is_told_and_costs_no_step(browser, server):
         page.until_state("disconnected")
         print(f"disconnected was shown {time.monotonic() - began:.2f} s after the server was killed")
         assert "what was written stays" in page.tab.locator(".banner").inner_text().lower()
-    with explorer(port):
+    back = Server(load, port=port)
+    try:
         page.pace(None)
         page.until_state("done")
-    state = page.state
-    [whole] = server.llm.generate(PROMPT, server.llm.sampling(temperature=0.7, seed=1, max_tokens=TOKENS))
+        state = page.state
+        [whole] = back.llm.generate(PROMPT, back.llm.sampling(temperature=0.7, seed=1, max_tokens=TOKENS))
+    finally:
+        back.stop()
     prompt = len(state["ids"]) - state["steps"]
     assert state["ids"][: len(before)] == before
     assert state["ids"][prompt:] == list(whole.token_ids), "no token twice, none missing"

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.conftest import ROOT, Explored
+from tests.browser.conftest import RENDERERS, ROOT
 from tests.browser.test_figures import PROMPT
 
 PROMPT_TOKENS = 12
@@ -30,10 +30,9 @@ def long_trace(tokens):
 
 
 @pytest.fixture
-def replay(browser, server, tmp_path):
-    """Opens a trace of so many tokens in a page where nothing moves by itself."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
-    explored = Explored(context.new_page(), server.address)
+def replay(explored, tmp_path):
+    """Opens a trace of so many tokens."""
+    explored.tab.set_viewport_size({"width": 1440, "height": 900})
 
     def open_trace(tokens, renderer):
         path = tmp_path / "trace.json"
@@ -47,9 +46,7 @@ def replay(browser, server, tmp_path):
         explored.until(f"document.documentElement.dataset.renderer === '{renderer}'")
         return explored
 
-    yield open_trace
-    assert explored.errors == []
-    context.close()
+    return open_trace
 
 
 def apart(a, b):
@@ -77,7 +74,7 @@ def check_words(explored, what):
     return words
 
 
-@pytest.mark.parametrize("renderer", ["2d", "3d"])
+@pytest.mark.parametrize("renderer", RENDERERS)
 def test_labels_never_overlap(replay, renderer):
     explored = replay(400, renderer)
     for tokens in (400, 85, 20):
@@ -105,6 +102,7 @@ def test_two_words_in_one_place_are_found():
     assert not apart(square, turned) and apart(square, beside)
 
 
+@pytest.mark.webgl
 def test_a_long_text_is_drawn_in_a_few_calls(replay):
     explored = replay(1000, "3d")
     check_words(explored, "1,000 tokens")
@@ -124,7 +122,7 @@ def test_a_long_text_is_drawn_in_a_few_calls(replay):
     assert explored.renderer["calls"] <= 8 and explored.renderer["triangles"] <= 40_000
 
 
-@pytest.mark.parametrize("renderer", ["2d", "3d"])
+@pytest.mark.parametrize("renderer", RENDERERS)
 def test_the_minimap_frames_what_is_in_view_and_moves_it(replay, renderer):
     explored = replay(400, renderer)
     explored.until("document.querySelector('.minimap').dataset.partShown === 'true'")

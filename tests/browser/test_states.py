@@ -21,61 +21,57 @@ def snapshot(explored):
 
 def slow_down(explored):
     """To 22 tokens a second: on a busy machine the engine must not be done before the next key."""
-    explored.pace(None)
-    slider = explored.tab.get_by_role("slider", name="speed")
-    for _ in range(8):
-        slider.press("ArrowLeft")
-    slider.blur()
+    explored.pace(None, keys=8)
 
 
-def test_a_pause_is_a_pause(explored):
-    explored.run(PROMPT, 300, stop=0)
-    slow_down(explored)
-    explored.press("Space")
-    explored.until("window.__explorer.state.steps > 5")
-    explored.press("Space")
-    explored.until_state("paused")
-    explored.tab.wait_for_timeout(300)
-    steps = explored.api("")["steps"]
-    explored.tab.wait_for_timeout(2000)
-    assert explored.api("")["steps"] == steps
-    assert explored.state["steps"] == steps
-    assert explored.api("")["state"] == "paused"
-    explored.step()
-    assert explored.api("")["steps"] == steps + 1, "a step is one step"
+def test_a_pause_is_a_pause(animated):
+    animated.run(PROMPT, 300, stop=0)
+    slow_down(animated)
+    animated.press("Space")
+    animated.until("window.__explorer.state.steps > 5")
+    animated.press("Space")
+    animated.until_state("paused")
+    animated.tab.wait_for_timeout(300)
+    steps = animated.api("")["steps"]
+    animated.tab.wait_for_timeout(700)  # in which it would write 15 tokens
+    assert animated.api("")["steps"] == steps
+    assert animated.state["steps"] == steps
+    assert animated.api("")["state"] == "paused"
+    animated.step()
+    assert animated.api("")["steps"] == steps + 1, "a step is one step"
 
 
-def test_to_a_step_and_back_shows_the_same(explored):
-    explored.run(PROMPT, 40, renderer="2d", stop=20)
-    explored.press("Escape")
-    before = snapshot(explored)
+def test_to_a_step_and_back_shows_the_same(animated):
+    animated.run(PROMPT, 20, renderer="2d", stop=12)
+    animated.press("Escape")
+    before = snapshot(animated)
     calls = []
-    explored.tab.on("request", lambda request: calls.append(request.url))
-    explored.scrub(7)
-    assert explored.stats()["step"][0] == "7"
-    explored.press("End")
-    explored.until("window.__explorer.state.step === 20")
-    assert snapshot(explored) == before
+    animated.tab.on("request", lambda request: calls.append(request.url))
+    animated.scrub(7)
+    assert animated.stats()["step"][0] == "7"
+    animated.press("End")
+    animated.until("window.__explorer.state.step === 12")
+    assert snapshot(animated) == before
     asked = [url for url in calls if not any(path in url for path in ("/attention", "/heads", "/status"))]
     assert asked == [], "history is at hand"
 
 
-def test_the_switch_works_while_it_plays(explored):
-    explored.run(PROMPT, 200, stop=0)
-    slow_down(explored)
-    explored.press("Space")
-    explored.until("window.__explorer.state.steps > 4")
-    explored.press("n")
-    explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'false'")
-    steps = explored.state["steps"]
-    explored.until(f"window.__explorer.state.steps > {steps + 10}")  # more than the frames on their way
-    explored.press("n")
-    explored.until("document.querySelector('[data-stat=cache]').dataset.value === 'true'")
-    steps = explored.state["steps"]
-    explored.until(f"window.__explorer.state.steps > {steps + 10}")
-    explored.press("Space")
-    explored.until_state("paused", "done")
-    kinds = [step["cache"] for step in explored.steps(explored.state["steps"])]
+def test_the_switch_works_while_it_plays(animated):
+    animated.run(PROMPT, 200, stop=0)
+    slow_down(animated)
+    animated.press("Space")
+    animated.until("window.__explorer.state.steps > 4")
+    animated.press("n")
+    animated.until("document.querySelector('[data-stat=cache]').dataset.value === 'false'")
+    steps = animated.state["steps"]
+    animated.until(f"window.__explorer.state.steps > {steps + 10}")  # more than the frames on their way
+    animated.press("n")
+    animated.until("document.querySelector('[data-stat=cache]').dataset.value === 'true'")
+    steps = animated.state["steps"]
+    animated.until(f"window.__explorer.state.steps > {steps + 10}")
+    animated.press("Space")
+    animated.until_state("paused", "done")
+    kinds = [step["cache"] for step in animated.steps(animated.state["steps"])]
     assert kinds[0] and kinds[-1] and False in kinds
 
 
@@ -112,7 +108,7 @@ def test_a_prompt_that_is_too_long_is_told_with_a_way_out(explored):
 def own(browser):
     """A server of its own, which may be killed."""
     server = Server(load)
-    context = browser.new_context(viewport=SIZE)
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
     yield Explored(context.new_page(), server.address), server
     context.close()
     server.stop()
@@ -120,11 +116,7 @@ def own(browser):
 
 def test_a_server_that_goes_and_comes_back_costs_no_step(own):
     explored, server = own
-    explored.run(PROMPT, 40, renderer="2d", stop=0)
-    explored.pace(None)
-    explored.pace(0.25)
-    for _ in range(4):
-        explored.step()
+    explored.run(PROMPT, 20, renderer="2d", stop=4)
     explored.press("Space")
     before = explored.state["ids"]
     server.stop()
@@ -137,7 +129,7 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
     state = explored.state
     assert state["ids"][: len(before)] == before
     prompt = int(explored.stats()["prompt_tokens"][0])
-    [whole] = server.llm.generate(PROMPT, server.llm.sampling(temperature=0.7, seed=1, max_tokens=40))
+    [whole] = server.llm.generate(PROMPT, server.llm.sampling(temperature=0.7, seed=1, max_tokens=20))
     assert state["ids"][prompt:] == list(whole.token_ids), "no token twice, none missing"
     assert state["steps"] == len(whole.token_ids)
     numbers = []
@@ -174,38 +166,29 @@ def test_while_the_model_loads_the_recording_plays_and_a_failure_is_told(browser
         server.stop()
 
 
-def test_without_webgl_the_flat_picture_is_there_and_all_numbers(launch, server):
-    browser = launch("--disable-3d-apis")
-    explored = Explored(browser.new_page(viewport=SIZE), server.address)
-    explored.run(PROMPT, 8, stop=3)
-    assert explored.renderer["kind"] == "2d"
-    assert explored.picture().std() > 5
-    assert explored.stats()["seq_len"][0] == str(len(explored.state["ids"]))
-    assert explored.errors == []
-    browser.close()
+def test_without_webgl_the_flat_picture_is_there_and_all_numbers(animated):
+    animated.run(PROMPT, 8, stop=3)
+    assert animated.renderer["kind"] == "2d"
+    assert animated.picture().std() > 5
+    assert animated.stats()["seq_len"][0] == str(len(animated.state["ids"]))
 
 
-@pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("size", [(1440, 900), (1000, 800), (390, 844)])
-def test_no_size_of_the_window_scrolls_sideways(browser, server, scheme, size):
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    explored = Explored(context.new_page(), server.address)
+def test_no_size_of_the_window_scrolls_sideways(explored, size):
+    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
     explored.open("#p=Once%20upon&seed=1&step=3&renderer=2d")
     explored.until("window.__explorer.state.step >= 3")
-    assert explored.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
-    assert (sum(explored.colour("bg")) > 3 * 128) is (scheme == "light")
-    assert explored.errors == []
-    context.close()
+    for scheme in ("dark", "light"):
+        explored.tab.emulate_media(color_scheme=scheme)
+        explored.until(f"getComputedStyle(document.documentElement).colorScheme.includes('{scheme}')")
+        assert explored.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+        assert (sum(explored.colour("bg")) > 3 * 128) is (scheme == "light")
 
 
 def test_the_body_never_scrolls_behind_the_panes(explored):
     """While a run writes, a wide window scrolls in its panes alone, a small one to the end of the last pane."""
     explored.run(PROMPT, 600, renderer="2d", stop=0)
-    explored.pace(0.25)
-    slider = explored.tab.get_by_role("slider", name="speed")
-    for _ in range(16):
-        slider.press("ArrowRight")  # to 2.2 tokens a second: the run outlasts the test
-    slider.blur()
+    explored.pace(0.25, keys=16)  # 2.2 tokens a second: the run outlasts the test
     explored.press("Space")
     for width, height in [(1440, 900), (1920, 1080), (1280, 720), (1100, 600), (1440, 500), (1000, 800), (390, 844)]:
         explored.tab.set_viewport_size({"width": width, "height": height})
@@ -231,9 +214,8 @@ def test_the_body_never_scrolls_behind_the_panes(explored):
     assert explored.tab.evaluate("[window.scrollX, window.scrollY]") == [0, 0]
 
 
-def test_reduced_motion_draws_no_frames_between(browser, server):
-    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
-    explored = Explored(context.new_page(), server.address)
+@pytest.mark.webgl
+def test_reduced_motion_draws_no_frames_between(explored):
     explored.run(PROMPT, 20, stop=2)
     assert explored.renderer["kind"] == "2d"
     explored.settle()
@@ -241,13 +223,12 @@ def test_reduced_motion_draws_no_frames_between(browser, server):
     explored.step()
     explored.tab.wait_for_timeout(700)
     assert explored.tab.evaluate("window.__explorer.frames") - before <= 4
-    context.close()
 
 
 def test_a_link_brings_the_run_back(browser, server):
     ids = []
     for _ in range(2):
-        context = browser.new_context(viewport=SIZE)
+        context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
         explored = Explored(context.new_page(), server.address)
         explored.open(f"#p={PROMPT.replace(' ', '%20')}&seed=7&T=0.9&step=5&layer=2&head=6&cam=top&renderer=2d")
         explored.until("window.__explorer.state.step === 5 && document.documentElement.dataset.state === 'paused'")

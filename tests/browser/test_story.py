@@ -132,11 +132,10 @@ def test_the_switch_shows_how_the_shown_step_was_made(explored):
     assert "looking back; 3 steps" in explored.tab.locator(".activity").inner_text()
 
 
-def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(browser, server):
+@pytest.mark.webgl
+def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(animated):
     """A visit without a link: the parts of the story come in order; the renderer is chosen before it draws."""
-    context = browser.new_context(viewport=SIZE)
-    page = context.new_page()
-    page.add_init_script(
+    animated.tab.add_init_script(
         """window.seen = {renderer: [], story: [], early: []};
         const note = (list, value) => value && list.at(-1) !== value && list.push(value);
         new MutationObserver(() => {
@@ -147,14 +146,12 @@ def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(browse
           if (busy && newest && getComputedStyle(newest).opacity !== '0') seen.early.push(newest.textContent);
         }).observe(document, {subtree: true, childList: true, attributes: true, characterData: true});"""
     )
-    explored = Explored(page, server.address).open()
-    explored.until("window.__explorer.state.origin === 'live' && window.__explorer.state.step >= 3")
-    seen = page.evaluate("window.seen")
+    animated.open()
+    animated.until("window.__explorer.state.origin === 'live' && window.__explorer.state.step >= 3")
+    seen = animated.tab.evaluate("window.seen")
     assert seen["early"] == [], "what a slow step will write is not shown before it is"
     assert len(seen["renderer"]) == 1
     assert seen["story"] == ["reading", "notes", "stroke"]
-    assert explored.errors == []
-    context.close()
 
 
 def test_a_link_that_is_pasted_into_the_open_page_is_followed(explored):
@@ -189,10 +186,23 @@ def test_the_grid_of_heads_has_the_engines_masses(explored):
         explored.until("document.querySelectorAll('.grid [data-mass*=\".\"]').length > 0")
         shown = explored.tab.eval_on_selector_all(".grid [data-mass]", "all => all.map(e => +e.dataset.mass)")
         assert shown == explored.api("/heads?step=4")[measure]
+    codes = explored.tab.evaluate("window.__explorer.row.codes")
+    explored.press("s")
+    legend = explored.tab.locator(".legend").inner_text()
+    assert f"attention, without {percent(codes[0])} on the first token" in legend, "what is hidden is told"
+    explored.settle()
+    words = [word["text"] for word in explored.tab.evaluate("window.__explorer.words")]
+    assert any(percent(max(codes[1:])) in word for word in words), "the strongest of the others is named"
+
+
+def percent(code):
+    """The weight of a code, as the page writes it."""
+    weight = 100 * (code / 255) ** 2
+    return f"{weight:.1f} %" if weight < 10 else f"{int(weight + 0.5)} %"
 
 
 def test_forced_colours_keep_prompt_generated_and_attention_apart(browser, server):
-    context = browser.new_context(viewport=SIZE, forced_colors="active")
+    context = browser.new_context(viewport=SIZE, forced_colors="active", reduced_motion="reduce")
     explored = Explored(context.new_page(), server.address).run(PROMPT, 8, renderer="2d", stop=5)
     style = "(e, name) => getComputedStyle(e)[name]"
     token = lambda position: explored.tab.locator(f".token[data-position='{position}']")  # noqa: E731

@@ -11,7 +11,7 @@ from tests.models.fixtures import KINDS, make_config
 from tokenwright.cache import Heads, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.config import KVFormat, ModelConfig
+from tokenwright.config import KVFormat, Latent, ModelConfig
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
 
@@ -85,8 +85,11 @@ class TestSpecs:
     def test_by_default_a_model_is_kept_as_it_is(self, kind: str) -> None:
         config = config_of(kind)
         for spec, window in zip(specs_of(kind), config.windows, strict=True):
-            assert spec.parts == (Part(Heads(config.kv_heads, config.head_size), AttentionWindow(window), F32, F32),)
-            assert spec.bytes_per_token == 2 * config.kv_heads * config.head_size * 4
+            layout, numbers = Heads(config.kv_heads, config.head_size), 2 * config.kv_heads * config.head_size
+            if latent := config.latent:
+                layout, numbers = Latent(latent.rank, latent.rope), latent.rank + latent.rope
+            assert spec.parts == (Part(layout, AttentionWindow(window), F32, F32),)
+            assert spec.bytes_per_token == 4 * numbers
 
     def test_formats_compose_with_layers_and_first_tokens(self) -> None:
         specs = specs_of("qwen2", "k=int8,v=fp8,first=7,native=0+-1")

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.test_published import CASES, SIZES
 from tests.models.fixtures import make_checkpoint
 from tests.models.gguf_files import Kind, write_gguf
-from tests.models.published_files import write
+from tests.models.published_files import CASES, SIZES, write
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import read_gguf
 from tokenwright.checkpoints.packing import load_packed

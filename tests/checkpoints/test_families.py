@@ -230,13 +230,14 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     def said(**keys: Any) -> str:
         return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
 
-    told = said(n_routed_experts=8, kv_lora_rank=512)
-    assert "it needs multi-head latent attention, grouped routing among 8 experts, which Tokenwright lacks" in told
+    told = said(n_routed_experts=8, kv_lora_rank=512, index_topk=2048, state_size=16)
+    needs = "attention to the 2,048 tokens that an indexer chooses, state-space layers"
+    assert f"it needs {needs}, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
     assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
     assert "names no operation that Tokenwright lacks" in said(n_routed_experts=0)
-    inner = {"text_config": {"n_routed_experts": 64}}
-    assert "grouped routing among 64 experts" in refusal("gemma3-vision", architectures=["X"], **inner)
+    inner = {"text_config": {"attention_chunk_size": 64}}
+    assert "chunked attention, 64 tokens at a time" in refusal("gemma3-vision", architectures=["X"], **inner)
 
 
 def test_neox_has_q_k_and_v_of_each_head_in_turn() -> None:
@@ -254,6 +255,13 @@ def test_phi3_has_fused_projections_and_its_v_the_last_rows() -> None:
     assert sources["layers.1.attention.v.weight"].name == "layers.1.self_attn.qkv_proj.weight"
     assert sources["layers.1.mlp.up.weight"].rows == (96, 192, 192)
     assert sources["layers.1.attention.v.weight"].stored((32, 64)) == (128, 64)
+
+
+def test_attn_factor_multiplies_the_usual_factor() -> None:
+    """As vLLM and llama.cpp do; transformers does not read it. DeepSeek-R1-0528-Qwen3-8B has one, which makes it 1."""
+    values = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    found = scaling(parse("yarn", rope_scaling=values | {"attn_factor": 0.8782488562869419}))
+    assert isinstance(found, YarnScaling) and math.isclose(found.attention_factor, 1.0)
 
 
 def test_the_old_spelling_wins_as_in_transformers() -> None:
@@ -399,8 +407,8 @@ def test_a_scaling_that_is_no_object_and_heads_that_cannot_turn_are_refused() ->
 
 
 def test_unknown_architectures_are_refused_with_those_that_run() -> None:
-    message = refusal("llama2", architectures=["DeepseekV3ForCausalLM"])
-    assert "DeepseekV3ForCausalLM" in message
+    message = refusal("llama2", architectures=["DeepseekV4ForCausalLM"])
+    assert "DeepseekV4ForCausalLM" in message
     assert "LlamaForCausalLM" in message
     assert "model_type 'mamba'" in refusal("llama2", architectures=None, model_type="mamba")
     assert "does not belong" in refusal("llama2", model_type="phi3")

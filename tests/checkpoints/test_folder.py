@@ -93,6 +93,8 @@ def oracle(model: PreTrainedModel) -> Tensors:
         for name, value in found.items():
             if name.split(".")[-2] in ("q", "k"):
                 found[name] = value.unflatten(0, (-1, 16))[:, order].flatten(0, 1)
+            elif name.split(".")[-2] in ("q_norm", "k_norm"):  # [heads, 16]
+                found[name] = value[:, order].flatten()
     return found
 
 
@@ -136,7 +138,7 @@ def apart(name: str, value: torch.Tensor) -> Tensors:
 
 AFTER = [("post_attention_layernorm.", "attention_post_norm."), ("post_feedforward_layernorm.", "mlp_post_norm.")]
 RENAMED = {
-    "olmo2": AFTER,
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), AFTER),
     "gemma2": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
     "gemma3_text": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
     "glm4": [("post_self_attn_layernorm.", "attention_post_norm."), ("post_mlp_layernorm.", "mlp_post_norm.")],
@@ -153,7 +155,7 @@ RENAMED = {
 def _turned(config: PreTrainedConfig) -> tuple[float, bool]:
     """The share of a head that turns, and whether neighbours turn together."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("partial_rotary_factor", 1.0), config.model_type in ("cohere", "glm4")
+    return rope.get("partial_rotary_factor", 1.0), config.model_type in ("cohere", "cohere2", "ernie4_5", "glm", "glm4")
 
 
 def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:
@@ -165,8 +167,9 @@ def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("spelling", ["old", "new"])
-@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
+@pytest.mark.parametrize("kind", [kind for kind in (*KINDS, *VARIANTS) if not kind.startswith("deepseek")])
 def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:
+    """But for latent attention, whose tensors are cut and transposed; tests/oracle holds its logits."""
     path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
     found = Checkpoint.open(path)
     tensors, expected = found.tensors(), oracle(model)
@@ -178,6 +181,36 @@ def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, t
         assert torch.equal(tensor, expected[name]), name
     assert found.parameters == sum(one.numel() for one in expected.values())
     assert kind == "gpt-oss" or found.nbytes == 4 * found.parameters
+
+
+def qwen_vl(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Names and keys as Qwen2.5-VL's files have them."""
+    names = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+    mrope = {"mrope_section": [2, 3, 3], "type": "mrope"}
+    return tensors, config | names | {"rope_scaling": mrope, "vision_config": {"depth": 1}, "image_token_id": 7}
+
+
+def mistral3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Names and keys as Mistral Small 3.1's files have them."""
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "spatial_merge_size": 2}
+    inner = {key: value for key, value in config.items() if key != "architectures"}
+    return {f"language_model.{name}": one for name, one in tensors.items()}, outer | {"text_config": inner}
+
+
+@pytest.mark.parametrize(
+    ("kind", "beside", "tower"), [("qwen2", qwen_vl, "visual"), ("mistral", mistral3, "vision_tower")]
+)
+def test_a_text_model_beside_an_encoder_is_read_alone(
+    kind: str, beside: Callable[[Tensors, Any], tuple[Tensors, Any]], tower: str, copy: Callable[[str], Path]
+) -> None:
+    folder = copy(kind)
+    alone, expected = Checkpoint.open(folder), Checkpoint.open(folder).tensors()
+    tensors, config = beside(load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()))
+    save_file(tensors | {f"{tower}.patch_embed.proj.weight": torch.ones(2, 2)}, folder / "model.safetensors")
+    write_json(folder / "config.json", config)
+    found = Checkpoint.open(folder)
+    assert found.graph.blocks == alone.graph.blocks and found.skipped == {tower: 1}
+    assert all(torch.equal(one, expected[name]) for name, one in found.tensors().items())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -389,12 +422,13 @@ def test_a_gigantic_config_file_is_not_read(copy: Callable[[str], Path]) -> None
 PLACES: list[tuple[str | Path, str]] = [
     ("no-such-model", "there is no folder"),
     ("/nowhere/at/all", "there is no folder"),
+    ("", "the name of the model is empty; give a model's folder"),
+    (None, "the name of the model is NoneType, not text; give"),
     ("./owner/name", "there is no folder"),
     (Path("owner/name"), "there is no folder"),
     ("a/b/c", "there is no folder"),
     ("../owner", "there is no folder"),
     ("nul\0byte", "there is no folder"),
-    ("", "config.json is missing"),
     ("x" * 5000, "cannot look at"),
     ("~no-such-user/model", "cannot look at"),
 ]

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import pytest
 import torch
 
 from tests.models.fixtures import make_checkpoint
-from tests.models.gguf_files import Kind, write_gguf
+from tests.models.gguf_files import Kind, random_blocks, write_gguf
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint, read_rows
 from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
+from tokenwright.checkpoints.gguf_blocks import FORMS
+from tokenwright.checkpoints.gguf_model import read_model
 from tokenwright.checkpoints.gguf_splits import part_names
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.checkpoints.reading import form_of, read_codes
+from tokenwright.checkpoints.reading import forms_of, read_codes
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
@@ -55,6 +58,77 @@ def test_a_file_is_the_folder_that_it_was_written_from(kind: str, tmp_path: Path
     tensors = ours.tensors()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in theirs.tensors().items())
     assert ours.generation.eos_ids == theirs.generation.eos_ids[:1]
+
+
+# Changes to kinds whose configs say what GGUF's metadata cannot: llama.cpp has it built in, or does not have it.
+LONG = {"type": "longrope", "short_factor": [1 + i / 16 for i in range(8)], "long_factor": [1 + i for i in range(8)]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "mixtral": {},
+    "qwen2-moe": {},
+    "qwen3-moe": {"mlp_only_layers": []},
+    "gpt-oss-plain": {},
+    "gemma2": {"query_pre_attn_scalar": 32},  # the head's size
+    "gemma3": {"query_pre_attn_scalar": 32},
+    "phi3": {},
+    "phi3-long": {"rope_scaling": LONG},
+    "phi4-mini": {"rope_scaling": LONG | {key: LONG[key][:6] for key in ("short_factor", "long_factor")}},
+    "cohere": {},
+    "cohere-norms": {},
+    "cohere2": {},
+    "glm4": {},
+    "neox": {},
+    "neox-serial": {},
+    "starcoder2": {"sliding_window": None, "rope_theta": 999999.44},
+    "olmo2": {},
+    "olmo3": {},
+    "granite": {},
+    "smollm3": {"no_rope_layers": None},
+    "exaone4": CHANGES["llama3"],
+    "ernie": {},
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_file_of_each_family_is_the_folder_that_it_was_written_from(kind: str, tmp_path: Path) -> None:
+    dtype = "bfloat16" if kind.startswith("gemma") else "float32"  # its embeddings are scaled as in that dtype
+    path = make_checkpoint(tmp_path / "model", kind, changes=FAMILIES[kind], dtype=dtype).path
+    theirs, ours = Checkpoint.open(path), Checkpoint.open(write_gguf(tmp_path / "model.gguf", path))
+    assert ours.graph == theirs.graph
+    tensors = ours.tensors(torch.float32)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in theirs.tensors(torch.float32).items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("mixtral", Kind.Q8_0), ("mixtral", Kind.Q4_0), ("gpt-oss-plain", Kind.MXFP4)]
+)
+def test_experts_are_copied_as_they_lie(kind: str, form: Kind, tmp_path: Path) -> None:
+    """Each expert is read by itself; gpt-oss' experts in MXFP4 are the numbers of its folder."""
+    path = make_checkpoint(tmp_path / "model", kind).path
+    found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", path, form, only="_exps.weight"))
+    weights, decoded = load_packed(found, NATIVE, found.config.dtype), found.tensors(torch.float32)
+    assert {part for part in found.as_stored if ".experts." in part} == set(found.as_stored) != set()
+    assert all(torch.equal(one, decoded[name]) for name, one in unpacked(found.graph, weights).items())
+    if form is Kind.MXFP4:
+        assert all(
+            torch.equal(one, decoded[name]) for name, one in Checkpoint.open(path).tensors(torch.float32).items()
+        )
+
+
+def test_the_first_files_of_mixtral_have_each_expert_by_itself(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "mixtral").path
+    header = read_gguf(write_gguf(tmp_path / "model.gguf", path))
+    apart: dict[str, Stored] = {}
+    for name, one in header.tensors.items():
+        if "_exps" not in name:
+            apart[name] = one
+            continue
+        count, _, _ = one.shape
+        for e in range(count):
+            at, each = name.replace("_exps.weight", f".{e}.weight"), one.nbytes // count
+            apart[at] = replace(one, shape=one.shape[1:], start=one.start + e * each, nbytes=each)
+    found = read_model(replace(header, tensors=apart), "a.gguf", lambda _: [])
+    assert all(found.stored[source.name].shape == found.graph.shapes[ours] for ours, source in found.sources.items())
 
 
 @pytest.mark.parametrize(
@@ -99,34 +173,28 @@ def test_blocks_are_decoded_as_the_gguf_package_does(kind: str, tmp_path: Path) 
     assert numpy.array_equal(read_rows(one, 7, 29).numpy().view(numpy.int32), expected.view(numpy.int32))
 
 
-@pytest.mark.parametrize(
-    ("kind", "lowest", "highest"),
-    [("Q5_0", 0, 0), ("IQ4_NL", 0, 0), ("MXFP4", 104, 143), ("MXFP4", 103, 143), ("MXFP4", 104, 144)],
-)
-def test_blocks_of_small_integers_are_copied_where_the_scales_fit(
-    kind: str, lowest: int, highest: int, tmp_path: Path
-) -> None:
-    """Random valid blocks: the codes times the scales are the decoded numbers, to the bit."""
-    chance = numpy.random.default_rng(7)
-    raw = chance.integers(0, 256, (40, 64, gguf.GGML_QUANT_SIZES[Kind[kind]][1]), dtype=numpy.uint8)
-    if kind == "MXFP4":
-        raw[..., 0] = chance.integers(lowest, highest + 1, raw.shape[:2], dtype=numpy.uint8)
-        raw[3, :2, 0], raw[4, 5] = (lowest, highest), 0  # a block of zeros may have any scale
-    else:
-        raw[..., :2] = chance.normal(size=raw.shape[:2]).astype(numpy.float16).view(numpy.uint8).reshape(40, 64, 2)
-    one = one_tensor(tmp_path / "one.gguf", raw.reshape(40, -1), Kind[kind])
-    fits = kind != "MXFP4" or (lowest, highest) == (104, 143)
-    assert form_of(one) == (WeightFormat("int8", 32) if fits else None)
-    if fits:
-        packed = Packed.empty(40, one.shape[1], WeightFormat("int8", 32))
-        assert packed.put_codes(0, *read_codes(one, 0, 40)) == 0
-        assert torch.equal(packed.unpack(), read_rows(one, 0, 40))
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, forms in FORMS.items() for form in forms], ids=str)
+def test_the_forms_of_a_type_hold_its_numbers_to_the_bit(kind: str, form: WeightFormat, tmp_path: Path) -> None:
+    one = one_tensor(tmp_path / "one.gguf", random_blocks(kind, 40, 8).reshape(40, -1), Kind[kind])
+    assert forms_of(one) == FORMS[kind]
+    packed = Packed.empty(40, one.shape[1], form)
+    for first, last in ((0, 9), (9, 40)):
+        assert packed.put_codes(first, *read_codes(one, first, last, form)) == 0
+    assert torch.equal(packed.unpack(), read_rows(one, 0, 40))
 
 
-@pytest.mark.parametrize(("kind", "form"), [(Kind.Q8_0, "int8:32"), (Kind.Q4_0, "int4"), (Kind.Q5_0, "int8:32")])
+@pytest.mark.parametrize(("lowest", "highest"), [(104, 143), (103, 143), (104, 144)])
+def test_mxfp4_is_copied_where_float16_holds_its_scales(lowest: int, highest: int, tmp_path: Path) -> None:
+    raw = random_blocks("MXFP4", 40, 64)
+    raw[3, :2, 0], raw[4, 5] = (lowest, highest), 0  # a block of zeros may have any scale
+    one = one_tensor(tmp_path / "one.gguf", raw.reshape(40, -1), Kind.MXFP4)
+    assert bool(forms_of(one)) == ((lowest, highest) == (104, 143))
+
+
+@pytest.mark.parametrize(("kind", "form"), [(Kind.Q8_0, "int8:32"), (Kind.Q4_0, "int4"), (Kind.Q5_0, "int5:32")])
 def test_blocks_of_our_forms_are_copied(kind: Kind, form: str, folder: Path, tmp_path: Path) -> None:
     found = Checkpoint.open(weakened(write_gguf(tmp_path / "model.gguf", folder, kind), "blk.0.ffn_down.weight"))
-    assert set(found.as_stored.values()) == {WeightFormat.parse(form)}
+    assert {str(one) for one in found.as_stored.values()} == {form}
     weights = load_packed(found, NATIVE, found.config.dtype)
     packed = [one for one in weights.values() if isinstance(one, Packed)]
     assert {one.format for one in packed} == {form.partition(":")[0]}
@@ -199,7 +267,40 @@ def rekeyed(raw: bytes, key: str, value: int) -> bytes:
     return raw[: at + 4] + value.to_bytes(size, "little") + raw[at + 4 + size :]
 
 
-def test_a_joined_matrix_of_two_types_is_decoded(folder: Path, tmp_path: Path) -> None:
+MIXED = {
+    "attn_v": "Q6_K",
+    "ffn_down": "Q6_K",
+    "token_embd": "Q6_K",
+    "attn_output": "Q5_K",
+    "output": "Q8_0",
+    "": "Q4_K",
+}
+LARGER = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def test_a_mixture_of_k_quants_is_copied_and_computed(tmp_path: Path) -> None:
+    """All of it, q, k and v of two types included; and the text is that of the decoded numbers, but for rounding."""
+    path = make_checkpoint(tmp_path / "model", "llama2", changes=LARGER).path
+    file = write_gguf(tmp_path / "model.gguf", path, blocks=MIXED)
+    found = Checkpoint.open(file)
+    forms = {name.split(".", 2)[-1]: str(form) for name, form in found.as_stored.items()}
+    assert forms["attention.q"] == forms["attention.v"] == "int6:16/256+min"
+    assert (forms["mlp.up"], forms["mlp.down"], forms["attention.o"]) == (
+        "int4:32/256+min", "int6:16/256", "int5:32/256+min",
+    )  # fmt: skip
+    assert all(row.copied for row in found.held(NATIVE, "bfloat16") if row.type != "F32")
+    weights, decoded = load_packed(found, NATIVE, "float32"), found.tensors(torch.float32)
+    assert all(torch.equal(tensor, decoded[name]) for name, tensor in unpacked(found.graph, weights).items())
+    assert nbytes(weights) == weight_bytes(found.graph, WeightFormat("float32"), found.as_stored)
+    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    with LLM(file) as ours, LLM(file, weights="float32") as theirs:
+        ids = ours.generate("the model", **asked)[0].token_ids
+        assert ours.generate("the model", cache=False, **asked)[0].token_ids == ids
+        text = list(range(10, 60))
+        assert abs(ours.score(text) - theirs.score(text)).mean() < 0.1
+
+
+def test_a_joined_matrix_of_types_without_a_common_form_is_decoded(folder: Path, tmp_path: Path) -> None:
     found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, Kind.Q8_0, only="attn_q"))
     assert found.as_stored == {}
     kinds = {row.type: row for row in found.held(NATIVE, "bfloat16")}
@@ -262,7 +363,7 @@ def test_a_file_is_not_quantised_into_a_folder(folder: Path, tmp_path: Path) -> 
         ("llama.attention.value_length", 8, "lacks that"),
         ("llama.rope.scaling.type", "longrope", "longrope"),
         ("llama.clamp", 3, "unknown key clamp = 3"),
-        ("tokenizer.ggml.pre", "tekken", "'tekken'; Tokenwright has gpt-2"),
+        ("tokenizer.ggml.pre", "viking", "'viking'; Tokenwright has gpt-2"),
         ("tokenizer.ggml.model", "t5", "t5"),
         ("tokenizer.ggml.bos_token_id", 1 << 30, "none of the"),
         ("general.architecture", "mamba", "mamba"),
@@ -282,6 +383,8 @@ def test_what_we_lack_is_refused_by_name(key: str, value: Any, words: str, folde
         (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
         (b"GGUF\1\0\0\0" + bytes(16), "version 1"),
         (b"GGUF\0\0\0\3" + bytes(16), "big-endian"),
+        (b"tjgg\3\0\0\0" + bytes(16), "a GGJT file, a format before GGUF"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 256, 16, 0) + bytes(100), "IQ2_XXS (16)"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQ", 0, 1 << 63), "9,223,372,036,854,775,808 keys"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQ", 0, 1, 1 << 62) + bytes(40), "more than 65,536"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 8, 1 << 60), "strings"),

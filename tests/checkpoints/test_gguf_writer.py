@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from benchmarks.lora import write_adapter
 from tests.checkpoints.test_gguf import CHANGES
 from tests.models.fixtures import make_checkpoint, write_json
 from tokenwright import LLM
@@ -22,10 +23,11 @@ from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
-from tokenwright.text.metadata import read_metadata
+from tokenwright.text.metadata import WHOLE, read_metadata
 from tokenwright.text.to_metadata import tokenizer_metadata
 
 NATIVE = WeightFormat("native")
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 KINDS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 
 
@@ -99,7 +101,8 @@ def pieces_files(prefix: bool) -> TokenizerFiles:
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_tokenizers_are_written(prefix: bool) -> None:
     files = pieces_files(prefix)
-    metadata = tokenizer_metadata(files, (2,), 270)
+    metadata, nearest = tokenizer_metadata(files, (2,), 270)
+    assert nearest is None and WHOLE not in metadata
     assert metadata["tokenizer.ggml.model"] == "llama" and len(metadata["tokenizer.ggml.tokens"]) == 270
     back = Tokenizer(read_metadata(metadata, "here"), 270)
     for text in ("the the  theh", "élan\n", "<s>the</s> t", ""):
@@ -115,7 +118,6 @@ def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> No
 
     model = make_checkpoint(tmp_path / "model", "llama2").path
     assert "GPT2LMHeadModel cannot be written" in refusal(make_checkpoint(tmp_path / "gpt2", "gpt2").path)
-    assert "splits text in a way that has no name" in refusal("stories")
     assert "not float16" in refusal(model, "float16")
     assert "exists already" in refusal(model, file=model / "config.json")
     narrow = make_checkpoint(tmp_path / "narrow", "llama2", changes={"intermediate_size": 88}).path
@@ -128,6 +130,60 @@ def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> No
     state["added_tokens"][0]["lstrip"] = True
     write_json(model / "tokenizer.json", state)
     assert "takes spaces beside it" in refusal(model)
+    state["added_tokens"][0]["lstrip"] = False
+    single = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [single, BYTES]}
+    write_json(model / "tokenizer.json", state)
+    assert "splits text in a way that has no name among" in (said := refusal(model)) and "nor nearly" in said
+
+
+def test_a_tokenizer_without_a_name_is_written_whole(tmp_path: Path) -> None:
+    """The model inside: single digits, without the space before them. No token has two, so gpt-2 gives the same ids."""
+    contents = check_writing(Checkpoint.open("stories"), tmp_path / "out.gguf", WeightFormat.parse("int8"))
+    write_gguf(contents, tmp_path / "out.gguf")
+    assert contents.metadata["tokenizer.ggml.pre"] == "gpt-2" and not contents.remarks
+    with LLM("stories", weights="int8:32") as theirs, LLM(tmp_path / "out.gguf") as ours:
+        for text in ("Once upon a time 12  34\n\n5", "<|user|>it's\t7"):
+            ids = theirs.tokenizer.encode(text)
+            assert ours.tokenizer.encode(text) == ids
+            assert numpy.array_equal(ours.score(ids), theirs.score(ids))
+        assert (ours.tokenizer.bos_id, ours.eos_ids) == (theirs.tokenizer.bos_id, theirs.eos_ids)
+        assert ours.generation.sampling == theirs.generation.sampling == {"temperature": 0.7, "top_p": 0.95}
+    metadata = dict(contents.metadata)
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"]]
+    metadata["tokenizer.ggml.tokens"][300] = "another"
+    with pytest.raises(CheckpointError, match="token 300 is 'another', but "):
+        read_metadata(metadata, "here")
+
+
+def test_what_a_file_cannot_say_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenwright.text.to_metadata._MOST_OTHERS", 0.6)  # of a small vocabulary's few texts
+    model = make_checkpoint(tmp_path / "model", "llama2", dtype="bfloat16").path
+    state = json.loads((model / "tokenizer.json").read_text())
+    words = {"type": "Split", "pattern": {"Regex": "r|[^r]+"}, "behavior": "Isolated", "invert": False}
+    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [words, BYTES]}
+    write_json(model / "tokenizer.json", state)
+    suggested = {"typical_p": 0.9, "suppress_tokens": [7], "min_new_tokens": 2, "top_k": 20, "num_beams": 4}
+    write_json(model / "generation_config.json", suggested)
+    contents = check_writing(Checkpoint.open(model), tmp_path / "out.gguf", WeightFormat("bfloat16"))
+    assert "cannot hold typical_p, banned_ids, min_tokens, num_beams, which" in contents.remarks[0]
+    assert "it says gpt-2, with other ids for such texts as " in contents.remarks[1]
+    assert contents.metadata["general.sampling.top_k"] == 20
+
+
+def test_adapters_are_merged_as_they_are_written(tmp_path: Path) -> None:
+    """Rows of q and k lie in pairs in the file, and in order in an adapter; a file may be the source as well."""
+    model = make_checkpoint(tmp_path / "model", "llama2", dtype="bfloat16").path
+    adapter = write_adapter(str(model), tmp_path / "adapter", 4, 1)
+    expected = Checkpoint.open(model).merged([adapter]).tensors(torch.bfloat16)
+    plain = written(model, tmp_path / "plain.gguf", "bfloat16").path
+    for source in (model, plain):
+        contents = check_writing(
+            Checkpoint.open(source).merged([adapter]), tmp_path / f"{source.name}.gguf", WeightFormat("bfloat16")
+        )
+        write_gguf(contents, tmp_path / f"{source.name}.gguf")
+        found = Checkpoint.open(tmp_path / f"{source.name}.gguf").tensors()
+        assert all(torch.equal(found[name], one) for name, one in expected.items())
 
 
 def test_values_that_are_not_finite_leave_no_file(tmp_path: Path) -> None:

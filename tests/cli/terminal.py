@@ -18,10 +18,12 @@ HANG_S = 240.0  # far more than any session takes
 Terminal = tuple[Callable[..., str], Callable[[str], None], "subprocess.Popen[bytes]"]
 
 # Ten milliseconds a step: Ctrl-C comes while the answer is being written, also on a busy machine. A test run in the
-# background ignores SIGINT, and its children would.
+# background ignores SIGINT, and its children would. SIGCONT is blocked as by the command, before torch has threads.
 SLOWLY = """
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+from tokenwright.cli.chat_input import keep_from_threads
+keep_from_threads()
 from tokenwright.backends.runner import ModelRunner
 forward = ModelRunner.forward
 ModelRunner.forward = lambda *given: time.sleep(0.01) or forward(*given)

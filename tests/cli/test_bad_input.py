@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
+from tokenwright.cli import app
+from tokenwright.cli.naming import options_of, spoken
+from tokenwright.errors import RequestError
 
 Refused = Callable[..., str]
 
@@ -36,7 +40,7 @@ def change(folder: Path, file: str = "config.json", **changes: Any) -> None:
         (("--top-p", "2"), "--top-p must be a number from 0 to 1, not 2.0"),
         (("--top-k", "-1"), "--top-k must be a whole number from 0"),
         (("--seed", "-1"), "--seed must be a whole number from 0"),
-        (("--stop", ""), "that are not empty"),
+        (("--stop", ""), "--stop has an empty string; leave it out"),
     ],
 )
 def test_sampling(refused: Refused, options: tuple[str, ...], told: str) -> None:
@@ -81,6 +85,37 @@ def test_two_prompts_or_none(refused: Refused, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("generate", "x", "--model"), ("inspect",), ("race", "x", "--model")])
 def test_a_folder_that_is_not_there(refused: Refused, tmp_path: Path, command: tuple[str, ...]) -> None:
     assert f"there is no folder {tmp_path / 'nothing'}" in refused(*command, tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("generate", "x", "-m"), ("chat", "x", "-m"), ("race", "x", "-m"), ("bench", "-m"), ("quantize", "-m")),
+        *(("inspect",), ("plan",), ("serve", "--port", "0"), ("explore", "--no-browser", "--port", "0")),
+    ],
+)
+def test_a_name_that_is_nearly_known_is_hinted_at(refused: Refused, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """In every command, before torch is imported or a port is opened; a name from the hub as well."""
+    target = [tmp_path / "new"] if command[0] == "quantize" else []
+    assert refused(*command, "storis", *target).endswith("; did you mean stories?\n")
+    assert refused(*command, "qwen3-0.6", *target).endswith("; did you mean Qwen/Qwen3-0.6B?\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "command", "said"),
+    [
+        (RequestError("no pages (pages or kv_memory)"), "generate", "no pages (--kv-memory)"),
+        (RequestError("no pages (pages or kv_memory)"), "bench", "no pages"),
+        (RequestError("keep it beside (adapters)"), "generate", "keep it beside (serve --adapter)"),
+        (RequestError("keep it beside (adapters)"), "serve", "keep it beside (--adapter)"),
+        (RequestError("fewer (token_budget)"), "quantize", "fewer"),
+        (RequestError("lower max_tokens"), "race", "lower --max-tokens"),
+        (RequestError("int8 weights: leave weights out", "weights"), "chat", "int8 --weights: leave --weights out"),
+        (RequestError("the folder my/weights.bin", "weights"), "chat", "the folder my/weights.bin"),
+    ],
+)
+def test_errors_name_options_of_the_command(error: RequestError, command: str, said: str) -> None:
+    assert spoken(error, options_of(get_command(app).commands[command].params)) == said  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("command", [("generate", "x", "--model"), ("inspect",)])

@@ -130,7 +130,9 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_malformed_variable_is_refused(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:
-    monkeypatch.setattr("tokenwright.config.Environment.read.__func__.__defaults__", ({"TOKENWRIGHT_DEBUG": "yes"},))
+    monkeypatch.setattr(
+        "tokenwright.environment.Environment.read.__func__.__defaults__", ({"TOKENWRIGHT_DEBUG": "yes"},)
+    )
     assert "TOKENWRIGHT_DEBUG must be 0 or 1, not 'yes'" in refused("inspect", "nowhere")
 
 
@@ -142,6 +144,16 @@ def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
         main()
     assert not end.value.code
     assert "tokenwright" in capfd.readouterr().out
+
+
+def test_the_end_waits_for_no_thread() -> None:
+    """Such as one that imports torch when `serve` is interrupted."""
+    script = (
+        "import sys, threading, time; threading.Thread(target=time.sleep, args=(3600,)).start(); "
+        "sys.argv = ['tokenwright', 'generate', '--wings']; from tokenwright.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2 and "no such option: --wings" in done.stderr
 
 
 def test_module_runs() -> None:

@@ -51,9 +51,10 @@ def test_models_come_and_go(run: Run, refused: Refused, hub: FakeHub) -> None:  
     assert f"{NAME} was not removed; add --yes" in refused("rm", NAME)
     assert run("rm", NAME, "--revision", "three", "--yes").exit_code == 0
     assert listed(run)[NAME]["revision"] == commit_of(NAME, "main")
+    assert "there is no maker/smal to remove; did you mean maker/small?" in refused("rm", "maker/smal", "--yes")
     assert f"removed hf.co/{NAME}: " in run("rm", f"hf.co/{NAME}", "--yes").stderr
     assert list(listed(run)) == ["stories"]
-    assert "there is no maker/small to remove" in refused("rm", NAME, "--yes")
+    assert "there is no maker/small to remove; `tokenwright models` lists" in refused("rm", NAME, "--yes")
 
 
 def test_what_does_not_run_is_listed_with_the_reason(run: Run, hub: FakeHub, single: Files) -> None:  # noqa: F811
@@ -70,7 +71,9 @@ def test_pull_needs_the_hub(refused: Refused, run: Run, hub: FakeHub, monkeypatc
     assert run("pull", NAME).exit_code == 0
     monkeypatch.setattr(settings, "ENDPOINT", "http://127.0.0.1:1")
     assert "cannot be fetched: the hub cannot be reached" in refused("pull", NAME)
-    assert "is not a model on the hub" in refused("pull", "stories")
+    assert "stories is not a model on the hub; give owner/name" in refused("pull", "stories")
+    assert "smal is not a model on the hub; did you mean maker/small?" in refused("pull", "smal")
+    assert "); did you mean maker/small?" in refused("pull", "maker/smal")
 
 
 def test_a_model_of_bench_is_listed_and_removed(run: Run, refused: Refused, cache: Path, hub: FakeHub) -> None:  # noqa: F811

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright.cli.facts import binary, seconds
+from tokenwright.cli.facts import seconds
 from tokenwright.cli.options import given, read_prompt
 from tokenwright.errors import RequestError
+from tokenwright.units import binary
 
 
 def test_the_argument_is_taken_as_it_is() -> None:

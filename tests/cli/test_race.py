@@ -306,7 +306,7 @@ def test_refused_before_a_model_is_looked_for(
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        ("the sun", ("--sinks", 2), "sinks stay visible beyond a window"),
+        ("the sun", ("--sinks", 2), "--sinks stay visible beyond a --window"),
         ("the sun", ("--kv", "int8,native=7"), "there is no layer 7"),
         ("x" * 512, (), "the prompt fills the model's context of 512 tokens"),
         ("x" * 600, ("--kv", "int8"), "more than the model's context of 512"),

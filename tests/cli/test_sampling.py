@@ -106,12 +106,15 @@ def test_what_cannot_be_is_refused_with_its_cure(arguments, message, generate):
 
 
 def test_several_texts_are_numbered_and_the_json_has_all(generate):
-    result = generate("--choices", 3, "--seed", 1, "--ignore-eos", "--min-tokens", 12)
+    result = generate("--choices", 3, "--seed", 1, "--ignore-eos", "--min-tokens", 12, "--logprobs", 0)
     told = json.loads(generate("--choices", 3, "--seed", 1, "--json", "--ignore-eos", "--logprobs", 1).stdout)
     texts = [one["text"] for one in told["choices"]]
     assert len(set(texts)) == 3
     assert told["text"] == texts[0]
     assert result.stdout == "".join(f"[{place}] {text}\n" for place, text in enumerate(texts, 1))
+    labels = [line for line in result.stderr.splitlines() if line.startswith("[")]
+    assert labels == ["[1]", "[2]", "[3]"], "whose the log-probabilities are"
+    assert " + 36 generated tokens" in result.stderr and told["facts"]["generated_tokens"] == 36
     assert all(len(one["top_logprobs"]) == len(one["token_ids"]) == 12 for one in told["choices"])
 
 

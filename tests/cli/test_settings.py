@@ -12,7 +12,7 @@ import typer
 
 from tests.cli.conftest import Run
 from tokenwright.cli import app, settings
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 
@@ -28,7 +28,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
         file = tmp_path / "settings.toml"
         file.write_text(text)
         monkeypatch.setattr(
-            "tokenwright.config.Environment.read.__func__.__defaults__",
+            "tokenwright.environment.Environment.read.__func__.__defaults__",
             (
                 {"TOKENWRIGHT_SETTINGS": str(file)}
                 | {f"TOKENWRIGHT_{name}": value for name, value in variables.items()},

@@ -69,6 +69,8 @@ KINDS = {
     "soft caps": Kind("gemma2", {"sliding_window": WINDOW}),
     "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),
     "side by side": Kind("neox"),
+    "latent": Kind("deepseek2"),
+    "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once
@@ -129,8 +131,10 @@ class Case:
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        kind = KINDS[self.kind]
-        return layer_specs(self.subject.graph, self.dtype, KVFormat.parse(self.kv), kind.window, kind.sinks)
+        kind, kv = KINDS[self.kind], self.kv
+        if self.subject.config.latent is not None:
+            kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
+        return layer_specs(self.subject.graph, self.dtype, KVFormat.parse(kv), kind.window, kind.sinks)
 
     @property
     def dtype(self) -> DType:

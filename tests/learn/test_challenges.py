@@ -1,8 +1,10 @@
 """Each challenge on the model that ships inside: a right answer passes, a wrong one is told why and what to try."""
 
 import random
+import re
 import threading
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,9 +13,9 @@ import torch
 from tests.engines import assert_at_rest, settled
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
-from tokenwright.learn import CHALLENGES, Work, agreement, heads, lesson, memory, savings, smaller
+from tokenwright.learn import CHALLENGES, Work, agreement, claims, heads, lesson, memory, savings, smaller
 from tokenwright.learn.forward import ForwardPass
-from tokenwright.learn.texts import STORY, repeated
+from tokenwright.learn.texts import OPENING, STORY, repeated
 from tokenwright.learn.work import Stopped
 
 
@@ -39,6 +41,8 @@ def facts(checked):
     return found
 
 
+VERDICTS = {one.name: "right" if one.right else "wrong" for one in claims.CLAIMS}
+
 WRONG = [
     ("bound", {"format": "Answer in one word.", "max_tokens": 1}, "truncates"),
     ("bound", {"format": "Explain.", "max_tokens": 200}, "shorter form"),
@@ -58,13 +62,16 @@ WRONG = [
     ("bits", {"k": "int4", "v": "int4"}, "changes at token"),
     ("bits", {"k": "native", "v": "native"}, "need not be alike"),
     ("beams", {"prompt": "Her mother gave her"}, "misleads"),
+    ("claims", VERDICTS | {"gib": 1, "times": 13, "linear": "right"}, "8 of 9 verdicts hold.*all earlier tokens"),
+    ("claims", VERDICTS | {"gib": 4, "times": 13}, "another one"),
+    ("claims", VERDICTS | {"gib": 1, "times": 20}, "2,100 to 162"),
 ]
 
 
 @pytest.mark.parametrize(("challenge", "answer", "told"), WRONG)
 def test_a_wrong_answer_is_told_why(check, challenge, answer, told):
     checked = check(challenge, **answer)
-    assert not checked.passed and told in checked.message, checked
+    assert not checked.passed and re.search(told, checked.message), checked
     assert checked.facts, "with the figures that it used"
 
 
@@ -79,8 +86,8 @@ RIGHT = [
     ("steer", {"prompt": "The opposite of day is"}),
     ("heads", {"previous": "4.1", "sink": "4.4", "induction": "5.3"}),
     ("window", {"window": 69, "sinks": 4}),
-    ("bits", {"k": "int8", "v": "int4"}),
     ("beams", {"prompt": "The dog ran after the"}),
+    ("claims", VERDICTS | {"gib": 1, "times": 13}),
 ]
 
 
@@ -93,11 +100,38 @@ def test_a_right_answer_passes(check, challenge, answer):
 def test_every_challenge_has_both(check):
     """Those of which the answer has to be searched have tests of their own."""
     own = {"agree", "predict", "sampler"}
-    assert {name for name, _ in RIGHT} | own == CHALLENGES.keys() == {name for name, *_ in WRONG} | own - {"sampler"}
+    right = {name for name, _ in RIGHT} | own | {"bits"}
+    assert right == CHALLENGES.keys() == {name for name, *_ in WRONG} | own - {"sampler"}
     assert Counter(one.card for one in CHALLENGES.values()).keys() == {
         "loop", "phases", "qkv", "notebook", "savings", "dial", "smaller", "training",
     }  # fmt: skip
-    assert sorted(one.number for one in CHALLENGES.values()) == list(range(1, 15))
+    assert sorted(one.number for one in CHALLENGES.values()) == list(range(1, 16))
+
+
+def test_the_clock_decides_about_no_answer(check, monkeypatch):
+    """A clock that says the opposite changes figures, and no verdict of a challenge about fewer tokens."""
+    text = Work.text
+
+    def slow(work, llm, prompt, params, **rest):
+        found = text(work, llm, prompt, params, **rest)
+        usage = found.usage
+        fast = usage.completion_tokens > 16 or (len(prompt) > 300 and not usage.reused_tokens)
+        return replace(found, usage=replace(usage, token_s=((0.001 if fast else 9.0),) * usage.completion_tokens))
+
+    monkeypatch.setattr(Work, "text", slow)
+    for challenge, answer in RIGHT:
+        if challenge in ("bound", "share"):
+            assert check(challenge, **answer).passed, challenge
+
+
+def test_the_figures_of_the_claims_are_the_published_ones(check):
+    """The figure that decides a sentence comes with the right verdict on it, and not before."""
+    found = facts(check("claims", **VERDICTS, gib=0, times=0))
+    assert (found["heads"], found["batch"], found["cache"]) == (2**30, 2**33, 2**32)
+    assert found["weights"] > 3 * found["cache"] and found["megabyte"] == 320 * 1024 * 131_072
+    assert (found["cached"], found["naive"], round(found["ratio"], 1)) == (162, 2100, 13.0)
+    assert found["products"] == 15_009_316_864 and round(found["linear"]) == 4
+    assert set(facts(check("claims", **dict.fromkeys(VERDICTS, "open"), gib=0, times=0))) == {"verdicts"}
 
 
 def test_published_sizes_of_the_cache():
@@ -126,8 +160,9 @@ def test_a_planted_fault_leaves_its_trace_and_is_named(llm, check, fault):
     found = facts(checked)
     assert checked.passed, checked
     assert (found["case_keys"], found["case_values"]) == TRACES[fault]
-    assert (found["equal"], found["apart"] <= 1e-3) == (64, True)
-    healthy = found["case_equal"] == 64 and found["case_apart"] <= 1e-3
+    near = agreement.tolerance(llm)
+    assert (found["equal"], found["apart"] <= near) == (64, True)
+    healthy = found["case_equal"] == 64 and found["case_apart"] <= near
     assert healthy is (fault == agreement.EOS), "the other faults change logits"
     assert (found["cached_tokens"] != found["uncached_tokens"]) is (fault == agreement.EOS)
 
@@ -293,6 +328,17 @@ def test_models_of_other_kinds(tmp_path):
             .check(Work(llm), CHALLENGES["agree"].read({"case": "E", "fault": agreement.LOOK}))
             .message
         )
+
+
+def test_the_fewest_bits_are_found_by_search(llm, check):
+    """Which formats keep all tokens depends on the instruction set: some of the tokens are close to a tie."""
+    work = Work(llm)
+    prompt = work.ids(OPENING)
+    ids = prompt + work.greedy(prompt, smaller.SAME)
+    ordered = sorted((smaller._per_token(work, k, v), k, v) for k in smaller.FORMATS for v in smaller.FORMATS)
+    size, k, v = next(one for one in ordered if smaller._holds(work, ids, *one[1:]) == smaller.SAME)
+    checked = check("bits", k=k, v=v)
+    assert checked.passed and facts(checked)["bytes"] == size < ordered[-1][0]
 
 
 def test_the_smallest_window_is_found_by_search(llm):

@@ -249,6 +249,86 @@ _GLM4: dict[str, Any] = {
     "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_COHERE2: dict[str, Any] = {
+    "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "cache_implementation": "hybrid", "eos_token_id": 2, "head_dim": 16, "hidden_act": "silu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "layer_norm_eps": 1e-05,
+    "layer_switch": 4, "logit_scale": 1.25, "max_position_embeddings": 512, "model_type": "cohere2",
+    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
+    "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0, "position_embedding_type": "rope_gptj",
+    "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 48, "sliding_window_pattern": 4,
+    "torch_dtype": "float32", "transformers_version": "4.48.0.dev0", "use_cache": True,
+    "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_OLMO3: dict[str, Any] = {
+    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "max_position_embeddings": 512,
+    "model_type": "olmo3", "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
+    "pad_token_id": 0, "rms_norm_eps": 1e-06, "rope_scaling": {"attention_factor": 0.9, "beta_fast": 32,
+    "beta_slow": 1, "factor": 4.0, "original_max_position_embeddings": 128, "rope_type": "yarn"},
+    "rope_theta": 500000, "sliding_window": 48, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.57.0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_EXAONE4: dict[str, Any] = {
+    "architectures": ["Exaone4ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "max_position_embeddings": 512,
+    "model_type": "exaone4", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2,
+    "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0, "original_max_position_embeddings": 64, "rope_type": "llama3"},
+    "rope_theta": 1000000, "sliding_window": 48, "sliding_window_pattern": "LLG", "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.54.0.dev0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_ERNIE: dict[str, Any] = {
+    "architectures": ["Ernie4_5ForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "max_position_embeddings": 512, "model_type": "ernie4_5", "num_attention_heads": 4, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.54.0", "use_bias": False,
+    "use_cache": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_DEEPSEEK2: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config",
+    "AutoModel": "modeling_deepseek.DeepseekV2Model",
+    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"}, "aux_loss_alpha": 0.001,
+    "bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 1, "hidden_act": "silu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "kv_lora_rank": 32,
+    "max_position_embeddings": 512, "model_type": "deepseek_v2", "moe_intermediate_size": 24,
+    "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+    "norm_topk_prob": False, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+    "num_key_value_heads": 4, "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1,
+    "factor": 4, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 128,
+    "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+    "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy",
+    "torch_dtype": "float32", "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 16,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
+_DEEPSEEK3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config",
+    "AutoModel": "modeling_deepseek.DeepseekV3Model",
+    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}, "bos_token_id": 1,
+    "eos_token_id": 2, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "kv_lora_rank": 64,
+    "max_position_embeddings": 512, "model_type": "deepseek_v3", "moe_intermediate_size": 24,
+    "moe_layer_freq": 1, "n_group": 4, "n_routed_experts": 16, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+    "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "q_lora_rank": 40, "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 32, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1,
+    "factor": 4, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 128,
+    "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "tie_word_embeddings": False, "topk_group": 2, "topk_method": "noaux_tc", "torch_dtype": "float32",
+    "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 32, "vocab_size": VOCAB,
+}  # fmt: skip
+
 _SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
 _LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
 
@@ -300,14 +380,26 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
     "cohere": _COHERE,
+    "cohere2": _COHERE2,
     "neox": _NEOX,
     "glm4": _GLM4,
+    "deepseek2": _DEEPSEEK2,
+    "deepseek3": _DEEPSEEK3,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
 }
 # Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
 VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3-vision": _GEMMA3_VISION,
     "neox-serial": _NEOX | {"use_parallel_residual": False, "rotary_pct": 1.0},
+    "cohere-norms": _COHERE | {"use_qk_norm": True},
+    "olmo3": _OLMO3,
+    "exaone4": _EXAONE4,
+    "ernie": _ERNIE,
+    "glm": _GLM4 | {"architectures": ["GlmForCausalLM"], "model_type": "glm"},
+    "gpt-oss-plain": _GPT_OSS,  # without MXFP4
+    "deepseek2-groups": _DEEPSEEK2
+    | {"n_group": 4, "n_routed_experts": 16, "q_lora_rank": 40, "routed_scaling_factor": 1.6, "topk_group": 2}
+    | {"topk_method": "group_limited_greedy"},
 }
 
 
@@ -331,7 +423,7 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
 
 def _respell(config: dict[str, Any]) -> None:
     """Put the keys of rotary positions where transformers 5 has them."""
-    gemma3 = config["model_type"] == "gemma3_text"
+    gemma3, olmo3 = (config["model_type"] == one for one in ("gemma3_text", "olmo3"))
     rope = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
     if "type" in rope:
         rope["rope_type"] = rope.pop("type")
@@ -340,8 +432,9 @@ def _respell(config: dict[str, Any]) -> None:
     for key in ("rotary_pct", "partial_rotary_factor"):
         if key in config:
             rope["partial_rotary_factor"] = config.pop(key)
-    if gemma3:
-        local = {"rope_type": "default", "rope_theta": float(config.pop("rope_local_base_freq", 10000.0))}
+    if gemma3 or olmo3:
+        base = theta if olmo3 else config.pop("rope_local_base_freq", 10000.0)
+        local = {"rope_type": "default", "rope_theta": float(base)}
         rope = {"full_attention": rope, "sliding_attention": local}
     config["rope_parameters"] = rope
 
@@ -356,6 +449,9 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
             weight.copy_(_shaped(name, noise, config))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     return model.eval()
 
 
@@ -363,11 +459,8 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     """Unit noise turned into a weight: the gain depends on the tensor's part in the block."""
     if name.endswith("bias"):
         return 0.2 * noise
-    if noise.dim() == 1:
-        one = 0.0 if "gemma" in config["model_type"] else 1.0  # Gemma's norms multiply by 1 + weight
-        if "q_norm" in name or "k_norm" in name:
-            return one + 0.85 + 0.1 * noise
-        return one + 0.1 * noise
+    if noise.dim() == 1 or "_norm" in name:
+        return _shaped_norm(name, noise, config)
     if any(part in name for part in ("embed_tokens", "wte", "lm_head", "embed_in", "embed_out")):
         return 0.16 * noise
     if "wpe" in name:
@@ -380,7 +473,9 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         weight[: len(weight) // (heads + 2 * kv_heads) * (heads + kv_heads)] *= 1.8
     elif "query_key_value" in name:  # the rows of q, k and v of each head in turn
         weight.view(config["num_attention_heads"], 3, -1, weight.shape[1])[:, :2] *= 2.6
-    elif "q_proj" in name or "k_proj" in name:
+    elif "kv_a_proj" in name or "kv_b_proj" in name:
+        _scale_latent(name, weight, config)
+    elif any(part in name for part in ("q_proj", "k_proj", "q_b_proj")):
         weight = 1.8 * weight
     elif "mlp.experts." in name and config["model_type"] == "gpt_oss":  # [E, in, out], in numbers that MXFP4 has
         weight = noise / noise.shape[1] ** 0.5 * (0.4 if "down_proj" in name else 1)
@@ -394,12 +489,30 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     return weight
 
 
-def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str) -> dict[str, torch.Tensor]:
+def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    one = 0.0 if "gemma" in config["model_type"] else 1.0  # Gemma's norms multiply by 1 + weight
+    if "q_norm" in name or "k_norm" in name:
+        return one + 0.85 + 0.1 * noise
+    return one + 0.1 * noise
+
+
+def _scale_latent(name: str, weight: torch.Tensor, config: dict[str, Any]) -> None:
+    """Scale the rows that make keys: in kv_b the first ones of each head, in kv_a the last ones, which turn."""
+    if "kv_b_proj" in name:
+        weight.view(config["num_attention_heads"], -1, weight.shape[1])[:, : config["qk_nope_head_dim"]] *= 1.8
+    else:
+        weight[config["kv_lora_rank"] :] *= 1.8
+
+
+def stored_tensors(
+    model: PreTrainedModel, config: dict[str, Any], spelling: str, quantised: bool = True
+) -> dict[str, torch.Tensor]:
     """The tensors under the names, and with the buffers, that the original files have."""
     tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
-    tensors = {name: one for pair in tensors.items() for name, one in _each_expert(config["model_type"], *pair)}
+    kind = config["model_type"]
+    tensors = {name: one for pair in tensors.items() for name, one in _each_expert(kind, *pair, quantised)}
     if spelling == "new":
         return tensors
     if config["model_type"] == "gpt2":
@@ -412,6 +525,8 @@ def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str
         for i in range(config["num_hidden_layers"]):
             tensors[f"gpt_neox.layers.{i}.attention.bias"] = torch.ones(1, 1, 8, 8).tril()
             tensors[f"gpt_neox.layers.{i}.attention.masked_bias"] = torch.tensor(-1e9)
+    elif config["model_type"] == "deepseek_v3":
+        tensors |= _next_layer(config)
     elif config["model_type"] == "gemma3":  # as published; transformers renames them when it loads them
         tensors = {_as_published(name): value for name, value in tensors.items()}
     else:
@@ -422,12 +537,14 @@ def stored_tensors(model: PreTrainedModel, config: dict[str, Any], spelling: str
     return tensors
 
 
-def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def _each_expert(
+    model_type: str, name: str, value: torch.Tensor, quantised: bool = True
+) -> list[tuple[str, torch.Tensor]]:
     """A tensor as published: transformers has the experts of a layer in one tensor, the files each in its own."""
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     at, experts, part = name.partition(".experts.")
-    if model_type == "gpt_oss" and part in ("gate_up_proj", "down_proj"):
+    if model_type == "gpt_oss" and quantised and part in ("gate_up_proj", "down_proj"):
         _, blocks, scales = mxfp4(value.transpose(1, 2))
         return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
     if not experts or model_type == "gpt_oss":
@@ -438,6 +555,14 @@ def _each_expert(model_type: str, name: str, value: torch.Tensor) -> list[tuple[
         pairs = [(names[2], one)] if part == "down_proj" else zip(names, one.chunk(2), strict=False)
         pieces += [(f"{at}.experts.{i}.{its}.weight", piece.clone()) for its, piece in pairs]
     return pieces
+
+
+def _next_layer(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Some tensors of the layer that predicts a second token, which lies behind the last one."""
+    at, width = f"model.layers.{config['num_hidden_layers']}", config["hidden_size"]
+    shapes = {"embed_tokens": (VOCAB, width), "enorm": (width,), "eh_proj": (width, 2 * width)}
+    shapes |= {"shared_head.head": (VOCAB, width), "input_layernorm": (width,)}
+    return {f"{at}.{name}.weight": torch.full(shape, 0.5) for name, shape in shapes.items()}
 
 
 def _as_published(name: str) -> str:
@@ -508,6 +633,11 @@ def write_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
+def _as_made(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a dtype of its own in the files."""
+    return tensor.dtype == torch.uint8 or name.endswith("e_score_correction_bias")
+
+
 def make_checkpoint(
     folder: Path,
     kind: str,
@@ -519,15 +649,15 @@ def make_checkpoint(
     seed: int = 0,
 ) -> Made:
     """Write the folder of a small model of this kind; see the module's docstring. The folder is created."""
-    config = make_config(kind, spelling, changes)
+    config, quantised = make_config(kind, spelling, changes), kind != "gpt-oss-plain"
     model = make_model(config, seed)
     stored: torch.dtype = getattr(torch, dtype)
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.to(stored).float())
-    published = stored_tensors(model, config, spelling)
-    tensors = {name: one if one.dtype == torch.uint8 else one.to(stored) for name, one in published.items()}
-    if config["model_type"] == "gpt_oss":
+    published = stored_tensors(model, config, spelling, quantised)
+    tensors = {name: one if _as_made(name, one) else one.to(stored) for name, one in published.items()}
+    if config["model_type"] == "gpt_oss" and quantised:
         config["quantization_config"] = copy.deepcopy(_MXFP4)
     if "torch_dtype" in config or "dtype" in config:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype

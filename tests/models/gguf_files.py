@@ -1,21 +1,61 @@
 """GGUF files of the random models in `fixtures.py`, written by the `gguf` package."""
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 Kind = gguf.GGMLQuantizationType
 ARCHITECTURES = {
+    "gpt2": gguf.MODEL_ARCH.GPT2,
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
+_GPT2_KEYS = {
+    "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}  # fmt: skip
+_PAIRED = ("llama", "mixtral", "granite", "smollm3")  # q and k lie in pairs that turn; in others' files as published
+# A key of a config.json, and the writer's method for it.
+_KEYS = {
+    "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "logit_scale": "logit_scale", "logits_scaling": "logit_scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "attention_multiplier": "attention_scale",
+    "use_parallel_residual": "parallel_residual", "rms_norm_eps": "layer_norm_rms_eps",
+    "layer_norm_eps": "layer_norm_eps", "layer_norm_epsilon": "layer_norm_eps", "norm_epsilon": "layer_norm_eps",
+    "rope_local_base_freq": "rope_freq_base_swa",
+}  # fmt: skip
+_WINDOWED = ("gpt_oss", "gemma2", "gemma3_text", "phi3", "cohere2", "olmo3", "exaone4")  # their files tell the window
 
 
 def write_gguf(
@@ -25,30 +65,93 @@ def write_gguf(
     only: str = "",
     metadata: Mapping[str, Any] | None = None,
     split: int = 0,
+    blocks: Mapping[str, str] | None = None,
 ) -> Path:
     """The model of a folder as a GGUF file, with matrices of a type; with `only`, those whose name has it, else F32.
 
-    metadata: strings and whole numbers to add or replace. split: the most tensors of one of several files.
+    metadata: strings and whole numbers to add or replace. split: the most tensors of one of several files. blocks: for
+    a part of a matrix's name a type, of which it has random blocks instead of the model's numbers.
     """
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, config["model_type"], split_max_tensors=split)
+    config |= {ours: config[theirs] for ours, theirs in _GPT2_KEYS.items() if theirs in config}
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
     _facts(writer, config)
     _tokenizer(writer, folder)
     for key, value in (metadata or {}).items():
         kind_of = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.UINT32
         writer.kv_data[0][key] = gguf.GGUFValue(value, kind_of)  # also over what is there
-    names = gguf.get_tensor_name_map(ARCHITECTURES[config["model_type"]], config["num_hidden_layers"])
-    if (scaling := config.get("rope_scaling")) and scaling.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", _factors(config, scaling))
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, factors in _rotary_factors(config).items():
+        writer.add_tensor(name, numpy.asarray(factors, dtype=numpy.float32))
+    for name, tensor in _as_written(load_file(folder / "model.safetensors"), config):
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if target is not None:
+        if target is not None and blocks is not None and tensor.ndim > 1:
+            type_ = next(type_ for part, type_ in blocks.items() if part in target)
+            raw = random_blocks(type_, len(tensor), tensor.shape[1] // gguf.GGML_QUANT_SIZES[Kind[type_]][0])
+            writer.add_tensor(target, raw.reshape(len(tensor), -1), raw_dtype=Kind[type_])
+        elif target is not None:
             _add(writer, target, _ordered(tensor, name, config), kind if only in target else Kind.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors under names that the package maps, with what llama.cpp's files change: experts stacked, and more."""
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", name):
+            part = "feed_forward" if config["model_type"] == "mixtral" else "mlp"
+            at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
+            stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
+        elif config["model_type"] == "gpt_oss" and ".experts." in name:
+            yield from _gpt_oss_experts(name, tensor)
+        elif "gemma" in config["model_type"] and name.endswith("norm.weight"):
+            yield name, tensor.float() + 1
+        elif re.search(r"c_(attn|proj|fc)\.weight", name) and config["model_type"] == "gpt2":
+            yield name, tensor.t()
+        elif "query_key_value" in name:
+            heads = config["num_attention_heads"]
+            yield name, tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        else:
+            yield f"{name}.weight" if name.endswith("sinks") else name, tensor.squeeze(0)
+    for name, each in stacks.items():
+        yield name, torch.stack([each[i] for i in range(len(each))])
+
+
+def _gpt_oss_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Gates and values apart, and weights as [experts, out, in]."""
+    at, part = name.removesuffix("_bias").rsplit(".", 1)
+    kind = "bias" if name.endswith("_bias") else "weight"
+    rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+    if part == "down_proj":
+        yield f"{at}.down_proj.{kind}", rows
+    else:
+        yield f"{at}.gate_proj.{kind}", rows[:, ::2]
+        yield f"{at}.up_proj.{kind}", rows[:, 1::2]
+
+
+_HALVES = {  # where a block has float16 numbers
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2),
+}  # fmt: skip
+
+
+def random_blocks(kind: str, rows: int, count: int, seed: int = 7) -> Any:
+    """Random valid blocks [rows, count, bytes]: any codes and integers, with scales of the size of weights."""
+    chance = numpy.random.default_rng(seed)
+    raw = chance.integers(0, 256, (rows, count, gguf.GGML_QUANT_SIZES[Kind[kind]][1]), dtype=numpy.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = chance.integers(104, 144, raw.shape[:2], dtype=numpy.uint8)
+        return raw
+    if kind == "Q8_0":
+        raw[raw == 0x80] = 0
+    for at in _HALVES.get(kind, (0,)):
+        halves = (3e-4 * chance.normal(size=raw.shape[:2])).astype(numpy.float16)
+        raw[..., at : at + 2] = halves.view(numpy.uint8).reshape(rows, count, 2)
+    return raw
 
 
 def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind) -> None:
@@ -60,41 +163,72 @@ def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind) -> None
 
 def _ordered(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
     """q and k with neighbouring rows of a head in a pair, as files of llama have them."""
-    if config["model_type"] != "llama" or not any(part in name for part in ("q_proj", "k_proj")):
+    if config["model_type"] not in _PAIRED or not any(part in name for part in ("q_proj", "k_proj")):
         return tensor
     heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def _factors(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> numpy.ndarray[Any, Any]:
+def _rotary_factors(config: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("type") == "longrope":
+        return {f"rope_factors_{at}.weight": scaling[f"{at}_factor"] for at in ("long", "short")}
+    if scaling.get("rope_type") != "llama3":
+        return {}
     size = config["head_dim"]
     turns = scaling["original_max_position_embeddings"] / (
         2 * numpy.pi * config["rope_theta"] ** (numpy.arange(0, size, 2) / size)
     )
     smooth = numpy.clip((turns - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - 1), 0, 1)
-    return numpy.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth), dtype=numpy.float32)
+    return {"rope_freqs.weight": 1 / ((1 - smooth) / scaling["factor"] + smooth)}
 
 
 def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    heads = config["num_attention_heads"]
+    heads, kind = config["num_attention_heads"], config["model_type"]
     size = config.get("head_dim", config["hidden_size"] // heads)
+    share = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(config.get("intermediate_size", 4 * config["hidden_size"]))
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads", heads))
     writer.add_key_length(size)
     writer.add_value_length(size)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
-    writer.add_rope_dimension_count(size)
-    scaling = config.get("rope_scaling") or {}
-    if scaling.get("type") in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["type"]))
+    writer.add_rope_freq_base(config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
+    writer.add_rope_dimension_count(int(size * share))
+    for method, value in {method: config[key] for key, method in _KEYS.items() if config.get(key) is not None}.items():
+        getattr(writer, f"add_{method}")(value)
+    if kind == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if kind in _WINDOWED:
+        writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind in ("gemma3_text", "olmo3", "exaone4"):
+        every = config.get("sliding_window_pattern", 4)
+        types = config.get("layer_types") or [
+            "sliding" * ((i + 1) % every != 0) for i in range(config["num_hidden_layers"])
+        ]
+        writer.add_sliding_window_pattern([one.startswith("sliding") for one in types])
+    _scaling(writer, config, config.get("rope_scaling") or {})
+
+
+def _scaling(writer: gguf.GGUFWriter, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
+    kind = scaling.get("type", scaling.get("rope_type"))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(scaling["factor"])
         if "original_max_position_embeddings" in scaling:
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        if "beta_fast" in scaling:
+            writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+        if "attention_factor" in scaling:
+            writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
+    if kind == "longrope":
+        original = config["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        factor = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
 
 
 def _tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:

@@ -19,6 +19,33 @@ from safetensors.torch import load_file, save_file
 Tensors = dict[str, torch.Tensor]
 Written = tuple[torch.Tensor, Tensors]  # the numbers [out, in] in fp32, and the tensors by the end of their names
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each nibble of a word, from the lowest
+SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+# How a folder is written, and the packed form that holds its matrices as they are.
+CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "gptq-128": ("gptq", {}, "int4:64"),
+    "gptq-64-v2": ("gptq", {"group": 64, "version": "gptq_v2"}, "int4:64"),
+    "gptq-32": ("gptq", {"group": 32}, "int4"),
+    "gptq-whole": ("gptq", {"group": -1}, "int4:64"),
+    "gptq-zeros": ("gptq", {"group": 32, "sym": False}, "int8:32"),
+    "gptq-order": ("gptq", {"group": 32, "act_order": True}, None),
+    "gptq-order-zeros": ("gptq", {"group": 32, "act_order": True, "sym": False}, None),
+    "gptq-zeros-v2": ("gptq", {"group": 32, "sym": False, "version": "gptq_v2"}, "int8:32"),
+    "gptq-unsaid": ("gptq", {"group": 32, "sym": False, "version": None}, "int8:32"),  # as AutoGPTQ wrote before v2
+    "gptq-8": ("gptq", {"bits": 8, "sym": False}, None),
+    "awq": ("awq", {}, "int4:32/128+min"),
+    "awq-32": ("awq", {"group": 32}, "int8:32"),
+    "fp8-blocks": ("fp8", {}, None),
+    "fp8-odd-blocks": ("fp8", {"block": [48, 100]}, None),
+    "fp8-whole": ("fp8", {"block": None}, None),
+    "compressed-4": ("compressed", {}, "int4"),
+    "compressed-zeros": ("compressed", {"sym": False, "group": 128}, "int4:32/128+min"),
+    "compressed-8": ("compressed", {"bits": 8, "group": 128}, None),
+    "compressed-int8": ("compressed", {"format": "int-quantized", "bits": 8}, None),
+    "compressed-fp8": ("compressed", {"format": "float-quantized", "bits": 8}, None),
+    "nf4": ("nf4", {}, None),
+    "nf4-plain": ("nf4", {"nested": False}, None),
+    "bitsandbytes-8": ("int8", {}, None),
+}
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -33,7 +60,7 @@ def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
     tensors = load_file(folder / "model.safetensors")
     quantise, config = METHODS[method](options)
     numbers: Tensors = dict(tensors)
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "_proj_with_mqa.weight"))]:
         base = name.removesuffix(".weight")
         numbers[name], parts = quantise(tensors.pop(name).float(), options)
         tensors |= {f"{base}.{part}": one.contiguous() for part, one in parts.items()}
@@ -80,6 +107,8 @@ def _gptq(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, An
         "quant_method": "gptq", "checkpoint_format": version, "damp_percent": 0.1, "lm_head": False,
         "true_sequential": True, "static_groups": False, "meta": {"quantizer": "gptqmodel:1.0"},
     }  # fmt: skip
+    if version is None:  # older files do not say
+        del config["checkpoint_format"]
 
     def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
         inner = weight.shape[1]
@@ -87,7 +116,7 @@ def _gptq(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, An
         if options.get("act_order"):
             order = order[torch.randperm(inner, generator=torch.Generator().manual_seed(inner))]
         codes, zeros, scales = grouped(weight, bits, group, not sym, order)
-        stored = zeros - 1 if version == "gptq" else zeros
+        stored = zeros if version == "gptq_v2" else zeros - 1
         stored = stored.remainder(1 << bits)
         parts = {
             "qweight": packed(codes.t().numpy(), bits),

@@ -60,6 +60,12 @@ def test_published_shapes(model, fixed, slope, kv_bytes):
     assert model.bytes_per_token == kv_bytes
 
 
+def row_bytes(part):
+    """Bytes of K and V of one token; the values of a latent are a view of its keys."""
+    sides = (part.k,) if part.v.size < part.k.size else (part.k, part.v)
+    return sum(memory[0].nbytes for side in sides for memory in side.memory)
+
+
 class Counting(ReferenceKernels):
     """Counts, at each call, the operations of its products and the bytes of K and V it reads and writes."""
 
@@ -74,7 +80,7 @@ class Counting(ReferenceKernels):
 
     def store(self, view, slots, k, v):
         for part in view.parts:
-            token_bytes = sum(memory[0].nbytes for side in (part.k, part.v) for memory in side.memory)
+            token_bytes = row_bytes(part)
             scratch = len(part.k.memory[0]) - self.page_size
             self.cost += Cost(kv_written=token_bytes * int((slots[part.group] < scratch).sum()))
         super().store(view, slots, k, v)
@@ -82,13 +88,13 @@ class Counting(ReferenceKernels):
     def attention(self, q, view, chunks, scale, sink_q=None):
         spec = view.spec
         window, sinks = spec.window.size, spec.window.sinks
-        sizes = [sum(memory[0].nbytes for side in (part.k, part.v) for memory in side.memory) for part in view.parts]
+        sizes = [row_bytes(part) for part in view.parts]
         for chunk in chunks:
             seen = set()
             for position in range(chunk.start, chunk.stop):
                 read = [p for p in range(position + 1) if window is None or p < sinks or p > position - window]
                 seen.update(read)
-                self.cost += Cost(4 * q.shape[1] * q.shape[2] * len(read))
+                self.cost += Cost(2 * q.shape[1] * (q.shape[2] + view.parts[0].v.size) * len(read))
             self.cost += Cost(kv_read=sum(sizes[0 if position < spec.first else -1] for position in seen))
         return super().attention(q, view, chunks, scale, sink_q)
 

@@ -49,7 +49,7 @@ def test_old_llama_files_have_rotary_buffers_and_new_ones_rope_parameters(tmp_pa
     assert not {"rope_scaling", "rope_theta", "torch_dtype"} & config.keys()
 
 
-@pytest.mark.parametrize("kind", ["llama3", "mixtral", "qwen2-moe", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["llama3", "mixtral", "qwen2-moe", "qwen3-moe", "deepseek3"])
 def test_transformers_reads_the_written_files_as_the_oracle_holds_them(kind: str, tmp_path: Path) -> None:
     path, model = make_checkpoint(tmp_path, kind, dtype="bfloat16", shards=2)
     read = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -11,7 +11,7 @@ import pytest
 import tokenwright
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.config import Heads, LayerKV, Learned
+from tokenwright.config import Heads, Latent, LayerKV, Learned
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Op
 from tokenwright.trace.inside import _flops
 
@@ -82,10 +82,13 @@ def test_the_graph_says_what_the_config_says(kind: str) -> None:
     _, config, graph = parse_config(make_config(kind))
     assert (graph.architecture, graph.context) == (config.architecture, config.context)
     assert (graph.layers, graph.width, graph.vocab_size) == (config.layers, config.width, config.vocab_size)
-    assert (graph.head_size, graph.positions) == (config.head_size, config.positions)
+    latent = config.latent
+    assert graph.positions == config.positions
+    assert graph.rotary_size == (config.head_size if latent is None else latent.rope)
     assert graph.tied_head == config.tied_head == ("head.weight" not in graph.shapes)
     heads = Heads(config.kv_heads, config.head_size)
-    assert graph.kv == tuple(LayerKV(heads, window) for window in config.windows)
+    layout = heads if latent is None else Latent(latent.rank, latent.rope)
+    assert graph.kv == tuple(LayerKV(layout, window) for window in config.windows)
     rotates = [op.rope is not None for op in graph.attention]
     assert rotates == [rotary and graph.positions == config.positions != Learned() for rotary in config.rotary]
 
@@ -107,15 +110,16 @@ def test_weights_that_a_row_is_multiplied_with() -> None:
     assert (attention.pair_flops, mlp.pair_flops) == (4 * 4 * 16, 0)
 
 
-@pytest.mark.parametrize("kind", ["llama2", "neox", "mixtral"])
+@pytest.mark.parametrize("kind", ["llama2", "neox", "mixtral", "deepseek2"])
 def test_the_stages_of_a_layer_add_up_to_its_work(kind: str) -> None:
     """Also where attention and MLP are one op: each has its stages."""
     graph, context = graph_of(kind), 20
     found = _flops(graph, 1, context)
     ops = [op for op in graph.blocks if {part.layer for part in op.parts} == {1}]  # type: ignore[attr-defined]
     assert sum(found.values()) == sum(2 * op.multiplied + op.pair_flops * context for op in ops)
-    assert found.keys() >= {"query", "attention", "output", "mlp_output"}
-    assert ("hidden" in found) == (kind != "mixtral"), "experts have no numbers that all rows share"
+    assert found.keys() >= {"attention", "output", "mlp_output"}
+    assert ("query" in found) == (kind != "deepseek2"), "a latent's products are told together"
+    assert ("hidden" in found) == (kind in ("llama2", "neox")), "experts have no numbers that all rows share"
 
 
 def test_an_op_must_say_what_it_has() -> None:
@@ -139,5 +143,5 @@ def test_ops_are_known_in_four_places() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "tokenwright.models.graph"
         if {alias.name for alias in node.names} & ops
     }
-    others = {"checkpoints/sized.py", "trace/inside.py", "backends/adapters.py"}  # sizes; views of a layer; what adapts
+    others = {"trace/inside.py", "backends/adapters.py"}  # views of a layer; what adapts
     assert places - others == {"checkpoints/blocks.py", "backends/torch/ops.py", "backends/native/compile.py"}

@@ -18,6 +18,7 @@ from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.batch import Batcher, TorchBatch
 from tokenwright.cache import ChunkRows, KVView
+from tokenwright.checkpoints.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.family import head_order
 from tokenwright.config import Learned, ModelConfig, Rope
@@ -26,6 +27,7 @@ from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Op, Parallel
+from tokenwright.models.latent import LatentAttention
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -211,6 +213,17 @@ def each_mixture(routing: Mapping[str, object], **changes: object) -> Callable[[
     return lambda graph: replace(graph, blocks=tuple(map(planted, graph.blocks)))
 
 
+def each_latent(change: Callable[[LatentAttention], LatentAttention]) -> Callable[[Graph], Graph]:
+    def changed(op: Op) -> Op:
+        return change(op) if isinstance(op, LatentAttention) else op
+
+    return lambda graph: replace(graph, blocks=tuple(map(changed, graph.blocks)))
+
+
+def scores_by_size(op: LatentAttention) -> LatentAttention:
+    return replace(op, scoring=replace(op.scoring, scale=(op.nope_size + op.rope_size) ** -0.5))
+
+
 def no_embedding_scale(graph: Graph) -> Graph:
     return replace(graph, embed=replace(graph.embed, scale=1.0))
 
@@ -224,7 +237,24 @@ def plainly_rotated(graph: Graph) -> Graph:
     return each_attention(lambda op: replace(op, rotary=replace(op.rotary or Rope(), scaling=Unscaled())))(graph)
 
 
+def all_rotate(graph: Graph) -> Graph:
+    return each_attention(lambda op: replace(op, rotary=graph.ropes[0]))(graph)
+
+
+def scores_by_the_heads_size(graph: Graph) -> Graph:
+    by_size = each_attention(lambda op: replace(op, scoring=replace(op.scoring, scale=op.head_size**-0.5)))
+    return by_size(graph)
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
+    **{(kind, "positions not scaled"): plainly_rotated for kind in ("llama3", "linear", "yarn", "phi3-long")},
+    ("gpt2", "another activation"): other_activation,
+    ("starcoder2", "another activation"): other_activation,
+    ("qwen3", "no norms of q and k"): no_head_norms,
+    ("qwen3-moe", "no norms of q and k"): no_head_norms,
+    ("smollm3", "all layers rotate"): all_rotate,
+    ("phi4-mini", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
+    ("granite", "scores by the head's size"): scores_by_the_heads_size,
     ("granite", "embeddings as stored"): no_embedding_scale,
     ("granite", "residual as computed"): each_block(residual_scale=1.0),
     ("granite", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
@@ -238,13 +268,12 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("qwen2-moe", "the shared expert without its gate"): each_mixture({"shared_gate": False}),
     ("gpt-oss", "weights as scored"): each_mixture({"renormalise": False}),
     ("gpt-oss", "another activation"): each_mixture({}, activation="silu"),
+    ("gpt-oss", "positions not scaled"): plainly_rotated,
     ("gpt-oss", "no learned logits"): each_attention(lambda op: replace(op, sink_logits=None)),
     ("qwen3-moe", "an expert more"): each_mixture({"chosen": 4}),
     ("gemma2", "no cap of scores"): each_attention(lambda op: replace(op, scoring=replace(op.scoring, cap=None))),
     ("gemma2", "no cap of logits"): lambda graph: replace(graph, head=replace(graph.head, cap=None)),
-    ("gemma2", "scores by the head's size"): each_attention(
-        lambda op: replace(op, scoring=replace(op.scoring, scale=op.head_size**-0.5))
-    ),
+    ("gemma2", "scores by the head's size"): scores_by_the_heads_size,
     ("gemma2", "no norms after"): each_block(post_norm=None),
     ("gemma2", "no norms before"): each_block(norm=None),
     ("gemma2", "embeddings as stored"): no_embedding_scale,
@@ -254,8 +283,23 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("gemma3", "no norms of q and k"): no_head_norms,
     ("cohere", "one after the other"): one_after_the_other,
     ("cohere", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
+    ("cohere-norms", "no norms of q and k"): no_head_norms,
+    ("cohere2", "one after the other"): one_after_the_other,
+    ("cohere2", "all layers rotate"): all_rotate,
+    ("exaone4", "all layers rotate"): all_rotate,
+    ("exaone4", "norms before, not after"): norms_before,
+    ("olmo3", "one rotation in all layers"): global_rotation,
     ("neox", "one after the other"): one_after_the_other,
     ("neox", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
+    ("deepseek2", "scores by the head's size"): each_latent(scores_by_size),
+    ("deepseek2", "positions not scaled"): each_latent(lambda op: replace(op, rotary=Rope())),
+    ("deepseek2", "weights that sum to one"): each_mixture({"renormalise": True}),
+    ("deepseek2", "no shared expert"): each_mixture({}, shared=None),
+    ("deepseek3", "no norm of q's latent"): each_latent(lambda op: replace(op, q_norm=None)),
+    ("deepseek3", "no correction of ranks"): each_mixture({}, correction=None),
+    ("deepseek3", "experts of all groups"): each_mixture({"groups": 1}),
+    ("deepseek3", "groups by their best alone"): each_mixture({"group_best": 1}),
+    ("deepseek3", "weights as scored"): each_mixture({"factor": 1.0}),
     ("glm4", "no norms after"): each_block(post_norm=None),
     ("glm4", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
 }
@@ -267,7 +311,7 @@ def test_a_fact_missing_from_the_graph_moves_the_logits(named: tuple[str, str]) 
     assert moves(replace(subject, graph=GRAPH_FAULTS[named](subject.graph)), Plant()) >= MOVED
 
 
-@pytest.mark.parametrize("kind", ["cohere", "glm4"])
+@pytest.mark.parametrize("kind", ["cohere", "glm4", "ernie"])
 def test_neighbours_taken_for_halves_move_the_logits(kind: str) -> None:
     """The rows of q and k as the file has them: as if it turned the halves of a head."""
     subject = make_subject(kind)
@@ -276,6 +320,20 @@ def test_neighbours_taken_for_halves_move_the_logits(kind: str) -> None:
     stored = {
         name: weight.unflatten(0, (-1, size))[:, back].flatten(0, 1) if name.split(".")[-2] in ("q", "k") else weight
         for name, weight in subject.weights.items()
+    }
+    assert moves(replace(subject, weights=stored), Plant()) >= MOVED
+
+
+@pytest.mark.parametrize("part", ["q_b", "kv_a"])
+def test_neighbours_of_a_latent_taken_for_halves_move_the_logits(part: str) -> None:
+    subject = make_subject("deepseek3")
+    assert DEEPSEEK.orders is not None
+    order = DEEPSEEK.orders(part, subject.graph)
+    assert order is not None
+    back = torch.tensor(order.rows).argsort()
+    stored = {
+        name: w.unflatten(0, (-1, order.block))[:, back].flatten(0, 1) if f".{part}." in name else w
+        for name, w in subject.weights.items()
     }
     assert moves(replace(subject, weights=stored), Plant()) >= MOVED
 
@@ -293,6 +351,13 @@ def test_a_norm_without_its_one_moves_the_logits(missing: str) -> None:
     weights = {
         name: w - 1 if name.endswith(f".{missing}") or name == missing else w for name, w in subject.weights.items()
     }
+    assert moves(replace(subject, weights=weights), Plant()) >= MOVED
+
+
+def test_norms_with_the_weights_of_the_neighbouring_head_move_the_logits() -> None:
+    subject = make_subject("cohere-norms")
+    size = subject.config.head_size
+    weights = {name: w.roll(size) if "q_norm" in name else w for name, w in subject.weights.items()}
     assert moves(replace(subject, weights=weights), Plant()) >= MOVED
 
 

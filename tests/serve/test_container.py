@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.serve.guard import OPEN
 from tokenwright.serve.settings import Settings
 

@@ -106,7 +106,7 @@ def test_a_pause_holds_and_the_pace_is_kept_until_then(server):
     card = begin(client, max_tokens=500)
     with watching(client, card["run"]) as page:
         page.send(op="play", pace=200)
-        page.until(lambda p: len(p.frames) >= 5)
+        page.until(lambda p: len(p.frames) >= 25)
         page.send(op="pause")
         page.until(lambda p: p.states and p.state == "paused")
         steps = client.get(f"/runs/{card['run']}").json()["steps"]
@@ -114,8 +114,8 @@ def test_a_pause_holds_and_the_pace_is_kept_until_then(server):
         assert client.get(f"/runs/{card['run']}").json()["steps"] == steps
         page.until(lambda p: len(p.frames) == steps)
         begins = [frame.began_us for frame in page.frames]
-        gaps = [after - before for before, after in pairwise(begins)]
-        assert min(gaps[1:]) > 4_000, "not faster than 200 a second"
+        # A step that begins late shortens the gap to the next one, so the pace is that of all steps together.
+        assert begins[-1] - begins[0] > 0.8 * 5_000 * (steps - 1), "not faster than 200 a second"
 
 
 def test_the_cache_is_switched_at_any_time(server):
@@ -615,7 +615,6 @@ def test_every_route_is_in_the_list(server):
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 
 
-@pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -628,17 +627,18 @@ def test_every_route_is_in_the_list(server):
         {"origin": f"http://{HOST}.evil.example"},
     ],
 )
-def test_other_hosts_and_origins_are_turned_away(server, method, path, headers):
+def test_other_hosts_and_origins_are_turned_away(server, headers):
     client, _ = server
-    answer = client.request(method, path, headers=headers)
-    assert answer.status_code == 403
-    error = answer.json()["error"]
-    if path.startswith("/api/"):  # the Ollama API tells an error in words alone
-        assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
-    elif path.startswith("/v1/"):
-        assert error["type"] == "permission_error"
-    else:
-        assert error["kind"] == "forbidden"
+    for method, path in ROUTES:
+        answer = client.request(method, path, headers=headers)
+        assert answer.status_code == 403, (method, path)
+        error = answer.json()["error"]
+        if path.startswith("/api/"):  # the Ollama API tells an error in words alone
+            assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
+        elif path.startswith("/v1/"):
+            assert error["type"] == "permission_error", path
+        else:
+            assert error["kind"] == "forbidden", path
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])

@@ -32,7 +32,7 @@ def lesson(tmp_path_factory):
 def test_the_lesson_is_described_for_the_loaded_model(lesson):
     client, explorer = lesson
     found = client.get("/learn").json()
-    assert [one["number"] for one in found["challenges"]] == list(range(1, 15))
+    assert [one["number"] for one in found["challenges"]] == list(range(1, 16))
     assert {one["id"] for one in found["challenges"]} == CHALLENGES.keys()
     target = next(one["target"] for one in found["challenges"] if one["id"] == "balance")
     assert f"{explorer.llm.weight_bytes:,}" in target

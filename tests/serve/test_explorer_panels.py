@@ -77,7 +77,7 @@ def tree_of(client, card):
     [
         ({"step": 99}, "there is no step 99"),
         ({"step": 1, "token": 10**6}, "token ids must be from 0"),
-        ({"step": 1, "token": True}, "Input should be a valid integer"),
+        ({"step": 1, "token": True}, "token must be a whole number, not true"),
         ({"step": 1, "top_p": 2.0}, "top_p"),
         ({"step": 1, "tokens": 3}, "tokens"),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.bench.fixtures import read_little
 from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
@@ -304,7 +305,8 @@ def test_the_calculator_has_the_published_figures(server, model, weights, base, 
     assert card["kv_planned"] == card["kv_allocated"] == pages * 16 * per_token, card["refused"]
 
 
-def test_the_calculator_knows_the_loaded_model(server):
+def test_the_calculator_knows_the_loaded_model(server, monkeypatch):
+    read_little(monkeypatch)
     client, explorer = server
     llm = explorer.llm
     card = calculate(client)

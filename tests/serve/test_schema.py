@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schemathesis import checks
 
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tokenwright.sampling_params import MOST_CHOICES
 
 CHECKS = [
     checks.status_code_conformance,
@@ -28,7 +29,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield running
 
 
-LENGTHS = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
+LENGTHS = {
+    "/v1/completions": "max_tokens",
+    "/v1/chat/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
+}
+MOST_TEXTS = 16  # of a prompt
 
 
 def shortened(path: str, body: Any) -> Any:
@@ -43,6 +50,9 @@ def shortened(path: str, body: Any) -> Any:
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if isinstance(found.get(name), int) and found[name] > SHORT:
             found[name] = SHORT
+    for name in ("n", "best_of"):
+        if isinstance(found.get(name), int) and MOST_TEXTS < found[name] <= MOST_CHOICES:
+            found[name] = MOST_TEXTS
     if isinstance(found.get("model"), str) and len(found["model"]) % 3:
         found["model"] = "tiny"
     return found

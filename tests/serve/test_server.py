@@ -18,14 +18,18 @@ import pytest
 
 from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
-from tokenwright import RequestError
+from tokenwright import LLM, RequestError
+from tokenwright.errors import CheckpointError
 from tokenwright.serve import connection, generation, guard
 from tokenwright.serve.admission import Admission
-from tokenwright.serve.app import Served
+from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.contract import Busy, Late
+from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Keys, Policy, read_keys
 from tokenwright.serve.host import uncollected
+from tokenwright.serve.run import Server
 from tokenwright.serve.service import AHEAD, Limits
+from tokenwright.serve.sockets import listen
 
 KEY, OTHER = "sk-first-key-of-tests", "sk-other-key-of-tests"
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -248,12 +252,40 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(model: Path) -> None:
             thread.join(HANGS)
         assert answers[0].status_code == 200
         assert answers[0].json()["usage"]["completion_tokens"] == 300
-        assert server.said == ["1 requests may finish; a second Ctrl-C ends them"]
+        assert server.said == ["1 request may finish; a second Ctrl-C ends what is left"]
+
+
+def test_what_is_not_done_in_time_is_ended(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With an error in the stream, and without a traceback in the log."""
+    streamed: list[str] = []
+    with live(model, pages=256) as server:
+        server.server._drain_s = 0.01
+        ask = lambda: streamed.append(post(server, LONG | {"stream": True}).text)  # noqa: E731
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until = time.monotonic() + HANGS
+        while server.service.running < 1 and time.monotonic() < until:
+            time.sleep(0.002)
+        server.server.handle_exit(signal.SIGTERM, None)
+        server.thread.join(HANGS)
+        thread.join(HANGS)
+    last = json.loads(streamed[0].strip().rsplit("data: ", 1)[1])
+    assert "the server is shutting down" in last["error"]["message"]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def ask_in_vain(server: Live) -> None:
     with suppress(httpx2.HTTPError):  # the connection may be closed
         assert post(server, LONG).status_code >= 500
+
+
+def test_a_server_whose_model_cannot_be_read_ends_with_the_reason() -> None:
+    def load(report: object) -> LLM:
+        raise CheckpointError("the folder is empty; give another")
+
+    app = make_app(Explorer("none", load), ["127.0.0.1"], None)
+    with pytest.raises(CheckpointError, match="the folder is empty; give another"):
+        Server(app, 5.0, print).keep(listen("127.0.0.1", (0,)))
 
 
 def test_the_second_signal_ends_at_once(model: Path) -> None:

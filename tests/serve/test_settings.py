@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tokenwright import RequestError
 from tokenwright.cli import app
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -47,18 +47,20 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
     user = {"max-queue": 7, "max-body": 5000, "drain-timeout": 3}
     found = read_settings(file, variables, {}, user)
     assert (found.max_queue, found.max_body, found.drain_timeout) == (4, 4096, 3.0)
-    with pytest.raises(RequestError, match=r"\[serve\] of the settings file has prot, which"):
+    with pytest.raises(
+        RequestError, match=r"\[serve\] of the settings file has prot, which is no setting of serve; did you mean port"
+    ):
         read_settings(None, {}, {}, {"prot": 1})
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("prot = 1", "has prot, which"),
-        ('model = "x"', "has model, which are no settings of serve"),
-        ('port = "1"', "port must be a int, not '1'"),
+        ("prot = 1", "has prot, which is no setting of serve; did you mean port"),
+        ('model = "x"', "has model, which is no setting of serve"),
+        ('port = "1"', "port must be a whole number, not '1'"),
         ("port = 70000", "port must be a whole number from 0 to 65,535"),
-        ("timings = 1", "timings must be a bool"),
+        ("timings = 1", "timings must be true or false"),
         ("api_key = [1]", "api_key must be a list of strings"),
         ("port", "cannot be read"),
         ('host = "0.0.0.0"', "others can reach this server: give --api-key-file"),

@@ -19,8 +19,9 @@ from tests.text import kinds
 from tests.text.templates import KINDS, PLAIN, SPACES, SPECIAL, SYSTEMLESS, TAGS, TEMPLATES
 from tokenwright.errors import RequestError
 from tokenwright.text import ChatTemplate, Tokenizer
-from tokenwright.text.chat import MOST_MESSAGES, Message, Renderer
 from tokenwright.text.control import ControlTokens, unused_characters
+from tokenwright.text.messages import MOST_MESSAGES, Message
+from tokenwright.text.renderer import Renderer
 
 INSIDE = Path(__file__).parents[2] / "src" / "tokenwright" / "stories"
 FRAGMENTS = (
@@ -150,6 +151,18 @@ def test_a_template_that_refuses_the_probe_has_no_end_token() -> None:
         assert chat.end_ids == ()
 
 
+def test_the_end_token_of_a_template_is_rendered_once() -> None:
+    """A model that is opened again starts the process for a conversation alone; another template is another one."""
+    source = "{# of this test #}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    for text, starts in ((source, True), (source, False), (source.replace("eos_token", "bos_token"), True)):
+        with open_template(text, "byte_level") as chat:
+            chat.start()
+            assert (chat._process._running is not None) is starts
+            assert [chat._tokenizer.token_text(token) for token in chat.end_ids] == ["<s>" if "bos" in text else "</s>"]
+            assert (chat._process._running is not None) is starts
+            assert chat.render([user("a")]).text
+
+
 def test_control_tokens_that_the_vocabulary_lacks_are_told() -> None:
     with open_template("<|new|>{{ messages[0].content }}<|im_end|><|new|><|o ther|><|x|>", "byte_level") as chat:
         assert chat.render(talk("<|mine|>")).unknown == ("<|new|>", "<|x|>")
@@ -169,7 +182,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ({"role": "user", "content": "a"}, "not dict"),
         ([user("a")] * (MOST_MESSAGES + 1), "there are 100,001 messages"),
         ([user("a"), "b"], "message 1 must have .* it is str"),
-        ([{"role": "user"}], r"nothing else; it is the keys \['role'\]"),
+        ([{"role": "user"}], r"nothing else; it has \['role'\]"),
         ([{"role": "user", "content": "a", "audio": "b"}], "'audio', 'content', 'role'"),
         ([{"role": "user", "content": None}], "the content of message 0 must be text, not NoneType"),
         ([{"role": "user", "content": ["a"]}], r"a part that is no text \('str'\); give text, or parts"),
@@ -550,7 +563,7 @@ def test_the_process_ends_with_its_owner(end: str) -> None:
 
 def test_the_process_ends_when_its_owner_is_killed() -> None:
     code = (
-        "from tokenwright.text.chat import Renderer\n"
+        "from tokenwright.text.renderer import Renderer\n"
         f"r = Renderer({SLOW!r}, {{}}, 60.0); r.render([{{'role': 'user', 'content': 'a'}}], True)\n"
         "print(r._running.pid, flush=True); import time; time.sleep(600)"
     )

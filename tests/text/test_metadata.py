@@ -94,6 +94,10 @@ def test_wrong_values_are_refused_by_name(changes: dict[str, Any], words: str) -
         ("smollm", "a 12", ["a", "Ġ", "1", "2"]),
         ("llama-bpe", "IT'S 12345\n\nx", ["IT", "'S", "Ġ", "123", "45", "ĊĊ", "x"]),
         ("qwen2", "IT'S 123", ["IT", "'S", "Ġ", "1", "2", "3"]),
+        ("starcoder", "a 12", ["a", "Ġ", "1", "2"]),
+        ("dbrx", "IT'S 12345", ["IT", "'S", "Ġ", "123", "45"]),
+        ("tekken", "HTTPServer's 12/\n", ["HTTPServer", "'s", "Ġ", "1", "2", "/Ċ"]),
+        ("gpt-4o", "HelloWorld'LL 1234", ["Hello", "World'LL", "Ġ", "123", "4"]),
     ],
 )
 def test_pre_tokenizers_cut_as_their_patterns_say(name: str, text: str, parts: list[str]) -> None:

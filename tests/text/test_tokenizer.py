@@ -327,6 +327,21 @@ def test_ids_beyond_the_tokenizer_but_not_the_model_have_no_text(tmp_path: Path)
     assert tokenizer.token_text(299) == "<unused 299>"
 
 
+def test_tokens_that_the_model_has_no_rows_for_are_refused_when_used(tmp_path: Path) -> None:
+    """A tokenizer that grew beyond the embedding opens; BOS and EOS count only where they have rows."""
+    library = kinds.letters()
+    library.add_special_tokens([f"<{i}>" for i in range(100)])
+    tokenizer = Tokenizer.load(save(tmp_path, library, bos_token="<90>", eos_token="<1>"), vocab_size=300)
+    assert (tokenizer.vocab_size, tokenizer.bos_id) == (300, None)
+    assert tokenizer.eos_ids == (library.token_to_id("<1>"),)
+    assert max(tokenizer.special_ids) == 299
+    assert tokenizer.encode("ab<2>") == [97, 98, library.token_to_id("<2>")]
+    for call in (lambda: tokenizer.encode("ab<77>"), lambda: tokenizer.encode_parts(["ab", 334])):
+        with pytest.raises(RequestError, match="'<77>' has the id 334, and the model has rows for 300"):
+            call()
+    assert tokenizer.encode("<77>", parse_special=False) == [*b"<77>"]
+
+
 @pytest.mark.parametrize("token", [-1, 257, 1 << 70])
 def test_ids_out_of_range_are_refused(token: int) -> None:
     tokenizer = kinds.wrap(kinds.letters())
@@ -472,13 +487,6 @@ def damage_class(folder: Path) -> str:
     gpt2_files(folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
     return "add its tokenizer.json"
-
-
-def damage_vocab_size(folder: Path) -> str:
-    library = kinds.letters()
-    library.add_special_tokens([f"<{i}>" for i in range(100)])
-    library.save(str(folder / "tokenizer.json"))
-    return "only 300 rows"
 
 
 DAMAGES = [value for name, value in sorted(globals().items()) if name.startswith("damage_")]

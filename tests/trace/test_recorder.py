@@ -36,7 +36,8 @@ def shapes(llm):
     if config.mixture:
         block -= every // config.mixture.experts * (config.mixture.experts - config.mixture.chosen)
     head = config.width * config.vocab_size
-    return block, head, 4 * config.heads * config.head_size * config.layers
+    each = 2 * config.head_size if config.latent is None else 2 * config.latent.rank + config.latent.rope
+    return block, head, 2 * config.heads * each * config.layers
 
 
 def assert_read(graph, mixture, frame):
@@ -130,8 +131,9 @@ def test_looking_changes_nothing(traced):
 def test_every_site_is_seen_with_its_dims(traced):
     llm, _ = traced
     config = llm.config
-    sizes = {"T": 3, "d": config.width, "H": config.heads, "G": config.kv_heads, "D": config.head_size}
-    sizes["m"] = config.mlp_width
+    layout = llm.graph.kv[0].layout
+    sizes = {"T": 3, "d": config.width, "H": config.heads, "G": config.kv_heads, "m": config.mlp_width}
+    sizes |= {"D": layout.key_size, "v": layout.value_size}
     seen = []
 
     def tap(site, layer, value):

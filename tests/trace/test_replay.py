@@ -127,7 +127,7 @@ def test_the_definition_tells_faults_apart(wrong: str) -> None:
         replay = right
         attention = replay.decoder.blocks[2]
         assert isinstance(attention, TorchAttention)
-        attention._sink_query = lambda *_: None  # type: ignore[method-assign]
+        attention._rotated_for_sinks = lambda *_: None  # type: ignore[method-assign]
     else:
         replay = looker_of(subject, subject.specs(*other[wrong]))
     row = replay.row(text_of(replay, tokens, []), 59, 1, 1)

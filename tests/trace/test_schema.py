@@ -91,6 +91,20 @@ def test_the_layout_is_what_the_page_reads():
     assert sections == layers + candidates + attention + text
 
 
+def test_the_bytes_of_a_long_texts_step_are_those_of_the_docs():
+    """24 layers and 2,048 tokens, as the table in docs/explorer.md counts them: a number of heads adds nothing."""
+    layers, tokens, text = 24, 2048, " wonderfully"
+    frame = replace(
+        example(),
+        layers=(LayerTime(1, 1),) * layers,
+        candidates=(Candidate(9, -0.5, 0.75),) * 20,
+        attention=AttentionRow(1, 2, 0, bytes(tokens)),
+        text=text,
+    )
+    sections = 4 * 5  # the kind and the length of each
+    assert len(pack(frame)) == 146 + 8 * layers + 12 * 20 + tokens + 8 + len(text) + sections < 4100
+
+
 def test_codes_lose_little_of_any_weight():
     for weight in [0.0, 1e-6, 1 / 2048, 0.01, 0.3, 0.999, 1.0]:
         code = round(255 * math.sqrt(weight))

@@ -11,6 +11,7 @@ import {
   head,
   last,
   layer,
+  panel,
   playing,
   problem,
   renderer,
@@ -19,6 +20,7 @@ import {
   run,
   shown,
   switched,
+  tab,
 } from "./store";
 import { type Camera, camerasOf } from "./renderers/renderer";
 
@@ -79,6 +81,12 @@ export function setRenderer(kind: "2d" | "3d"): void {
 
 export function toggleRenderer(): void {
   setRenderer(renderer.value === "3d" ? "2d" : "3d");
+}
+
+/** Opens a panel, or closes it where it is open. On a narrow screen the panels are on a tab of their own. */
+export function openPanel(id: string): void {
+  panel.value = panel.value === id ? null : id;
+  tab.value = panel.value === null ? "stage" : "numbers";
 }
 
 export function chooseTrace(): void {

@@ -33,6 +33,7 @@ export function read(): Link {
   form.prompt.value = link.prompt ?? form.PROMPTS[0].text;
   form.seed.value = link.seed ?? null;
   form.temperature.value = link.temperature ?? null;
+  form.stop.value = link.stop ?? "";
   form.maxTokens.value = link.tokens ?? form.MAX_TOKENS;
   pace.value = link.pace === undefined ? PACE : link.pace;
   cache.value = link.cache ?? true;
@@ -58,6 +59,7 @@ function now(): Link {
   if (form.seed.value !== null) link.seed = form.seed.value;
   if (form.temperature.value !== null) link.temperature = form.temperature.value;
   if (form.maxTokens.value !== form.MAX_TOKENS) link.tokens = form.maxTokens.value;
+  if (form.stop.value !== "") link.stop = form.stop.value;
   if (pace.value !== PACE) link.pace = pace.value;
   if (!cache.value) link.cache = false;
   if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
@@ -80,6 +82,8 @@ export function share(): string {
     link.prompt = card.prompt;
     link.temperature = card.temperature;
     link.tokens = card.max_tokens;
+    delete link.stop;
+    if (card.stop[0] !== undefined) link.stop = card.stop[0];
     if (card.seed !== null) link.seed = card.seed;
   }
   return location.href.replace(/#.*/, "") + format(link);

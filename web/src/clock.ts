@@ -42,6 +42,12 @@ export function animate(interval: number, longest = LONGEST): void {
   invalidate();
 }
 
+/** As `animate`, for what may come faster than it can be shown: an animation that is under way goes on. */
+export function pulse(length: number): void {
+  if (duration === 0) animate(length / SHARE, length);
+  else invalidate();
+}
+
 /** The step that is shown is at rest. */
 export function settle(): void {
   duration = 0;

@@ -11,7 +11,10 @@ export const PROMPTS = [
   { name: "Story", text: "Once upon a time, there was a little fox who" },
   { name: "Fact", text: "The capital of France is" },
   { name: "Code", text: "def fibonacci(n):\n    if n < 2:\n        return n\n    return" },
+  { name: "Repeat", text: " moon river stone apple cloud seven garden horse winter music paper bridge".repeat(3).trim() },
 ] as const;
+/** Twelve words, three times over: what an induction head is found by. */
+export const REPEATED: string = PROMPTS[3].text;
 
 const PAUSE = 200; // ms without a key before the tokens are asked for
 
@@ -19,6 +22,7 @@ export const prompt = signal<string>(PROMPTS[0].text);
 export const MAX_TOKENS = 120;
 export const maxTokens = signal(MAX_TOKENS);
 export const temperature = signal<number | null>(null); // null: what the checkpoint suggests
+export const stop = signal(""); // a text at which the run ends; empty: none
 export const seed = signal<number | null>(null); // null: a fresh one for each run
 
 /** A prompt that came with its ids and its sampling: an answer of the chat page. It holds while the text is as it came. */
@@ -50,7 +54,7 @@ export function request(cache: boolean, layer: number, head: number): RunRequest
     top_k: came?.top_k ?? model.value?.top_k ?? 0,
     top_p: came?.top_p ?? model.value?.top_p ?? 1,
     seed: seed.value,
-    stop: came?.stop ?? [],
+    stop: came?.stop ?? (stop.value === "" ? [] : [stop.value]),
     ignore_eos: false,
     cache,
     layer,

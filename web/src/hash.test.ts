@@ -10,6 +10,7 @@ it("brings back what it wrote", () => {
     head: 2,
     step: 12,
     tokens: 40,
+    stop: "the end.\n",
     pace: null,
     cache: false,
     camera: "top",

@@ -12,6 +12,7 @@ export interface Link {
   head?: number;
   step?: number;
   tokens?: number; // at most to be written
+  stop?: string; // a text at which the run ends
   pace?: number | null; // tokens per second; null: engine speed
   cache?: boolean;
   camera?: Camera;
@@ -22,7 +23,7 @@ export interface Link {
 
 const LONGEST = 1500; // bytes of a prompt in a link
 
-/** Whether a prompt is short enough for a link. */
+/** Whether a prompt, or a stop text, is short enough for a link. */
 export const fits = (prompt: string): boolean => new TextEncoder().encode(prompt).length <= LONGEST;
 
 export function parse(hash: string): Link {
@@ -42,6 +43,8 @@ export function parse(hash: string): Link {
   }
   const temperature = Number(values.get("T") ?? NaN);
   if (temperature >= 0 && temperature <= 10) link.temperature = temperature;
+  const stop = values.get("stop");
+  if (stop) link.stop = stop;
   const pace = values.get("pace");
   if (pace === "engine") link.pace = null;
   else if (Number(pace) >= 0.25 && Number(pace) <= 60) link.pace = Number(pace);
@@ -64,6 +67,7 @@ export function format(link: Link): string {
   if (link.seed !== undefined) values.set("seed", String(link.seed));
   if (link.temperature !== undefined) values.set("T", String(link.temperature));
   if (link.tokens !== undefined) values.set("n", String(link.tokens));
+  if (link.stop !== undefined && fits(link.stop)) values.set("stop", link.stop);
   if (link.pace !== undefined) values.set("pace", link.pace === null ? "engine" : String(link.pace));
   if (link.cache !== undefined) values.set("cache", link.cache ? "on" : "off");
   if (link.layer !== undefined) values.set("layer", String(link.layer));

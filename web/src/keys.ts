@@ -3,6 +3,7 @@
 
 import * as actions from "./actions";
 import { CAMERAS } from "./renderers/renderer";
+import { hideFirst } from "./rows";
 import * as stage from "./stage";
 import { cache, helpOpen } from "./store";
 
@@ -54,6 +55,19 @@ export const KEYS: readonly Key[] = [
     match: is("{", "}"),
     run: (event) => actions.changeHead(event.key === "{" ? -1 : 1),
   },
+  {
+    keys: "S",
+    does: "the first token’s attention: hide it, show it",
+    match: is("s", "S"),
+    run: () => (hideFirst.value = !hideFirst.value),
+  },
+  {
+    keys: "B",
+    does: "branches: continue from this step with another token",
+    match: is("b", "B"),
+    run: () => actions.openPanel("branches"),
+  },
+  { keys: "L", does: "the lesson", match: is("l", "L"), run: () => actions.openPanel("learn") },
   { keys: "V", does: "3-D or 2-D", match: is("v", "V"), run: () => actions.toggleRenderer() },
   { keys: "+ −", does: "zoom", match: is("+", "=", "-"), run: (event) => stage.zoom(event.key === "-" ? 0.8 : 1.25) },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },

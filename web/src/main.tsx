@@ -14,7 +14,13 @@ import "./style/base.css";
 import "./style/top.css";
 import "./style/numbers.css";
 import "./style/layout.css";
-import "./style/panels.css";
+import "./style/prompt.css";
+import "./style/stage.css";
+import "./style/overlay.css";
+import "./style/text.css";
+import "./style/transport.css";
+import "./style/help.css";
+import "./style/screens.css";
 import "./style/rail.css";
 
 clock.parts.take = take;

@@ -4,6 +4,7 @@
 
 import { batch } from "@preact/signals";
 import * as clock from "./clock";
+import * as lanes from "./lanes";
 import * as live from "./live";
 import type { Run } from "./run";
 import { last, link, pace, playing, run, shown } from "./store";
@@ -45,6 +46,7 @@ export function reset(index: number): void {
 }
 
 export function play(): void {
+  lanes.hide();
   playing.value = true;
   advance();
 }
@@ -82,8 +84,9 @@ function ask(steps: number): void {
     else if (link.value === "opening") owed++;
 }
 
-/** Shows another frame of the history. */
+/** Shows another frame of the history; or the one that is shown, where a race was in its place. */
 export function seek(index: number): void {
+  lanes.hide();
   pause();
   const first = Math.min(0, last.value);
   shown.value = Math.max(first, Math.min(last.value, index));

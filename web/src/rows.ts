@@ -11,6 +11,9 @@ import type { Run } from "./run";
 
 const PATIENCE = 120; // ms that a step must stay shown before its row is asked for
 
+/** Whether the first token's weight is left out of what is drawn: of many heads it is the largest, and says least. */
+export const hideFirst = signal(false);
+
 const fetched = new WeakMap<Run, Map<string, AttentionRow | "failed">>();
 const arrivals = signal(0);
 

@@ -42,7 +42,7 @@ describe("SceneBuilder", () => {
     text.push(frame({ step: 2, start: 0, length: 4, recomputed: 3, seq_len: 5, token: 0, cache: false }));
     const builder = new SceneBuilder();
     const column = (index: number) => {
-      const { cells, layers } = builder.build(text, index, null, 0);
+      const { cells, layers } = builder.build(text, index, null, 0, false);
       return Array.from({ length: cells.length / layers }, (_, i) => cells[i * layers]);
     };
     const { empty, kept, fresh, recomputed, shared } = Cell;
@@ -67,14 +67,14 @@ describe("SceneBuilder", () => {
         ],
       }),
     );
-    expect([...new SceneBuilder().build(text, 0, null, 0).layerShare]).toEqual([Math.fround(0.3), 1]);
+    expect([...new SceneBuilder().build(text, 0, null, 0, false).layerShare]).toEqual([Math.fround(0.3), 1]);
   });
 
   it("decodes a row", () => {
     const text = run();
     text.push(frame({ step: 0 }));
     const row = { layer: 1, head: 0, argmax: 0, codes: Uint8Array.of(255, 0, 128) };
-    const weights = new SceneBuilder().build(text, 0, row, 1).row?.weights;
+    const weights = new SceneBuilder().build(text, 0, row, 1, false).row?.weights;
     expect([...(weights ?? [])]).toEqual([1, 0, Math.fround((128 / 255) ** 2)]);
   });
 });

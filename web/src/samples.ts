@@ -12,6 +12,7 @@ export const model: ModelCard = {
   heads: 2,
   kv_heads: 1,
   head_size: 4,
+  latent: 0,
   vocab_size: 10,
   context: 32,
   windows: [null, null],

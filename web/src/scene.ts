@@ -9,6 +9,15 @@ import type { Run } from "./run";
 /** The weight that a code stands for: codes are round(255 sqrt(weight)). */
 export const WEIGHTS: Float32Array = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2);
 
+/** The position with the largest weight, as the engine says; without the first token the one that its codes say. */
+export function strongest({ argmax, codes }: AttentionRow, hideFirst: boolean): number {
+  if (!hideFirst || argmax > 0) return argmax;
+  let found = Math.min(1, codes.length - 1);
+  for (let position = 2; position < codes.length; position++)
+    if ((codes[position] ?? 0) > (codes[found] ?? 0)) found = position;
+  return found;
+}
+
 export class SceneBuilder {
   private cells = new Uint8Array(0);
   private weights = new Float32Array(0);
@@ -16,7 +25,7 @@ export class SceneBuilder {
   private readonly tokens: SceneToken[] = [];
 
   /** The scene after the frame at `index`; -1 is before the first. `progress` and `hovered` are the caller's to set. */
-  build(run: Run, index: number, row: AttentionRow | null, layer: number): Scene {
+  build(run: Run, index: number, row: AttentionRow | null, layer: number, hideFirst: boolean): Scene {
     const frame = run.frames[index];
     const layers = run.model.layers;
     const count = Math.min(run.length(index), run.tokens.length);
@@ -26,9 +35,10 @@ export class SceneBuilder {
       tokens: this.tokens,
       head: Math.max(0, count - 1),
       layers,
+      lanes: 1,
       cells: this.cellsOf(frame, count, layers, run.shared.peek()),
       layerShare: this.shareOf(frame, layers),
-      row: row && this.rowOf(row),
+      row: row && this.rowOf(row, hideFirst),
       layer,
       cache: frame?.cache ?? true,
       progress: 1,
@@ -64,11 +74,12 @@ export class SceneBuilder {
     return this.share;
   }
 
-  private rowOf(row: AttentionRow): SceneRow {
+  private rowOf(row: AttentionRow, hideFirst: boolean): SceneRow {
     const size = row.codes.length;
     if (this.weights.length < size) this.weights = new Float32Array(Math.ceil(size * 1.5));
     const weights = this.weights.subarray(0, size);
     for (let i = 0; i < size; i++) weights[i] = WEIGHTS[row.codes[i] ?? 0] ?? 0;
-    return { layer: row.layer, head: row.head, weights, argmax: row.argmax };
+    if (hideFirst) weights[0] = 0;
+    return { layer: row.layer, head: row.head, weights, argmax: strongest(row, hideFirst) };
   }
 }

@@ -32,6 +32,7 @@ export interface ModelCard {
   heads: number;
   kv_heads: number;
   head_size: number;
+  latent: number;
   vocab_size: number;
   context: number;
   windows: (number | null)[];

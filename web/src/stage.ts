@@ -5,9 +5,10 @@
 import { effect, signal, untracked } from "@preact/signals";
 import { chosenCell } from "./cell";
 import * as clock from "./clock";
+import { lanes } from "./lanes";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
-import { row, selected } from "./rows";
+import { hideFirst, row, selected } from "./rows";
 import { SceneBuilder } from "./scene";
 import { camera, card, hovered, pictureTime, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
 import { theme } from "./theme";
@@ -54,7 +55,7 @@ export function mount(element: HTMLElement): () => void {
   const stops = [
     effect(() => void make(preferred())),
     effect(() => {
-      void [run.value, run.value?.shared.value, shown.value, row.value, selected.value];
+      void [run.value, run.value?.shared.value, shown.value, row.value, selected.value, hideFirst.value, lanes.value];
       stale = true;
       clock.invalidate();
     }),
@@ -88,6 +89,7 @@ export function renderOnce(): void {
 
 /** The canvas with the shown step at rest on it, drawn in this turn; null where there is none. */
 export function drawn(): HTMLCanvasElement | null {
+  lanes.value = null; // the picture and its figures are of the run
   renderOnce();
   return canvas;
 }
@@ -183,7 +185,7 @@ function current(): Scene {
   if (stale || scene === null) {
     stale = false;
     const shownRun = run.peek();
-    scene = shownRun ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer) : EMPTY;
+    scene = lanes.peek()?.scene ?? (shownRun ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer, hideFirst.peek()) : EMPTY);
   }
   return scene;
 }
@@ -192,7 +194,7 @@ function draw(now: number, progress: number): boolean {
   if (renderer === null || host === null || host.clientWidth === 0) return false;
   const picture = current();
   picture.progress = progress;
-  picture.hovered = hovered.peek();
+  picture.hovered = lanes.peek() === null ? hovered.peek() : null; // a place in the text of the run
   const began = performance.now();
   const more = renderer.draw(picture, now);
   spent = performance.now() - began;
@@ -266,6 +268,7 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
   const release = (event: PointerEvent): void => void pointers.delete(event.pointerId);
   element.addEventListener("click", (event) => {
     const now = at(event);
+    if (lanes.peek() !== null) return; // no cell of the run
     if (Math.hypot(now.x - pressed.x, now.y - pressed.y) > CLICK) return; // the end of a drag
     const position = own.pick(now.x, now.y);
     if (position !== null) chosenCell.value = { position, layer: own.layerAt(now.x, now.y) };
@@ -295,6 +298,7 @@ const EMPTY: Scene = {
   tokens: [],
   head: 0,
   layers: 1,
+  lanes: 1,
   cells: new Uint8Array(0),
   layerShare: new Float32Array(1),
   row: null,

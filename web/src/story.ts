@@ -47,8 +47,8 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
-    look: `In each layer, ${input} looks back at the cache: the saved keys and values of all earlier tokens. The beams show how much head ${watched.head} of layer ${watched.layer} takes from each.`,
-    write: `The result is a chance for every possible token. One is drawn: ${written}.`,
+    look: `In each layer, ${input} reads the cache: the saved keys and values of all earlier tokens. The beams show the weight that head ${watched.head} of layer ${watched.layer} gives to each.`,
+    write: `The result is a probability for every possible token. One is drawn: ${written}.`,
     rest: `${input} went through the ${layers}, read the cache of ${plural(step.start, "earlier token")}, and ${written} was written.`,
   };
   return { chapter: "stroke", text: texts[at] };
@@ -94,7 +94,7 @@ export const sentence = computed<Sentence | null>(() => {
   if (step === null) {
     const tokens = plural(length.value, "token");
     if (current.card.parent !== null)
-      return { chapter: "stroke", text: `A branch: ${tokens} are there already, and it goes on from the last of them.` };
+      return { chapter: "stroke", text: `A branch: its first ${tokens} are those of the run that it forked from. It continues after them.` };
     const waits = live.value && pageState.value === "paused";
     return {
       chapter: "reading",

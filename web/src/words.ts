@@ -75,7 +75,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "disconnected":
       return plain("not connected");
     case "expired":
-      return plain("the engine has let go of this run");
+      return plain("the engine freed the cache of this run");
     default:
       return ending(current.state.value) ?? plain("");
   }
@@ -120,7 +120,7 @@ export const announcement = computed(() => {
     case "disconnected":
       return link.value === "broken" ? "Connection lost. Trying again." : "The engine does not answer. Trying again.";
     case "expired":
-      return "The engine has let go of this run. Play builds it again.";
+      return "The engine freed the cache of this run. Play rebuilds it.";
     case "replay":
       return "Replay of a file.";
   }

@@ -6,14 +6,16 @@ one more pair of products: y += (x A^T) (scale B)^T, for the rows of the request
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
-from tokenwright.backends.packed import Packed
+from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.backends.protocol import Dense, Linear
 from tokenwright.config import WeightFormat
 from tokenwright.models.graph import MLP, Attention, Graph, Matrix, Parallel
+from tokenwright.models.latent import LatentAttention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +40,7 @@ class LowRank(NamedTuple):
 
 Updates = Mapping[str, Update]  # of one adapter, by the name of the linear layer
 Beside = Mapping[str, Mapping[int, LowRank]]  # name of a matrix -> number of an adapter -> its update
+NO_ADAPTERS: Beside = MappingProxyType({})
 Make = Callable[[torch.Tensor], Linear]  # of a weight [out, in] in fp32
 
 
@@ -51,9 +54,19 @@ def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:
     return found
 
 
+def beside_bytes(graph: Graph, updates: Updates) -> int:
+    """Bytes that an adapter takes beside the weights, with native kernels."""
+    total, form = 0, WeightFormat("float32")
+    for matrix in graph.matrices.values():
+        if ranks := sum(len(updates[part].down) for part, _ in matrix.parts if part in updates):
+            total += packed_sizes(ranks, matrix.inner, form)[0] + packed_sizes(matrix.out, ranks, form)[0]
+    return total
+
+
 def not_beside(graph: Graph, updates: Updates) -> list[str]:
     """The linear layers of an adapter that only a merge can update: those of experts and the head, sorted."""
-    able = [matrix for op in graph.blocks if isinstance(op, Attention | MLP | Parallel) for matrix in op.matrices]
+    kinds = Attention | LatentAttention | MLP | Parallel
+    able = [matrix for op in graph.blocks if isinstance(op, kinds) for matrix in op.matrices]
     return sorted(updates.keys() - {part for matrix in able for part, _ in matrix.parts})
 
 

@@ -84,6 +84,8 @@ def tensor_bytes(name: str, shape: Shape, form: WeightFormat, kept: Formats = _N
 
 def stored_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes of all tensors of a graph, in a resolved format (not native)."""
+    if kept:
+        return weight_bytes(graph, form, kept)
     if form.quantised:
         dense = sum(tensor_bytes(name, graph.shapes[name], form, kept) for name in graph.dense)
         return dense + _matrix_bytes(graph, form, kept)

@@ -9,6 +9,7 @@ from tokenwright.cache import KVStore, LayerSpec, groups_for, pages_within
 from tokenwright.config import DTYPE_BYTES, EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
+from tokenwright.units import binary
 
 MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages
 
@@ -30,14 +31,14 @@ def make_store(
         if pages < 1:
             least = sum(2 * group.page_bytes for group in groups_for(specs, size, 1, chunk, sequences))
             raise CapacityError(
-                f"{memory} bytes hold no page of the KV cache; grant it more memory (kv_memory), at least {least}"
+                f"{binary(memory)} hold no page of the KV cache; grant it more memory (kv_memory), at least {least}B"
             )
     groups = groups_for(specs, size, pages, chunk, sequences)
     needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # each group has one extra page
     if free is not None and needed > free:  # the system would overcommit, and kill the process when it writes
         raise CapacityError(
-            f"the KV cache of {pages} pages needs {needed} bytes, which {device} does not have ({free} are free); "
-            "grant it less (pages or kv_memory)"
+            f"the KV cache of {pages:,} pages needs {binary(needed)}, and {device} has {binary(free)} free; grant it "
+            "less (pages or kv_memory)"
         )
     return KVStore(specs, [group.pages for group in groups], size, device), groups
 
@@ -46,9 +47,10 @@ def refuse_weights(needed: int, device: torch.device, form: str) -> None:
     """Raises CapacityError if weights of `needed` bytes do not fit the device's free memory. form: of the matrices."""
     free = free_memory(device)
     if free is not None and needed > free:
-        hint = "; dtype bfloat16 halves it" if form == "float32" else ""
+        hint = "; dtype bfloat16 halves that" if form == "float32" else ""
         if device.type == "cpu" and form in DTYPE_BYTES:
-            hint += f"; weights int8 need {'a quarter' if form == 'float32' else 'half'}"
+            hint += f"; weights int8 takes {'a quarter' if form == 'float32' else 'half'} of it"
         raise CapacityError(
-            f"the weights need {needed / 2**30:.1f} GiB in {form}, and {device} has {free / 2**30:.1f} GiB free{hint}"
+            f"the model needs {binary(needed)} in {form}, and {device} has {binary(free)} free{hint}",
+            *("dtype", "weights"),
         )

@@ -10,12 +10,18 @@ draws them). Zeros pad the outputs and inputs, so that every block and slab is w
 
 Each output has a float16 scale for every `group` inputs, 32 or 64; a shorter last group has its own. This torch code is
 the definition; `NativeKernels.pack` writes the same bytes.
+
+Blocks of files have more forms, to which nothing is quantised here (`put_codes` copies them):
+
+    int5, int6      as int4, stored with 16 or 32 added; the bits above the fourth lie apart
+    super-blocks    a group's scale is an integer times the float16 scale of its `super` inputs
+    minima          a weight is scale * code - minimum, with codes from 0 on; in super-blocks a minimum is a product too
 """
 
 import mmap
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,16 +53,25 @@ SLABS: Mapping[str, Slab] = {
     "float16": Slab(32, 16, 2, torch.float16),
     "int8": Slab(64, 16, 4, torch.uint8),
     "int4": Slab(64, 8, 4, torch.uint8),
+    "int5": Slab(64, 10, 4, torch.uint8),
+    "int6": Slab(64, 12, 4, torch.uint8),
 }
 _ZERO = {"int8": 128, "int4": 0x88}  # the byte that encodes zero weights
+_OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32}  # added to codes without minima
+_UPPER_BITS = {"int5": 1, "int6": 2}  # of a code, above its lower four
+
+
+def record_bytes(form: "WeightFormat | Packed") -> int:
+    """Bytes of the scales and minima of one output in a super-block, or in a group where there are none."""
+    return (1 + form.minima) * (2 + (form.super // form.group if form.super else 0))
 
 
 def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
-    """Bytes of codes and number of scales of a matrix [out, inner] in a resolved format (not native)."""
+    """Bytes of codes, and scales in units of two bytes, of a matrix [out, inner] in a resolved format (not native)."""
     slab = SLABS[form.name]
     blocks, slabs = -(-out // LANES), -(-inner // slab.inputs)
-    groups = slabs * slab.inputs // form.group if form.group else 0
-    return blocks * slabs * slab.nbytes, blocks * groups * LANES
+    records = slabs * slab.inputs // (form.super or form.group) if form.group else 0
+    return blocks * slabs * slab.nbytes, blocks * records * LANES * record_bytes(form) // 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,16 +79,18 @@ class Packed:
     """A packed weight [out, inner] with an optional bias.
 
     `codes`: uint8, flat, 64-byte aligned. `scales`: float16, flat, [block][depth / group][16]; empty if the format has
-    none. `bias`: fp32 [out], or None.
+    none; with minima or super-blocks as api.h draws them, integers included. `bias`: fp32 [out], or None.
     """
 
     out: int
     inner: int
     format: str  # of SLABS
-    group: int  # inputs that share a scale: 32 or 64, else 0
+    group: int  # inputs that share a scale: 16, 32 or 64, else 0
     codes: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None = None
+    super: int = 0  # inputs of a super-block: 64, 128 or 256, or 0
+    minima: bool = False
 
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: torch.Tensor | None = None) -> "Packed":
@@ -85,12 +102,16 @@ class Packed:
         if out % LANES:
             codes.view(blocks, -1)[-1] = _ZERO.get(form.name, 0)
             scales.view(blocks, -1)[-1] = 0
-        return cls(out, inner, form.name, form.group, codes, scales, bias)
+        return cls(out, inner, form.name, form.group, codes, scales, bias, form.super, form.minima)
 
     @property
     def depth(self) -> int:
         """The number of inputs, padded to whole slabs."""
         return -(-self.inner // self.slab.inputs) * self.slab.inputs
+
+    @property
+    def form(self) -> WeightFormat:
+        return WeightFormat(self.format, self.group, self.super, self.minima)
 
     @property
     def slab(self) -> Slab:
@@ -130,37 +151,45 @@ class Packed:
     def put_codes(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> int:
         """Write rows that are quantised already as the outputs from `first` on.
 
-        codes: uint8 [n, inner], as they are stored here (128 or 8 added). scales: float16 [n, inner / group], without a
-        rest. Returns the number of scales that are not finite, and one more if an int8 code is -128, which no kernel
-        expects.
+        codes: uint8 [n, inner], as they are stored here (an offset added, unless there are minima). scales: float16
+        [n, inner / group]; with minima or super-blocks their records, uint8 [n, records * record_bytes]: the float16
+        scale and minimum, then for each group of the super-block the integers that multiply them. Returns the number of
+        float16 numbers that are not finite, and one more if an int8 code is -128, which no kernel expects.
         """
-        assert codes.shape[1] == self.inner and self.inner % self.group == 0, "the groups are whole"
+        span = self.super or self.group
+        assert codes.shape[1] == self.inner and self.inner % span == 0, "the groups are whole"
         pad = self.depth - self.inner
-        zero = 128 if self.format == "int8" else 8
-        self._place(
-            first,
-            torch.nn.functional.pad(codes, (0, pad), value=zero),
-            torch.nn.functional.pad(scales, (0, pad // self.group)),
-        )
+        codes = torch.nn.functional.pad(codes, (0, pad), value=0 if self.minima else _OFFSETS[self.format])
         below = self.format == "int8" and int(codes.min()) == 0
-        return below + int((~scales.isfinite()).sum())
+        if not (self.super or self.minima):
+            self._place(first, codes, torch.nn.functional.pad(scales, (0, pad // span)))
+            return below + int((~scales.isfinite()).sum())
+        records = torch.nn.functional.pad(scales, (0, pad // span * record_bytes(self)))
+        records = records.view(len(codes), self.depth // span, record_bytes(self))
+        self._place(first, codes, records)
+        return below + int((~self._halves_of(records).isfinite()).sum())
 
     def stored_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `put_codes` takes for the whole matrix: codes [out, inner] and scales [out, inner / group]."""
-        assert self.inner % self.group == 0, "the groups are whole"
+        """What `put_codes` takes for the whole matrix, which has no minima and no super-blocks."""
+        assert self.inner % self.group == 0 and not (self.super or self.minima), "the groups are whole and plain"
         units = self._units().permute(0, 3, 1, 2, 4).flatten(0, 1)
         codes = self._numbers(units)[: self.out]
         scales = self._scales().transpose(1, 2).flatten(0, 1)[: self.out, : self.inner // self.group]
         return codes, scales
 
     def _place(self, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        """Write codes [n, depth] (uint8, one to a byte) and scales [n, groups]."""
+        """Write codes [n, depth] (uint8, one to a byte), and scales [n, groups] or records [n, records, bytes]."""
         ids = torch.arange(first, first + len(codes))
         blocks, lanes = ids // LANES, ids % LANES
-        self._scales()[blocks, :, lanes] = scales
+        if self.super or self.minima:
+            wide, narrow = self._records()
+            wide[blocks, :, :, lanes] = self._halves_of(scales)
+            narrow[blocks, :, :, lanes] = scales[..., 2 * (1 + self.minima) :].view(torch.int8)
+        else:
+            self._scales()[blocks, :, lanes] = scales
         units = codes.view(len(codes), -1, self.slab.inputs)  # [n, slabs, inputs]
-        if self.format == "int4":
-            units = units[..., :32] | units[..., 32:] << 4
+        if self.format != "int8":
+            units = self._joined(units)
         words = units.contiguous().view(torch.int32).view(len(codes), -1, self.slab.lines)  # four codes of an output
         target = self.codes.view(torch.int32).view(-1, words.shape[1], self.slab.lines, LANES)
         if first % LANES or len(codes) % LANES:
@@ -169,41 +198,78 @@ class Packed:
             at = first // LANES
             target[at : at + len(codes) // LANES] = words.view(-1, LANES, *words.shape[1:]).permute(0, 2, 3, 1)
 
+    def _joined(self, codes: torch.Tensor) -> torch.Tensor:
+        """The bytes [n, slabs, bytes] of codes [n, slabs, 64] of four bits or more."""
+        lower = codes & 15
+        both = lower[..., :32] | lower[..., 32:] << 4
+        if self.format == "int4":
+            return both
+        bits = _UPPER_BITS[self.format]
+        pieces = (codes >> 4).view(*codes.shape[:2], -1, 8 // bits, 4)  # [n, slabs, lines, pieces, 4]
+        places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+        upper = (pieces << places).sum(-2, dtype=torch.uint8)
+        return torch.cat((both, upper.flatten(-2)), -1)
+
+    def _halves_of(self, records: torch.Tensor) -> torch.Tensor:
+        """The float16 numbers [n, records, 1 or 2] of records [n, records, bytes]."""
+        return records[..., : 2 * (1 + self.minima)].contiguous().view(torch.float16)
+
     def split(self, count: int) -> "list[Packed]":
         """`count` matrices of equally many outputs, one after another, as views; each must be whole blocks."""
         out = self.out // count
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
         codes, scales = self.codes.view(count, -1), self.scales.view(count, -1)
         biases = [None] * count if self.bias is None else list(self.bias.view(count, -1))
-        return [Packed(out, self.inner, self.format, self.group, codes[i], scales[i], biases[i]) for i in range(count)]
+        return [
+            replace(self, out=out, codes=codes[i], scales=scales[i], bias=biases[i])  # as views
+            for i in range(count)
+        ]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
         blocks, lanes = ids // LANES, ids % LANES
-        return self._decoded(self._units()[blocks, :, :, lanes], self._scales()[blocks, :, lanes])
+        levels = self._levels(blocks)[torch.arange(len(ids)), ..., lanes]
+        return self._decoded(self._units()[blocks, :, :, lanes], levels)
 
     def blocks(self, first: int, last: int) -> torch.Tensor:
         """Blocks [first, last), decoded: [16 (last - first), inner] fp32, fewer rows at the matrix's end."""
         units = self._units()[first:last].permute(0, 3, 1, 2, 4).flatten(0, 1)
-        scales = self._scales()[first:last].transpose(1, 2).flatten(0, 1)
-        return self._decoded(units, scales)[: self.out - first * LANES]
+        levels = self._levels(slice(first, last)).permute(0, 3, 1, 2).flatten(0, 1)
+        return self._decoded(units, levels)[: self.out - first * LANES]
 
     def unpack(self) -> torch.Tensor:
         """The whole matrix, decoded: [out, inner] fp32."""
         return self.blocks(0, -(-self.out // LANES))
 
-    def _decoded(self, units: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Weights [n, inner] in fp32 from units [n, slabs, lines, per_unit] and scales [n, groups]."""
+    def _decoded(self, units: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+        """Weights [n, inner] in fp32 from units [n, slabs, lines, per_unit] and levels [n, groups, 1 or 2]."""
         numbers = self._numbers(units)
         if not self.group:
             return numbers.float()
-        codes = numbers.float() - (128 if self.format == "int8" else 8)
-        return codes * scales.float().repeat_interleave(self.group, -1)[:, : self.inner]
+        scales, *minima = levels.repeat_interleave(self.group, 1)[:, : self.inner].unbind(-1)
+        return numbers.float() * scales - minima[0] if minima else (numbers.float() - _OFFSETS[self.format]) * scales
+
+    def _levels(self, blocks: torch.Tensor | slice) -> torch.Tensor:
+        """The scales of some blocks, and where there are any the minima: fp32 [blocks, groups, 1 or 2, 16]."""
+        if not (self.super or self.minima):
+            return self._scales()[blocks].float()[:, :, None]
+        wide, narrow = (one[blocks] for one in self._records())
+        levels = wide.float()[:, :, None]  # [blocks, super-blocks, 1, fields, 16]
+        if self.super:
+            levels = levels * narrow.float().view(*narrow.shape[:2], -1, 1 + self.minima, LANES)
+        return levels.flatten(1, 2)
 
     def _numbers(self, units: torch.Tensor) -> torch.Tensor:
         """Codes, or numbers of formats without scales, [n, inner] of units [n, slabs, lines, per_unit]."""
-        if self.format == "int4":
-            units = torch.stack((units & 15, units >> 4), 2)  # the first 32 inputs of a slab, then the others
+        if self.format in ("int4", *_UPPER_BITS):
+            lower = units[:, :, :8]
+            codes = torch.stack((lower & 15, lower >> 4), 2).flatten(2)  # [n, slabs, 64]
+            if self.format != "int4":
+                bits = _UPPER_BITS[self.format]
+                places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+                upper = units[:, :, 8:, None] >> places & (1 << bits) - 1  # [n, slabs, lines, pieces, 4]
+                codes = codes | upper.flatten(2) << 4
+            units = codes
         return units.reshape(len(units), self.depth)[:, : self.inner]
 
     def _units(self) -> torch.Tensor:
@@ -211,6 +277,14 @@ class Packed:
         slab = self.slab
         units = self.codes.view(slab.dtype)
         return units.view(-1, self.depth // slab.inputs, slab.lines, LANES, slab.per_unit)
+
+    def _records(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The float16 numbers [blocks, records, 1 or 2, 16] and the integers [blocks, records, 1 or 2 a group, 16]."""
+        fields = 1 + self.minima
+        memory = self.scales.view(torch.uint8).view(-(-self.out // LANES), self.depth // (self.super or self.group), -1)
+        wide = memory[..., : 2 * fields * LANES].view(torch.float16).view(*memory.shape[:2], fields, LANES)
+        integers = self.super // self.group * fields if self.super else 0
+        return wide, memory[..., 2 * fields * LANES :].view(torch.int8).view(*memory.shape[:2], integers, LANES)
 
     def _scales(self) -> torch.Tensor:
         """The scales as [blocks, groups, 16]; groups is 0 for formats without scales."""

@@ -106,9 +106,12 @@ class Kernels(Protocol):
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts that each row of a router's logits [T, out] chooses, and their weights.
 
+        correction: the biases [experts] of their ranks.
         Returns the experts' numbers [T, k] in ascending order, int64, and their weights [T, k]; if there is a shared
         gate, [T, k + 1], the last is that of the shared expert.
         """
@@ -120,7 +123,10 @@ class Kernels(Protocol):
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups."""
+        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups.
+
+        In a layer with a latent K is the whole row, and V its first part.
+        """
 
     def attention(
         self,
@@ -130,7 +136,7 @@ class Kernels(Protocol):
         scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, H, D] -> [T, H, D]: each row attends to the positions up to its own, within the attention window.
+        """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
 
         The kernel reads all K and V from the view, including those of this step. With `sink_q` [T, H, D], it scores the
         keys of sinks with `sink_q` instead of `q`.

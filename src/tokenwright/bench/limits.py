@@ -24,6 +24,8 @@ MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds i
     "float16": "float32",
     "bfloat16": "bfloat16",
     "int8": "int8",
+    "int6": "int8",
+    "int5": "int8",
     "int4": "int8",
 }
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))

@@ -1,6 +1,6 @@
 """Checkpoints of published shapes with random weights: what speed and memory need, and nothing to download.
 
-    python -m tokenwright.bench.shapes [tiny gpt2 qwen05 llama1b] [--root ~/.cache/tokenwright/benchmarks]
+    python -m tokenwright.bench.shapes [tiny gpt2 qwen05 llama1b deepseek2] [--root ~/.cache/tokenwright/benchmarks]
 
 Each is a folder ROOT/SHAPE as on the Hugging Face hub: config.json, weights in bfloat16, a tokenizer. The weights are
 those of one seed wherever they are made. They keep the scale of what flows through them, and the logits spread as a
@@ -24,7 +24,7 @@ from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.known import KNOWN
 from tokenwright.checkpoints.local import STORIES
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError, RequestError
 
 SPREAD = 4.0  # standard deviation of the logits
@@ -43,6 +43,16 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {"factor": 32.0,
         "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
         "rope_type": "llama3"}, "tie_word_embeddings": True, "vocab_size": 128256,
+    },
+    "deepseek2": {  # DeepSeek-V2-Lite, cut to 4 of 27 layers, 8 of 64 experts and a small vocabulary
+        "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
+        "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+        "moe_intermediate_size": 1408, "n_routed_experts": 8, "n_shared_experts": 2, "num_attention_heads": 16,
+        "num_experts_per_tok": 6, "num_hidden_layers": 4, "q_lora_rank": None, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1,
+        "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096,
+        "type": "yarn"}, "routed_scaling_factor": 1.0, "topk_method": "greedy", "v_head_dim": 128,
+        "vocab_size": 8192,
     },
 }  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 Allocation, accounting and display all take their bytes from here. A layer that keeps the first tokens of a text in
 another format than the rest has two parts, one after the other; any other layer has one. Equal parts, of any layers,
-form a group: they share page numbers and memory. The engine supports one layout (heads); the planner also counts the
-latent one.
+form a group: they share page numbers and memory. Two layouts exist: K and V of heads, and one row for all heads, whose
+first part is the value (`config.Latent`).
 """
 
 from bisect import bisect_right
@@ -43,11 +43,6 @@ class Part:
     v: Codec
 
     @property
-    def heads(self) -> Heads:
-        """The layout as heads, the only one that the engine supports."""
-        return _heads(self.layout)
-
-    @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V of one token in one layer."""
         return self.layout.bytes_per_token(self.k, self.v)
@@ -84,11 +79,6 @@ class LayerSpec:
         return Part(self.layout, replace(self.window, stop=self.first), self.native, self.native), rest
 
     @property
-    def heads(self) -> Heads:
-        """The layout as heads, the only one that the engine supports."""
-        return _heads(self.layout)
-
-    @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V that this layer stores for each token beyond the `first`."""
         return self.layout.bytes_per_token(self.k, self.v)
@@ -100,11 +90,6 @@ class LayerSpec:
     def stored_bytes(self, positions: range) -> int:
         """Bytes of K and V of adjacent `positions`, expired ones included."""
         return sum(len(part.stored(positions)) * part.bytes_per_token for part in self.parts)
-
-
-def _heads(layout: Heads | Latent) -> Heads:
-    assert isinstance(layout, Heads), "a latent can be planned alone"
-    return layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +114,17 @@ def layer_specs(
     """The spec of each layer of a model (its graph) that computes in `dtype`.
 
     window: limit to every layer's attention window in tokens, the row itself included; a layer's own may be smaller.
-    sinks: the first tokens, which layers with a window attend to as well. Raises RequestError for a window, sinks or
-    layers that the model does not support.
+    sinks: the first tokens, which layers with a window attend to as well. Raises RequestError for a window, sinks,
+    layers or formats that the model does not support.
     """
     windows = [_shorter(layer.window, window) for layer in model.kv]
     _check_window(model.positions, windows, window, sinks)
     native, plain = _native_layers(len(windows), kv), CODECS[dtype]
     k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))
+    if k != v and any(isinstance(layer.layout, Latent) for layer in model.kv):
+        raise RequestError(
+            f"this model keeps one latent for K and V together; give one kv format, not {str(kv)!r}", "kv"
+        )
     specs = []
     for layer, size in enumerate(windows):
         layout = model.kv[layer].layout
@@ -158,16 +147,20 @@ def _check_window(
         check_whole("window", window, 1)
     check_whole("sinks", sinks)
     if sinks and not any(windows):
-        raise RequestError("sinks stay visible beyond a window; give window as well, or leave sinks out")
+        raise RequestError(
+            "sinks stay visible beyond a window; give window as well, or leave sinks out", "window", "sinks"
+        )
     if sinks and isinstance(positions, Learned):
         raise RequestError(
             "sinks need rotary positions, which can be read from another distance; this model has learned ones: "
-            "leave sinks out (a window alone works)"
+            "leave sinks out (a window alone works)",
+            "sinks",
         )
     if angle_length(positions, 1) is not None and (sinks or window is not None):
         raise RequestError(
             "this model has a RoPE scaling that depends on the length (dynamic, longrope), which a text without end "
-            "does not have; leave window and sinks out"
+            "does not have; leave window and sinks out",
+            *("window", "sinks"),
         )
 
 
@@ -176,7 +169,7 @@ def _native_layers(layers: int, kv: KVFormat) -> set[int]:
     for layer in kv.native:
         if not -layers <= layer < layers:
             raise RequestError(
-                f"native: there is no layer {layer}; use 0 to {layers - 1}, or -1 to {-layers} backwards"
+                f"native of kv: there is no layer {layer}; use 0 to {layers - 1}, or -1 to {-layers} backwards", "kv"
             )
     return {layer % layers for layer in kv.native}
 

@@ -7,6 +7,8 @@ no page table: kernels write rows there whose K and V the group does not keep (`
     one tensor for each group, side (K, V) and codec part:      [layers, pages + 1, page_size, G, n]
                                                                    |
     view(i).parts[j].k.memory: for each codec part                 [slots, G, n]         .v the same
+
+Of a latent there is the side K alone; V is a view of the first numbers of each row.
 """
 
 import math
@@ -18,6 +20,7 @@ import torch
 
 from tokenwright.cache.codec import Codec, Parts
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
+from tokenwright.config import Heads
 from tokenwright.engine.page_table import Pages
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.errors import CapacityError
@@ -63,6 +66,12 @@ class Side:
         """A view of one KV head (G = 1)."""
         return replace(self, memory=tuple(memory[:, index : index + 1] for memory in self.memory))
 
+    def first(self, size: int) -> "Side":
+        """A view of the first `size` numbers of each row, which must be whole groups of a scale."""
+        assert self.codec.group is None or size % self.codec.group == 0, "a group of numbers is not divided"
+        lengths = (length for _, length in self.codec.parts(size))
+        return Side(self.codec, size, tuple(one[..., :n] for one, n in zip(self.memory, lengths, strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
@@ -105,8 +114,7 @@ class KVStore:
         self.device = device
         try:
             self._sides = tuple(
-                tuple(self._allocated(group, count + 1, codec) for codec in (group.part.k, group.part.v))
-                for group, count in zip(self.groups, self.pages, strict=True)
+                self._allocated(group, count + 1) for group, count in zip(self.groups, self.pages, strict=True)
             )
         except (RuntimeError, OSError, OverflowError) as error:  # torch raises no narrower class
             raise CapacityError(
@@ -115,10 +123,17 @@ class KVStore:
             ) from error
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
 
-    def _allocated(self, group: LayerGroup, pages: int, codec: Codec) -> Parts:
-        layout = group.part.heads
+    def _allocated(self, group: LayerGroup, pages: int) -> tuple[Parts, ...]:
+        """The memory of K and V; of a latent that of the rows that are both."""
+        layout = group.part.layout
+        sides: list[tuple[Codec, int]] = [(group.part.k, layout.key_size)]
+        if isinstance(layout, Heads):
+            sides.append((group.part.v, layout.value_size))
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
-        return tuple(zeros((*shape, length), dtype, self.device) for dtype, length in codec.parts(layout.head_size))
+        return tuple(
+            tuple(zeros((*shape, length), dtype, self.device) for dtype, length in codec.parts(size))
+            for codec, size in sides
+        )
 
     def _viewed(self, layer: int, spec: LayerSpec) -> KVView:
         places = {group.part: index for index, group in enumerate(self.groups)}
@@ -126,10 +141,10 @@ class KVStore:
         for part in spec.parts:
             index = places[part]
             at = self.groups[index].layers.index(layer)
-            k, v = (
-                Side(codec, part.heads.head_size, tuple(tensor[at].flatten(0, 1) for tensor in side))
-                for codec, side in zip((part.k, part.v), self._sides[index], strict=True)
-            )
+            memories = [tuple(tensor[at].flatten(0, 1) for tensor in side) for side in self._sides[index]]
+            k = Side(part.k, part.layout.key_size, memories[0])
+            size = part.layout.value_size
+            v = Side(part.v, size, memories[1]) if isinstance(part.layout, Heads) else k.first(size)
             parts.append(KVPart(index, part.window, part.bytes_per_token, k, v))
         return KVView(spec, tuple(parts))
 

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tokenwright.config import Learned, Mixture, ModelConfig, Rope
+from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel, Scoring
+from tokenwright.models.latent import LatentAttention
+
+_LATENT_EPS = 1e-6  # of the norms of latents; no config has it
 
 
 def decoder(config: ModelConfig) -> Graph:
@@ -26,12 +29,17 @@ def decoder(config: ModelConfig) -> Graph:
 
 
 def _block(config: ModelConfig, layer: int) -> tuple[Op, ...]:
-    attention, mixture = _attention(config, layer), config.mixture
+    mixture = config.mixture
+    if config.latent is not None:
+        attention: Attention | LatentAttention = _latent(config, config.latent, layer)
+    else:
+        attention = _attention(config, layer)
     if mixture is not None and mixture.layers[layer]:
         return attention, _experts(config, mixture, layer)
     mlp = _mlp(config, layer)
     if config.parallel is None:
         return attention, mlp
+    assert isinstance(attention, Attention), "no family has latent attention beside an MLP"
     if config.parallel == "one norm":
         mlp = replace(mlp, norm=attention.norm)
     return (Parallel(attention, mlp),)
@@ -51,6 +59,8 @@ def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
     """The norm of q or k: over each head, or over all of them together."""
     if config.qk_norm is None:
         return None
+    if config.qk_norm == "own":
+        return Norm(name, "layer", config.head_size * heads, config.norm_eps, bias=False, parts=heads)
     return Norm(name, "rms", config.head_size * (heads if config.qk_norm == "whole" else 1), config.norm_eps)
 
 
@@ -84,6 +94,34 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
     )
 
 
+def _latent(config: ModelConfig, sizes: LatentHeads, layer: int) -> LatentAttention:
+    at, width, heads = f"layers.{layer}.attention", config.width, config.heads
+    q, latent = heads * (sizes.nope + sizes.rope), (f"{at}.kv_a", sizes.rank + sizes.rope)
+    first = (f"{at}.q_a", sizes.q_rank) if sizes.q_rank else (f"{at}.q", q)
+    before, after = _norms(config, at)
+    return LatentAttention(
+        layer,
+        heads,
+        sizes.nope,
+        sizes.rope,
+        sizes.value,
+        sizes.rank,
+        scoring=Scoring(config.score_scale, config.score_cap),
+        norm=before,
+        down=Matrix(f"{at}.down", (first, latent), width),
+        q_norm=Norm(f"{at}.q_a_norm", "rms", sizes.q_rank, _LATENT_EPS) if sizes.q_rank else None,
+        q_up=Matrix.single(f"{at}.q_b", q, sizes.q_rank) if sizes.q_rank else None,
+        kv_norm=Norm(f"{at}.kv_a_norm", "rms", sizes.rank, _LATENT_EPS),
+        k_up=Matrix.single(f"{at}.k_up", heads * sizes.rank, sizes.nope),
+        v_up=Matrix.single(f"{at}.v_up", heads * sizes.value, sizes.rank),
+        out=Matrix.single(f"{at}.o", width, heads * sizes.value),
+        rotary=_rope(config, layer),
+        window=config.windows[layer],
+        post_norm=after,
+        residual_scale=config.scales.residual,
+    )
+
+
 def _mlp(config: ModelConfig, layer: int) -> MLP:
     at, width, inner = f"layers.{layer}.mlp", config.width, config.mlp_width
     both = Matrix(f"{at}.gate_up", ((f"{at}.gate", inner), (f"{at}.up", inner)), width, config.mlp_bias)
@@ -114,7 +152,7 @@ def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
     return Experts(
         layer,
         before,
-        Routing(mixture.experts, mixture.chosen, mixture.scores, mixture.renormalise, mixture.shared_gate),
+        _routing(mixture),
         Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width, mixture.bias),
         _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias),
         Matrix(f"{at}.experts.down", tuple((f"{one}.down", width) for one in experts), mixture.width, config.mlp_bias),
@@ -122,7 +160,14 @@ def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
         _shared(f"{at}.shared", mixture.shared_width, width) if mixture.shared_width else None,
         after,
         config.scales.residual,
+        f"{at}.correction" if mixture.corrected else None,
     )
+
+
+def _routing(mixture: Mixture) -> Routing:
+    groups = (mixture.groups, mixture.chosen_groups, mixture.group_best)
+    facts = (mixture.scores, mixture.renormalise, mixture.shared_gate, *groups, mixture.factor)
+    return Routing(mixture.experts, mixture.chosen, *facts)
 
 
 def _shared(at: str, inner: int, width: int) -> tuple[Matrix, Matrix]:

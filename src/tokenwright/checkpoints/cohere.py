@@ -1,11 +1,16 @@
-"""Cohere's Command-R and Aya: attention and MLP side by side over one LayerNorm without bias, and scaled logits."""
+"""Cohere's Command-R, Aya and Command-A: attention and MLP side by side over one LayerNorm without bias, scaled logits.
 
+Command-R+ has a LayerNorm of each head of q and k. The second architecture (Command-R7B, Command-A) has windows in most
+layers, and the others have no rotary positions.
+"""
+
+import re
 from dataclasses import replace
 
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.family import MOST_LAYERS, MOST_VOCAB, activation, dtype, heads_of, size_of_head
 from tokenwright.checkpoints.llama import LLAMA
-from tokenwright.checkpoints.positions import read_rope
+from tokenwright.checkpoints.positions import read_layer_types, read_rope
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Scales
@@ -17,8 +22,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     width = keys.whole("hidden_size", most=1 << 20)
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", size_of_head(keys, width, heads), most=1 << 16)
-    rope, reach = read_rope(keys, 500000.0, head_size, keys.whole("max_position_embeddings", 8192, most=MAX_TOKENS))
-    keys.only("use_qk_norm", False, why="a LayerNorm of each head of q and k with weights of its own")
+    second = architecture == "Cohere2ForCausalLM"
+    context = keys.whole("max_position_embeddings", 8192, most=MAX_TOKENS)
+    rope, reach = read_rope(keys, 10000.0 if second else 500000.0, head_size, context)
+    windows = _windows(keys, layers) if second else (None,) * layers
     biases = keys.flag("attention_bias", False)
     config = ModelConfig(
         family="cohere",
@@ -32,8 +39,8 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=keys.whole("model_max_length", reach, most=MAX_TOKENS),  # Command-R: 131,072 beside 8,192
         positions=rope,
-        windows=(None,) * layers,
-        rotary=(True,) * layers,
+        windows=windows,
+        rotary=tuple(not second or window is not None for window in windows),
         norm="layer",
         norm_eps=keys.number("layer_norm_eps", 1e-5),
         norm_bias=False,
@@ -41,6 +48,7 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         gated=True,
         qkv_bias=biases,
         out_bias=biases,
+        qk_norm="own" if keys.flag("use_qk_norm", False) else None,
         parallel="one norm",
         scales=Scales(logits=keys.number("logit_scale", 0.0625)),
         tied_head=keys.flag("tie_word_embeddings", True),
@@ -49,4 +57,26 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, decoder(config)
 
 
-COHERE = replace(LLAMA, architectures={"CohereForCausalLM": "cohere"}, parse=_parse, neighbours=True)
+def _windows(keys: Keys, layers: int) -> tuple[int | None, ...]:
+    """The windows of the second architecture. The first files have keys for what transformers takes for granted."""
+    keys.only("order_of_interleaved_layers", "local_attn_first", why="another order of layers")
+    keys.only("position_embedding_type", "rope_gptj", why="other positions")
+    keys.only("rotary_pct", 1, 1.0, why="rotation of a part of each head in this architecture")
+    keys.only("use_gated_activation", True, why="an MLP without gates")
+    keys.only("use_parallel_block", True, why="attention and MLP one after the other")
+    keys.only("use_embedding_sharing", True, keys.raw("tie_word_embeddings") is not False, why="another head")
+    window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    every = keys.whole("sliding_window_pattern", 4)
+    keys.only("layer_switch", every, why="another pattern of layers")
+    types = keys.raw("layer_types")
+    sliding = [(i + 1) % every != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)
+    return tuple(window if slides else None for slides in sliding)
+
+
+COHERE = replace(
+    LLAMA,
+    architectures={"CohereForCausalLM": "cohere", "Cohere2ForCausalLM": "cohere2"},
+    parse=_parse,
+    neighbours=True,
+    stacks=re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight"),  # [heads, head_dim]
+)

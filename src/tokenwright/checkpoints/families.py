@@ -10,18 +10,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenwright.checkpoints.cohere import COHERE
+from tokenwright.checkpoints.deepseek import DEEPSEEK
 from tokenwright.checkpoints.family import Family, Parsed, Source
 from tokenwright.checkpoints.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.gpt2 import GPT2
 from tokenwright.checkpoints.lacking import what_it_lacks
-from tokenwright.checkpoints.llama import GLM4, GPT_OSS, LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
+from tokenwright.checkpoints.llama import ERNIE, GLM, GLM4, GPT_OSS, LLAMA, MIXTRAL, OLMO2, PHI3, QWEN_MOE, STARCODER2
 from tokenwright.checkpoints.neox import NEOX
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.errors import CheckpointError
 
-__all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "Source", "UnknownArchitectureError", "parse_config")
+__all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "Source", "parse_config")
 
-FAMILIES = (GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM4)
+FAMILIES = (
+    GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
+    DEEPSEEK,
+)  # fmt: skip
 
 # Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -65,7 +69,8 @@ _INERT = frozenset(
         "unsloth_version", "use_flash_attn", "mlx_lm_version", "license", "model_name",
         "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "embedding_dropout", "residual_dropout",
         "cache_implementation", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
-        "mm_tokens_per_image",
+        "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
+        "vision_feature_layer", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
     )
 )  # fmt: skip
 _BESIDE = ("text_config", "vision_config", "audio_config")
@@ -73,10 +78,6 @@ _ADVICE = (
     "Tokenwright cannot tell whether that changes the arithmetic. If it does not, remove it from "
     "config.json; if it does, the model needs a newer Tokenwright"
 )
-
-
-class UnknownArchitectureError(CheckpointError):
-    """An architecture that no family has; the message says which operations Tokenwright lacks for it."""
 
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
@@ -101,9 +102,7 @@ def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
     Raises CheckpointError if text_config is no object.
     """
-    inner = config.get("text_config")
-    if inner is None:
-        return config
+    inner = {} if config.get("text_config") is None else config["text_config"]
     if not isinstance(inner, dict):
         raise CheckpointError(f"{where}: text_config must be an object, not a {type(inner).__name__}")
     outer = {key: value for key, value in config.items() if key not in _BESIDE}
@@ -122,8 +121,7 @@ def _find(keys: Keys) -> tuple[Family, str]:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
     name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
     if name not in known:
-        told = f"unknown architecture {name}; {what_it_lacks(keys)}. Tokenwright runs {', '.join(known)}"
-        raise UnknownArchitectureError(str(keys.error(told)))
+        raise keys.error(f"unknown architecture {name}; {what_it_lacks(keys)}. Tokenwright runs {', '.join(known)}")
     family = known[name]
     if kind not in ("", family.architectures[name]):
         raise keys.error(f"model_type {kind!r} does not belong to {name}; correct config.json")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import DType, ModelConfig
+from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Activation, Graph
 
 MOST_LAYERS, MOST_VOCAB = 4096, 1 << 24  # far above any known model: a config beyond is damaged
@@ -32,14 +33,23 @@ _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "mo
 
 
 class Order(NamedTuple):
-    """The stored rows of a tensor come in blocks of `block` rows; ours are the rows `rows` of each block, in turn."""
+    """The stored rows of a tensor come in blocks of `block` rows; ours are the rows `rows` of each block, in turn.
+
+    turned: if not 0, each block is then transposed: its `turned` inputs become our rows, and `rows` our inputs.
+    """
 
     block: int
     rows: tuple[int, ...]
+    turned: int = 0
 
     def ours(self, row: int) -> int:
         """The number of our row that the block beginning at a stored row gives first."""
-        return row // self.block * len(self.rows)
+        return row // self.block * (self.turned or len(self.rows))
+
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stored tensor that gives one of ours of `shape`."""
+        blocks = shape[0] // (self.turned or len(self.rows))
+        return blocks * self.block, *((self.turned,) if self.turned else shape[1:])
 
 
 def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = (0, 1)) -> Order | None:
@@ -67,17 +77,20 @@ class Source:
     transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
     fused: bool = False  # the file has the whole matrix (q, k and v; gate and up) in one tensor
     rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
+    stacked: bool = False  # the file has all experts in one tensor; `rows` are then the stored ones of this expert
     turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
     order: Order | None = None  # of its rows, where the file has another
     plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
+    wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor in the file, where our tensor has `shape`."""
-        if self.rows is not None:
+        if self.rows is not None and not self.stacked:
             shape = (self.rows[2], *shape[1:])
         elif self.order is not None:
-            shape = (shape[0] // len(self.order.rows) * self.order.block, *shape[1:])
-        return shape[::-1] if self.transpose else shape
+            shape = self.order.stored(shape)
+        shape = shape[::-1] if self.transpose else shape
+        return (self.rows[2], *shape[1:]) if self.rows is not None and self.stacked else shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,9 @@ class Family:
     without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
     `inert` matches tensors that are not weights. `aliases`: from other names that files have to those of `names`.
     neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
-    what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...].
+    what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
+    have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
+    without `.weight`; None: that of heads which turn, by `neighbours`.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -100,6 +115,8 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
     stacks: re.Pattern[str] | None = None
+    plain: Mapping[str, Source] = field(default_factory=dict)
+    orders: Callable[[str, Graph], Order | None] | None = None
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""
@@ -115,32 +132,39 @@ class Family:
             return shape
         return shape[0] * shape[1], *shape[2:]
 
-    def sources(self, graph: Graph) -> dict[str, Source]:
-        """The checkpoint's source for every tensor of `graph.shapes`."""
-        found, rows = {}, _rows_of_parts(graph)
+    def sources(self, graph: Graph, *, plain: bool = False) -> dict[str, Source]:
+        """The checkpoint's source for every tensor of `graph.shapes`. plain: in a folder without quantised weights."""
+        found, rows, names = {}, _rows_of_parts(graph), {**self.names, **(self.plain if plain else {})}
+        experts = {str(op.layer): op.experts for op in graph.blocks if isinstance(op, Experts)}
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
-            source = self.names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
+            source = names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
             layer, expert = _LAYER.match(base), _EXPERT.search(base)
             at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
-            part = _in_turn(rows[base], source.turn) if source.fused else None
-            found[name] = replace(
+            one = replace(
                 source,
                 name=f"{at}.{kind}",
                 transpose=source.transpose and kind == "weight",
-                rows=part,
+                rows=_in_turn(rows[base], source.turn) if source.fused else None,
                 order=self._order(base, source, graph),
             )
+            if source.stacked and layer and expert:
+                each = one.stored(graph.shapes[name])[0]
+                first = int(expert[1]) * each
+                one = replace(one, rows=(first, first + each, experts[layer[1]] * each))
+            found[name] = one
         return found
 
     def _order(self, base: str, source: Source, graph: Graph) -> Order | None:
         """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
         part = base.rsplit(".", 1)[-1]
-        if source.fused and source.turn[1] > 1:
+        if (source.fused or source.stacked) and source.turn[1] > 1:
             return Order(source.turn[1], (source.turn[0],))
+        if self.orders is not None:
+            return self.orders(base, graph)
         if part not in ("q", "k", "v", "q_norm", "k_norm"):
             return None
-        size, rope = graph.head_size, next(iter(graph.ropes), None)
+        size, rope = graph.rotary_size, next(iter(graph.ropes), None)
         if rope is None or part == "v":
             return head_order(size, size, False, source.turn)
         return head_order(size, rope.rotated or size, self.neighbours, source.turn)
@@ -188,6 +212,12 @@ def activation(keys: Keys, key: str, default: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise keys.error(f"{key} = {name!r} is not one of {', '.join(_ACTIVATIONS)}; Tokenwright lacks it")
     return _ACTIVATIONS[name]
+
+
+def next_layer(bare: str, config: ModelConfig) -> bool:
+    """Whether a tensor belongs to a layer after the last that predicts further tokens (MTP)."""
+    layer = _LAYER.match(bare)
+    return layer is not None and config.layers <= int(layer[1]) < config.layers + config.next_layers
 
 
 def tower_of(name: str) -> str | None:

@@ -21,8 +21,8 @@ from tokenwright.backends.adapters import Update
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import family_of, parse_config, text_keys
-from tokenwright.checkpoints.family import Family, Source, tower_of
-from tokenwright.checkpoints.generation import parse_generation
+from tokenwright.checkpoints.family import Family, Source, next_layer, tower_of
+from tokenwright.checkpoints.generation import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_model import read_model
 from tokenwright.checkpoints.gguf_splits import read_whole_gguf
@@ -35,7 +35,7 @@ from tokenwright.checkpoints.published import Compound, gather, read_scheme
 from tokenwright.checkpoints.reading import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
-from tokenwright.config import DTYPE_BYTES, DType, GenerationDefaults, ModelConfig, WeightFormat
+from tokenwright.config import DTYPE_BYTES, DType, ModelConfig, WeightFormat
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
 from tokenwright.text import Tokenizer
@@ -65,7 +65,7 @@ class Checkpoint:
     as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
-    skipped: Mapping[str, int] = field(default_factory=dict)  # encoders beside the text model: their tensors' number
+    skipped: Mapping[str, int] = field(default_factory=dict)  # parts beside the text model: their tensors' number
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -94,8 +94,8 @@ class Checkpoint:
             sources = {name: Source(name) for name in stored}
             stamps = {file: stamp(file)}
             return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps, form)
-        sources = family.sources(graph)
-        stored, skipped = _read_headers(folder, family)
+        sources = family.sources(graph, plain=scheme is None)
+        stored, skipped = _read_headers(folder, family, config)
         if scheme is not None:
             stored = gather(stored, scheme, read_whole)
         joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
@@ -133,7 +133,7 @@ class Checkpoint:
         if folders and self.packed is not None:
             raise CheckpointError(
                 f"the weights in {self.path} are packed as {self.packed}, and an adapter is merged before packing; "
-                "give the model that they were made from, or keep the adapter beside them (adapters)"
+                "give the model that they were made from, or open it with the adapter beside them (adapters)"
             )
         adapters = tuple(self.adapter(folder) for folder in folders)
         changed = {part for one in adapters for part in one.updates}
@@ -207,7 +207,8 @@ class Checkpoint:
             raw = read_rows(stored, 0, stored.shape[0])
             for ours in users[theirs]:
                 source = self.sources[ours]
-                piece, kept = piece_of(raw, source), torch.float32 if source.plus else target
+                piece = piece_of(raw, source)
+                kept = torch.float32 if source.plus or source.wide else target
                 for update in self.updates.get(ours.removesuffix(".weight"), ()):
                     piece = update.added_to(piece, 0)
                 found[ours] = piece.to(device, kept, copy=piece is not raw, memory_format=torch.contiguous_format)
@@ -266,20 +267,21 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
     )
 
 
-def _read_headers(folder: Path, family: Family) -> tuple[dict[str, Stored], dict[str, int]]:
+def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[dict[str, Stored], dict[str, int]]:
     """Every tensor in the folder's weight files, without the family's prefix and without inert buffers.
 
-    And the encoders beside the text model, with the number of their tensors, which are skipped.
+    And the parts beside the text model, encoders and layers that predict further tokens, with the number of their
+    tensors, which are skipped.
     """
     found: dict[str, Stored] = {}
     skipped: dict[str, int] = {}
     for file in _weight_files(folder):
         for name, one in read_header(file).items():
-            tower = tower_of(name)
-            if tower is not None:
-                skipped[tower] = skipped.get(tower, 0) + 1
-                continue
             bare = family.bare(name)
+            beside = tower_of(name) or ("MTP layers" if next_layer(bare, config) else None)
+            if beside is not None:
+                skipped[beside] = skipped.get(beside, 0) + 1
+                continue
             if family.inert.fullmatch(bare):
                 continue
             if bare in found:
@@ -377,7 +379,7 @@ def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoRetu
     if _finite(raw):
         wider = "float32" if form == "bfloat16" else "bfloat16 or float32"
         option = "dtype" if form in DTYPE_BYTES else "weights"
-        raise CheckpointError(f"{name} in {file} does not fit {form}; give {option} {wider}")
+        raise CheckpointError(f"{name} in {file} does not fit {form}; give {option} {wider}", option)
     raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
 
 

@@ -19,7 +19,7 @@ from tokenwright.checkpoints.family import (
     heads_of,
 )
 from tokenwright.checkpoints.llama import LLAMA
-from tokenwright.checkpoints.positions import read_layer_types, read_rope
+from tokenwright.checkpoints.positions import read_both_ropes, read_layer_types, read_rope
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import DType, ModelConfig, Rope, Scales
@@ -124,16 +124,8 @@ def _ropes(keys: Keys, head_size: int, context: int, like: GemmaLike) -> tuple[R
     if not like.third:
         return read_rope(keys, 10000.0, head_size, context)[0], None
     theta, local = keys.number("rope_theta", 1e6, above=1.0), keys.number("rope_local_base_freq", 1e4, above=1.0)
-    both = keys.raw("rope_parameters")
-    if not isinstance(both, dict):
-        return read_rope(keys, theta, head_size, context)[0], Rope(local)
-    if keys.raw("rope_scaling") is not None:
-        raise keys.error("rope_scaling and rope_parameters are both there; keep the one that is right")
-    full, sliding = (
-        Keys({"rope_parameters": both.get(f"{kind}_attention")}, f"{keys.where}: {kind}_attention of rope_parameters")
-        for kind in ("full", "sliding")
-    )
-    return read_rope(full, theta, head_size, context)[0], read_rope(sliding, local, head_size, context)[0]
+    full, _, sliding = read_both_ropes(keys, theta, local, head_size, context)
+    return full, sliding
 
 
 def _windows(keys: Keys, layers: int, like: GemmaLike) -> tuple[int | None, ...]:

@@ -5,10 +5,10 @@ sampling keys that Tokenwright lacks by name, unless their value is neutral.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tokenwright.checkpoints.strict import Keys
-from tokenwright.config import GenerationDefaults
 
 # Sampling keys that Tokenwright lacks, each with its neutral value.
 _NEUTRAL: Mapping[str, object] = {
@@ -35,6 +35,33 @@ _INERT = frozenset(
         "output_hidden_states", "output_scores", "output_logits", "chat_format", "max_window_size",
     )
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """The defaults in a checkpoint's generation_config.json.
+
+    Sampling fields have the names of SamplingParams, and are None if the file does not set them.
+    """
+
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    banned_ids: tuple[int, ...] | None = None
+    min_tokens: int | None = None
+    unsupported: tuple[str, ...] = field(default=())  # sampling keys in the file that we do not support
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling defaults that the file sets, by the names of SamplingParams."""
+        others = ("bos_id", "eos_ids", "unsupported")
+        named = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
+        return {name: value for name, value in named.items() if value not in (None, ())}
 
 
 def parse_generation(

@@ -43,6 +43,9 @@ _NUMBERS: Mapping[int, str] = {
 }  # fmt: skip
 
 
+_BEFORE_GGUF: Mapping[bytes, str] = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
+
+
 def block_bytes(dtype: str, count: int) -> int:
     """Bytes of so many numbers of a type, in whole blocks."""
     each, nbytes = _SIZES[dtype]
@@ -131,6 +134,8 @@ def _read(stream: BinaryIO, size: int, file: Path) -> Header:
 def _check_kind(first: bytes, file: Path) -> None:
     if LFS_POINTER.encode().startswith(first) and first:
         raise CheckpointError(f"{file} is a git-lfs pointer, not the model; run `git lfs pull` in its folder")
+    if (older := _BEFORE_GGUF.get(first[:4])) is not None:
+        raise CheckpointError(f"{file} is a {older} file, a format before GGUF; convert the original model to GGUF")
     if len(first) < 8 or first[:4] != b"GGUF":
         raise CheckpointError(f"{file} is no GGUF file: it does not begin with GGUF and a version; {fetch_again(file)}")
     version = int.from_bytes(first[4:], "little")
@@ -188,12 +193,19 @@ def _tensors(reader: _Reader, count: int, file: Path) -> dict[str, Stored]:
         sizes = [reader.number("Q", what) for _ in range(dimensions)]
         kind, offset = reader.number("I", what), reader.number("Q", what)
         if kind not in _TYPES:
-            raise CheckpointError(f"{what} in {file} has the type {kind}, which Tokenwright does not read")
+            raise CheckpointError(f"{what} in {file} has the type {_type_name(kind)}, which Tokenwright does not read")
         dtype, numbers, nbytes = _TYPES[kind]
         if not all(1 <= size < 1 << 40 for size in sizes) or sizes[0] % numbers:
             raise _Damaged(f"{what} has the sizes {sizes}, which are none of {dtype}")
         found[name] = Stored(file, dtype, tuple(reversed(sizes)), offset, math.prod(sizes) // numbers * nbytes)
     return found
+
+
+def _type_name(kind: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    known = kind in GGMLQuantizationType.__members__.values()
+    return f"{GGMLQuantizationType(kind).name} ({kind})" if known else str(kind)
 
 
 def _placed(described: Mapping[str, Stored], data: int, alignment: int, size: int) -> dict[str, Stored]:

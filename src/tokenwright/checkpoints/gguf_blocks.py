@@ -1,34 +1,50 @@
 """Blocks of quantised numbers in GGUF files: decoded to fp32, or taken as the codes and scales of our packed forms.
 
-A block is 32 or 256 consecutive inputs of one output. Where a block is one scale times small integers, our packed forms
-hold the same numbers in groups of 32, and codes and scales are copied, not quantised again:
+A block is 32 or 256 consecutive inputs of one output. Our packed forms hold the same numbers, so that codes and scales
+are copied, not quantised again:
 
     Q4_0     d (code - 8)                int4
     Q8_0     d code                      int8, which no quantiser lets be -128
-    Q5_0     d (code - 16)               int8
+    Q5_0     d (code - 16)               int5
     IQ4_NL   d CURVE[code]               int8
     MXFP4    2^(e - 128) DOUBLED[code]   int8, if float16 holds the scales: e from 104 to 143
+    Q4_1     d code + m                  int5 with minima
+    Q5_1     d code + m                  int5 with minima
+    Q4_K     d s code - dmin m           int4 with minima in super-blocks; s and m are integers of a group of 32
+    Q5_K     d s code - dmin m           int5 with minima in super-blocks
+    Q6_K     d s (code - 32)             int6 in super-blocks; s is an integer of a group of 16
+    Q2_K     d s code - dmin m           int6 with minima in super-blocks; groups of 16
+    Q3_K     d s (code - 4)              int6 with minima in super-blocks: d s code - (4 d) s
 
-All others are decoded by the `gguf` package: Q4_1, Q5_1, Q2_K, Q4_K and Q5_K have a minimum besides the scale, and the
-scales of Q3_K, Q6_K and IQ4_XS are products that float16 does not hold.
+int6 with minima holds Q4_K, Q5_K and Q6_K too, and int8 holds Q5_0: so a matrix of which the parts have different types
+has a form. IQ4_XS alone is always decoded, by the `gguf` package.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy
 import torch
 
 from tokenwright.config import WeightFormat
 
-_INT8 = WeightFormat("int8", 32)
-# The types whose blocks are groups of a packed form.
-AS_STORED: Mapping[str, WeightFormat] = {
-    "Q8_0": _INT8, "Q4_0": WeightFormat("int4", 32), "Q5_0": _INT8, "IQ4_NL": _INT8, "MXFP4": _INT8,
+_INT8, _INT5 = WeightFormat("int8", 32), WeightFormat("int5", 32)
+_MINIMA = WeightFormat("int5", 32, minima=True)
+_FOUR, _FIVE = (WeightFormat(name, 32, 256, minima=True) for name in ("int4", "int5"))
+_SIX, _EVERY = (WeightFormat("int6", 16, 256, minima=minima) for minima in (False, True))
+# The forms that hold the blocks of a type, the smallest first.
+FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
+    "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_INT8,),
+    "MXFP4": (_INT8,), "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
+    "Q4_K": (_FOUR, _FIVE, _EVERY), "Q5_K": (_FIVE, _EVERY), "Q6_K": (_SIX, _EVERY),
 }  # fmt: skip
 IF_SCALES_FIT = "MXFP4"  # of them, the type that depends on its data
 CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-_BYTES: Mapping[str, int] = {"Q8_0": 34, "Q4_0": 18, "Q5_0": 22, "IQ4_NL": 18, "MXFP4": 17}  # of a block
+_BYTES: Mapping[str, int] = {  # of a block
+    "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "IQ4_NL": 18, "MXFP4": 17, "Q2_K": 84, "Q3_K": 110,
+    "Q4_K": 144, "Q5_K": 176, "Q6_K": 210,
+}  # fmt: skip
 _HALF_EXPONENT = 128  # of MXFP4's scale of doubled values, 2^(e - 128)
 _EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # those of which float16 holds the power
 
@@ -42,16 +58,20 @@ def dequantised(raw: torch.Tensor, dtype: str) -> torch.Tensor:
         return torch.from_numpy(dequantize(raw.numpy(), GGMLQuantizationType[dtype]).copy())
 
 
-def codes_and_scales(raw: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [n, bytes] of a type in AS_STORED as `Packed` has them: uint8 codes [n, in], float16 scales [n, in / 32].
+def codes_and_scales(raw: torch.Tensor, dtype: str, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [n, bytes] of a type as `Packed.put_codes` takes them; `form`: one of FORMS of the type.
 
+    Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks.
     Scales of MXFP4 that float16 does not hold become infinite, or 0 where all codes of the block are 0.
     """
     blocks = raw.view(len(raw), -1, _BYTES[dtype])
+    if dtype.endswith("_K"):
+        found = _OF_SUPER_BLOCKS[dtype](blocks)
+        return found.codes.flatten(1), found.records(form).flatten(1)
     if dtype == "MXFP4":
         codes = _looked_up(blocks[..., 1:], DOUBLED)
         return codes.flatten(1), _powers(blocks[..., 0], (codes == 128).all(-1))
-    scales, codes = blocks[..., :2].contiguous().view(torch.float16)[..., 0], blocks[..., 2:]
+    scales, codes = _half(blocks, 0)[..., 0], blocks[..., 2:]
     match dtype:
         case "Q8_0":
             codes = codes ^ 0x80  # two's complement to an offset of 128
@@ -59,14 +79,106 @@ def codes_and_scales(raw: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch
             codes = _nibbles(codes)
         case "IQ4_NL":
             codes = _looked_up(codes, CURVE)
-        case _:
-            codes = _five_bits(codes)
+        case "Q5_0":
+            codes = _five_bits(codes) + (0 if form == _INT5 else 112)  # to an offset of 128
+        case _:  # Q4_1, Q5_1
+            codes = _nibbles(codes[..., 2:]) if dtype == "Q4_1" else _five_bits(codes[..., 2:])
+            return codes.flatten(1), torch.cat((blocks[..., :2], _bytes(-_half(blocks, 2))), -1).flatten(1)
     return codes.flatten(1), scales
 
 
 def scales_fit(raw: torch.Tensor) -> bool:
     """Whether float16 holds the scales of rows [n, bytes] of MXFP4."""
-    return bool(codes_and_scales(raw, IF_SCALES_FIT)[1].isfinite().all())
+    return bool(codes_and_scales(raw, IF_SCALES_FIT, _INT8)[1].isfinite().all())
+
+
+class _SuperBlocks(NamedTuple):
+    """Blocks of 256 inputs: codes uint8 [n, blocks, 256], of which a group has the scale `scale` times an integer.
+
+    scale: float16 [n, blocks, 1]; steps: int8 [n, blocks, groups]. Types without minima have `offset`, which is
+    subtracted from their codes; the others minimum and minimum_steps, as scale and steps.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    steps: torch.Tensor
+    minimum: torch.Tensor | None = None
+    minimum_steps: torch.Tensor | None = None
+    offset: int = 0
+
+    def records(self, form: WeightFormat) -> torch.Tensor:
+        """The records of a form [n, blocks, bytes]: the float16 numbers, then each group's integers."""
+        steps = _grouped(self.steps, form)
+        if not form.minima:
+            return torch.cat((_bytes(self.scale), steps.view(torch.uint8)), -1)
+        if self.minimum is None or self.minimum_steps is None:
+            minimum, minima = self.scale * self.offset, steps  # a power of two: exact
+        else:
+            minimum, minima = self.minimum, _grouped(self.minimum_steps, form)
+        integers = torch.stack((steps, minima), -1).flatten(-2)
+        return torch.cat((_bytes(self.scale), _bytes(minimum), integers.view(torch.uint8)), -1)
+
+
+def _grouped(steps: torch.Tensor, form: WeightFormat) -> torch.Tensor:
+    """Integers [n, blocks, groups] for the groups of a form, which are as long or half as long."""
+    return steps.repeat_interleave(form.super // form.group // steps.shape[-1], -1)
+
+
+def _q2(blocks: torch.Tensor) -> _SuperBlocks:
+    both = blocks[..., :16]
+    codes = _pieces(blocks[..., 16:80], 32, 2)
+    return _SuperBlocks(
+        codes, _half(blocks, 80), (both & 15).view(torch.int8), _half(blocks, 82), (both >> 4).view(torch.int8)
+    )
+
+
+def _q3(blocks: torch.Tensor) -> _SuperBlocks:
+    upper = _pieces(blocks[..., :32], 32, 1)
+    packed = blocks[..., 96:108]
+    steps = _pieces(packed[..., :8], 8, 4) | _pieces(packed[..., 8:], 4, 2) << 4
+    codes = _pieces(blocks[..., 32:96], 32, 2) | upper << 2
+    return _SuperBlocks(codes, _half(blocks, 108), steps.view(torch.int8) - 32, offset=4)
+
+
+def _q4(blocks: torch.Tensor) -> _SuperBlocks:
+    return _SuperBlocks(_pieces(blocks[..., 16:], 32, 4), *_scales_and_minima(blocks))
+
+
+def _q5(blocks: torch.Tensor) -> _SuperBlocks:
+    codes = _pieces(blocks[..., 48:], 32, 4) | _pieces(blocks[..., 16:48], 32, 1) << 4
+    return _SuperBlocks(codes, *_scales_and_minima(blocks))
+
+
+def _q6(blocks: torch.Tensor) -> _SuperBlocks:
+    codes = _pieces(blocks[..., :128], 64, 4) | _pieces(blocks[..., 128:192], 32, 2) << 4
+    return _SuperBlocks(codes, _half(blocks, 208), blocks[..., 192:208].view(torch.int8), offset=32)
+
+
+_OF_SUPER_BLOCKS = {"Q2_K": _q2, "Q3_K": _q3, "Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6}
+
+
+def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of Q4_K and Q5_K: scale, steps, minimum and its steps. Eight times six bits and six bits are in twelve bytes."""
+    first, second, third = blocks[..., 4:16].view(*blocks.shape[:2], 3, 4).unbind(-2)
+    steps = torch.cat((first & 63, third & 15 | first >> 2 & 48), -1)
+    minima = torch.cat((second & 63, third >> 4 | second >> 2 & 48), -1)
+    return _half(blocks, 0), steps.view(torch.int8), _half(blocks, 2), minima.view(torch.int8)
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 number at a byte of each block: [n, blocks, 1]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)
+
+
+def _bytes(halves: torch.Tensor) -> torch.Tensor:
+    return halves.contiguous().view(torch.uint8)
+
+
+def _pieces(packed: torch.Tensor, together: int, bits: int) -> torch.Tensor:
+    """Numbers [n, blocks, count] of some bits: of each `together` bytes first their lowest bits, then the next."""
+    places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    pieces = packed.view(*packed.shape[:2], -1, 1, together) >> places & (1 << bits) - 1
+    return pieces.flatten(-3)
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
@@ -79,9 +191,9 @@ def _looked_up(packed: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
 
 
 def _five_bits(block: torch.Tensor) -> torch.Tensor:
-    """Codes of Q5_0 with 128 - 16 added: 4 bytes with the fifth bits of the 32 codes, then their low bits."""
+    """Codes [..., 32] of Q5_0 and Q5_1: 4 bytes with the fifth bits of the codes, then their low bits."""
     fifth = (block[..., :4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    return (_nibbles(block[..., 4:]) | fifth.flatten(-2) << 4) + 112
+    return _nibbles(block[..., 4:]) | fifth.flatten(-2) << 4
 
 
 def _powers(exponents: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:

@@ -18,49 +18,60 @@ from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.drafts import draft_file, sweep
 from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
+from tokenwright.checkpoints.generation import GenerationDefaults
 from tokenwright.checkpoints.gguf import Header, block_bytes
-from tokenwright.checkpoints.gguf_model import (
-    ARCHITECTURES,
-    PAIRED,
-    ROPE_FACTORS,
-    ROWS_PAIRED,
-    read_model,
-    tensor_names,
-)
+from tokenwright.checkpoints.gguf_layouts import LAYOUTS
+from tokenwright.checkpoints.gguf_model import ROPE_FACTORS, SAMPLING, read_model
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.reading import piece_of, read_rows
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, WeightFormat, YarnScaling
+from tokenwright.config import (
+    LinearScaling,
+    Llama3Scaling,
+    ModelConfig,
+    NoScaling,
+    Rope,
+    WeightFormat,
+    YarnScaling,
+)
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.rotary import llama3_frequencies
 from tokenwright.text.files import read_folder
-from tokenwright.text.to_metadata import tokenizer_metadata
+from tokenwright.text.metadata import WHOLE
+from tokenwright.text.to_metadata import Nearest, tokenizer_metadata
 
 _TYPES: Mapping[str, str] = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 _FILE_TYPES: Mapping[str, int] = {"bfloat16": 32, "int8": 7, "int4": 2}  # general.file_type
-_NAMES = {theirs: ours for ours, theirs in ARCHITECTURES.items()}
+_KINDS = {LAYOUTS[kind].model: kind for kind in ("llama", "qwen2", "qwen3")}  # those that are written
 _SLAB = 1 << 24  # bytes of fp32 that are converted together
 _THREADS = 2
 _NUMBERS = numpy.dtype(numpy.float32)  # the writer is given shapes of numbers, not of bytes
 
 
 class Contents:
-    """What a file will hold: metadata, and the types of the tensors. Raises CheckpointError if it cannot."""
+    """What a file will hold: metadata, and the types of the tensors. Raises CheckpointError if it cannot.
+
+    remarks: what the file cannot say as the model does, in words.
+    """
 
     def __init__(self, checkpoint: Checkpoint, form: WeightFormat) -> None:
         config = checkpoint.config
-        if config.architecture not in _NAMES:
+        if config.architecture not in _KINDS:
             raise CheckpointError(
-                f"{config.architecture} cannot be written as a GGUF file; {', '.join(_NAMES)} can, and all models as a "
+                f"{config.architecture} cannot be written as a GGUF file; {', '.join(_KINDS)} can, and all models as a "
                 "folder"
             )
-        self.checkpoint, self.form, self.kind = checkpoint, form, _NAMES[config.architecture]
-        self.paired = config.head_size if self.kind == PAIRED else 0
-        self.names = tensor_names(checkpoint.graph)
+        self.checkpoint, self.form, self.kind = checkpoint, form, _KINDS[config.architecture]
+        self.paired = config.head_size if LAYOUTS[self.kind].neighbours else 0
+        sources = LAYOUTS[self.kind].sources(checkpoint.graph)
+        self.names = {name: source.name for name, source in sources.items()}
+        self.turned = {name for name, source in sources.items() if source.order is not None}  # rows of q and k
         self.types = {name: self._type(name) for name in checkpoint.graph.shapes}
         texts = checkpoint.texts if checkpoint.texts is not None else read_folder(checkpoint.path)
         self.metadata = _facts(checkpoint, self.kind, form)
-        self.metadata |= tokenizer_metadata(texts, checkpoint.generation.eos_ids, config.vocab_size)
+        said, nearest = tokenizer_metadata(texts, checkpoint.generation.eos_ids, config.vocab_size)
+        self.metadata |= said
+        self.remarks = tuple(_remarks(checkpoint.generation, nearest))
         self.factors = _rope_factors(checkpoint)
         self._check()
 
@@ -94,15 +105,16 @@ class Contents:
     def data(self, name: str) -> Iterator[torch.Tensor]:
         """The bytes of a tensor, in order, some rows at a time."""
         checkpoint, kind = self.checkpoint, self.types[name]
-        source = checkpoint.sources[name]
+        source, updates = checkpoint.sources[name], checkpoint.updates.get(name.removesuffix(".weight"), ())
         stored = checkpoint.stored[source.name]
         whole = isinstance(stored, Compound) or source.transpose or source.rows is not None or len(stored.shape) == 1
         step = stored.shape[0] if whole else _rows(stored.shape, source.order.block if source.order else self.paired)
         for first in range(0, stored.shape[0], step):
             raw = read_rows(stored, first, min(first + step, stored.shape[0]))
             ours = piece_of(raw, source).float().contiguous()
-            paired = self.paired and ROWS_PAIRED.fullmatch(name)
-            found = _as_bytes(_in_pairs(ours, self.paired) if paired else ours, kind)
+            for update in updates:
+                ours = update.added_to(ours, first if source.order is None else source.order.ours(first))
+            found = _as_bytes(_in_pairs(ours, self.paired) if name in self.turned else ours, kind)
             if found is None:
                 refuse_values(raw, source.name, stored.file, {"F32": "float32", "BF16": "bfloat16"}.get(kind, "int8"))
             yield found
@@ -180,9 +192,21 @@ def _append(contents: Contents, draft: Path, sizes: Mapping[str, int], report: R
         os.fsync(stream.fileno())
 
 
+def _remarks(generation: GenerationDefaults, nearest: Nearest | None) -> Iterator[str]:
+    dropped = [name for name in generation.sampling if name not in SAMPLING.values()]
+    if dropped := [*dropped, *generation.unsupported]:
+        yield f"a GGUF file cannot hold {', '.join(dropped)}, which generation_config.json suggests"
+    if nearest is not None and nearest.texts:
+        yield (
+            f"the tokenizer splits text in a way that has no name in GGUF. The file holds it whole ({WHOLE}), which "
+            f"Tokenwright reads; to other programs it says {nearest.name}, with other ids for such texts as "
+            f"{min(nearest.texts, key=len)[:24]!r}"
+        )
+
+
 def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, Any]:
     """The metadata but the tokenizer's."""
-    config, suggested = checkpoint.config, checkpoint.generation
+    config = checkpoint.config
     own: dict[str, Any] = {
         "block_count": config.layers,
         "context_length": _context(config),
@@ -197,10 +221,6 @@ def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, A
         "vocab_size": config.vocab_size,
         **_rope(config.positions),
     }
-    sampling = {
-        "temp": suggested.temperature, "top_k": suggested.top_k, "top_p": suggested.top_p, "min_p": suggested.min_p,
-        "penalty_repeat": suggested.repetition_penalty,
-    }  # fmt: skip
     general: dict[str, Any] = {
         "general.architecture": kind,
         "general.type": "model",
@@ -209,7 +229,8 @@ def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, A
     }
     if form.quantised:
         general["general.quantization_version"] = 2
-    general |= {f"general.sampling.{key}": value for key, value in sampling.items() if value is not None}
+    suggested = checkpoint.generation.sampling
+    general |= {f"general.sampling.{key}": suggested[name] for key, name in SAMPLING.items() if name in suggested}
     return general | {f"{kind}.{key}": value for key, value in own.items()}
 
 

@@ -5,22 +5,25 @@ from dataclasses import dataclass
 
 from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.reading import DTYPES, form_of
+from tokenwright.checkpoints.reading import DTYPES, forms_of
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import DTYPE_BYTES, WeightFormat
 from tokenwright.models.graph import Graph
 
 
 def as_stored(graph: Graph, sources: Mapping[str, Source], stored: Mapping[str, Stored]) -> dict[str, WeightFormat]:
-    """The matrices, and the parts of joined ones, whose blocks are those of a packed form: with that form.
+    """The matrices, and the parts of joined ones, whose blocks a packed form holds as they are: with that form.
 
-    q, k and v are one matrix in memory, as are gate and up; where their forms differ, all of them are decoded.
+    q, k and v are one matrix in memory, as are gate and up: it has the smallest form that holds all of them. Without
+    one, all of them are decoded. So is a tensor of which a part is transposed.
     """
     found: dict[str, WeightFormat] = {}
+    turned = {source.name for source in sources.values() if source.order is not None and source.order.turned}
     for matrix in graph.matrices.values():
         parts = [name for name, _ in matrix.parts]
-        forms = {form_of(stored[sources[f"{part}.weight"].name]) for part in parts}
-        if len(forms) == 1 and (form := forms.pop()) is not None:
+        names = dict.fromkeys(sources[f"{part}.weight"].name for part in parts)
+        forms, *others = (() if name in turned else forms_of(stored[name]) for name in names)
+        if form := next((one for one in forms if all(one in other for other in others)), None):
             found |= dict.fromkeys(parts, form)
     return found
 

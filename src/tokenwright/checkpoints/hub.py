@@ -100,7 +100,9 @@ def named(text: str, revision: str | None) -> tuple[str, str | None]:
     if found is None:
         raise CheckpointError(f"{text[:200]} is no owner/name on the Hugging Face hub, nor an address of one")
     if revision is not None and found.revision is not None and found.revision != revision:
-        raise CheckpointError(f"{text} names the revision {found.revision}, and --revision {revision}; give one")
+        raise CheckpointError(
+            f"{text} names the revision {found.revision}, and revision is {revision}; give one", "revision"
+        )
     revision = found.revision if revision is None else revision
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise CheckpointError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
@@ -121,7 +123,9 @@ def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str
     except Exception as error:  # each version of the network libraries raises its own types
         reason = WISHED if isinstance(error, errors.OfflineModeIsEnabled) else _cause(error)
         if refuse:
-            raise CheckpointError(f"{name} cannot be fetched: the hub cannot be reached ({reason})") from error
+            raise CheckpointError(
+                f"{name} cannot be fetched: the hub cannot be reached ({reason}){_meant(name)}"
+            ) from error
         return reason
     return ""
 
@@ -217,8 +221,8 @@ def _explained(error: Exception, name: str, revision: str | None, offline: str) 
         return f"{name} is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
     if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         return (
-            f"there is no model {name} on the hub, nor a folder of that name here. {_meant(name)} If it is private, "
-            "set HF_TOKEN to a token that may read it"
+            f"there is no model {name} on the hub, nor a folder of that name here{_meant(name) or '; check its name.'} "
+            "If it is private, set HF_TOKEN to a token that may read it"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit"
@@ -226,22 +230,22 @@ def _explained(error: Exception, name: str, revision: str | None, offline: str) 
         return incomplete(name, offline)
     if status == 403:
         return f"the hub does not let you read {name}; set HF_TOKEN to a token that may"
-    return f"cannot fetch {name} from the hub ({type(error).__name__}: {error}); try again"
+    return f"{name} cannot be fetched from the hub ({_cause(error)}); try again"
 
 
 def _meant(name: str) -> str:
-    """A hint at the model that was probably meant."""
-    from tokenwright.checkpoints.nearest import nearest  # here: the command line imports this file at its start
+    """A hint at the model that was probably meant, or ''."""
+    from tokenwright.checkpoints.nearest import meant  # here: the command line imports this file at its start
 
-    near = nearest(name)
-    return "Check the spelling." if near is None else f"Did you mean {near}?"
+    return meant(name)
 
 
 def incomplete(name: str, offline: str) -> str:
     """The message for a model that cannot be fetched, and is not whole in the cache."""
+    near = _meant(name)
     return (
-        f"{name} is not complete in the local cache, and the hub cannot be reached ({offline or 'it did not answer'}). "
-        f"{_meant(name)} Fetch it once with a connection, or give a folder that has the files"
+        f"{name} is not complete in the local cache, and the hub cannot be reached ({offline or 'it did not answer'})"
+        f"{f'{near} Or fetch' if near else '; fetch'} it once with a connection, or give a folder that has the files"
     )
 
 

@@ -48,6 +48,13 @@ def part_names(name: str) -> list[str]:
     return [f"{match['base']}-{number:05}-of-{count:05}{match['suffix']}" for number in range(1, count + 1)]
 
 
+def model_files(folder: Path) -> dict[str, list[Path]]:
+    """The GGUF models in a folder and those in it: of each its files, by the name of the first."""
+    names = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.suffix.lower() == _SUFFIX)
+    found = {_parts(name)[0]: _parts(name) for name in names}
+    return {first: [folder / name for name in parts if (folder / name).exists()] for first, parts in found.items()}
+
+
 def download_gguf(text: str, revision: str | None, progress: bool, *, again: bool = False) -> Path:
     """Download the GGUF file of a name, and the other parts of its model; returns its place, of parts the first.
 

@@ -78,10 +78,12 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek-ai/DeepSeek-V3": {
         "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 7168,
         "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
-        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
         "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
         "quantization_config": {"fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn"}, "routed_scaling_factor": 2.5, "topk_group": 4,
         "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280,
     },
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """What a config.json asks for that Tokenwright does not compute: one table, from keys to the operations they stand for.
 
-`inspect` and `plan` say it of an architecture that no family has, and `plan` of one whose sizes alone are known. An
-operation leaves the table when a backend has it.
+`inspect` and `plan` say it of an architecture that no family has. An operation leaves the table when a backend has it.
 """
 
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ from tokenwright.checkpoints.strict import Keys, shown
 
 # A key, and the operation that it stands for unless its value is null, false, 0 or empty; {} is the value.
 _OPERATIONS: tuple[tuple[str, str], ...] = (
-    ("kv_lora_rank", "multi-head latent attention"),
-    ("n_routed_experts", "grouped routing among {} experts"),
+    ("index_topk", "attention to the {} tokens that an indexer chooses"),
     ("attention_chunk_size", "chunked attention, {} tokens at a time"),
+    ("attn_temperature_tuning", "queries scaled by their position"),
+    ("interleave_moe_layer_step", "experts whose input is scaled by their score"),
     ("state_size", "state-space layers"),
     ("ssm_state_size", "state-space layers"),
     ("mamba_d_state", "state-space layers"),

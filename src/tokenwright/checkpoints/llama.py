@@ -23,6 +23,7 @@ from tokenwright.checkpoints.family import (
 )
 from tokenwright.checkpoints.mixtures import (
     GPT_OSS_NAMES,
+    GPT_OSS_PLAIN,
     GPT_OSS_RENAMES,
     GPT_OSS_STACKS,
     MIXTRAL_NAMES,
@@ -30,7 +31,7 @@ from tokenwright.checkpoints.mixtures import (
     Kind,
     read_mixture,
 )
-from tokenwright.checkpoints.positions import Slides, read_rope, read_rotary, read_windows
+from tokenwright.checkpoints.positions import Slides, read_both_ropes, read_rope, read_rotary, read_windows
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Scales
@@ -49,7 +50,9 @@ class LlamaLike:
     post_norm: bool = False  # norms after attention and MLP
     scaled: bool = False  # whether the config has Granite's multipliers
     slides: Slides = "none"
-    nope: bool = False  # whether some layers have no rotary positions (NoPE)
+    # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
+    nope: Literal["listed", "full"] | None = None
+    local: bool = False  # whether layers with a window have the rotation without its scaling
     tied: bool = False  # default of tie_word_embeddings
     theta: float = 10000.0
     head_size: int | None = None  # default of head_dim; None: width / heads
@@ -60,11 +63,18 @@ class LlamaLike:
     plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
 
 
+_MISTRAL = LlamaLike(slides="all")
+_QWEN2 = LlamaLike(biases="qkv", slides="upper")
+_QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "LlamaForCausalLM": LlamaLike(biases="config", mlp_bias=True),
-    "MistralForCausalLM": LlamaLike(slides="all"),
-    "Qwen2ForCausalLM": LlamaLike(biases="qkv", slides="upper"),
-    "Qwen3ForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128),
+    "MistralForCausalLM": _MISTRAL,
+    "Mistral3ForConditionalGeneration": _MISTRAL,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
     "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
     "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
     "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
@@ -72,11 +82,26 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
     ),
     "SmolLM3ForCausalLM": LlamaLike(
-        biases="config", mlp_bias=True, slides="nope", nope=True, tied=True, theta=2000000.0
+        biases="config", mlp_bias=True, slides="nope", nope="listed", tied=True, theta=2000000.0
     ),
     "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled=True),
     "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5, partial=1.0),
     "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
+    "Olmo3ForCausalLM": LlamaLike(
+        biases="config",
+        qk_norm="whole",
+        pre_norm=False,
+        post_norm=True,
+        eps=1e-5,
+        theta=500000.0,
+        slides="pattern",
+        local=True,
+    ),
+    "Exaone4ForCausalLM": LlamaLike(
+        qk_norm="head", pre_norm=False, post_norm=True, eps=1e-5, slides="pattern", nope="full"
+    ),
+    "Ernie4_5ForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, head_size=128, eps=1e-5),
+    "GlmForCausalLM": LlamaLike(biases="config qkv", eps=1.5625e-07, head_size=128, partial=0.5),
     "Glm4ForCausalLM": LlamaLike(biases="config qkv", post_norm=True, eps=1.5625e-07, head_size=128, partial=0.5),
     "Starcoder2ForCausalLM": LlamaLike(biases="use_bias", slides="given", tied=True, plain=True),
 }
@@ -89,9 +114,15 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
-    rope, reach = read_rope(keys, like.theta, head_size, context, like.partial)
+    if like.local:
+        rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
+    else:
+        (rope, reach), local = read_rope(keys, like.theta, head_size, context, like.partial), None
     check_repeats(keys, context, reach)
-    rotary = read_rotary(keys, layers) if like.nope else (True,) * layers
+    rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
+    windows = read_windows(keys, like.slides, rotary)
+    if like.nope == "full" and any(windows):
+        rotary = tuple(window is not None for window in windows)
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
     config = ModelConfig(
         family="llama",
@@ -105,8 +136,9 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=reach,
         positions=rope,
-        windows=read_windows(keys, like.slides, rotary),
+        windows=windows,
         rotary=rotary,
+        local=local,
         norm="layer" if like.plain else "rms",
         norm_eps=_plain_eps(keys) if like.plain else keys.number("rms_norm_eps", like.eps),
         activation=activation(keys, "hidden_act", "gelu_pytorch_tanh" if like.plain else "silu"),
@@ -159,7 +191,7 @@ def _optional(keys: Keys, key: str, offered: bool, why: str) -> bool:
 def _biases(keys: Keys, like: LlamaLike) -> tuple[bool, bool, bool]:
     """Whether q, k and v have biases, whether o has one, and whether the MLP has."""
     if like.biases == "use_bias":
-        every = keys.flag("use_bias", True)
+        every = keys.flag("use_bias", like.plain)
         return every, every, every
     if like.oss:
         every = keys.flag("attention_bias", True)
@@ -179,8 +211,12 @@ LLAMA = Family(
     architectures={
         "LlamaForCausalLM": "llama",
         "MistralForCausalLM": "mistral",
+        "Mistral3ForConditionalGeneration": "mistral3",
         "Qwen2ForCausalLM": "qwen2",
+        "Qwen2VLForConditionalGeneration": "qwen2_vl",
+        "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
         "Qwen3ForCausalLM": "qwen3",
+        "Qwen3VLForConditionalGeneration": "qwen3_vl",
         "SmolLM3ForCausalLM": "smollm3",
         "GraniteForCausalLM": "granite",
     },
@@ -207,31 +243,35 @@ LLAMA = Family(
     inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
 )
 
+_FUSED_UP = {f"layers.{{i}}.mlp.{one}": Source("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")}
+
 PHI3 = replace(
     LLAMA,
     architectures={"Phi3ForCausalLM": "phi3"},
     names=LLAMA.names
     | {f"layers.{{i}}.attention.{one}": Source("layers.{i}.self_attn.qkv_proj", fused=True) for one in ("q", "k", "v")}
-    | {f"layers.{{i}}.mlp.{one}": Source("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")},
+    | _FUSED_UP,
 )
 
+ERNIE = replace(LLAMA, architectures={"Ernie4_5ForCausalLM": "ernie4_5"}, neighbours=True)
+
+GLM = replace(LLAMA, architectures={"GlmForCausalLM": "glm"}, neighbours=True, names=LLAMA.names | _FUSED_UP)
+
 GLM4 = replace(
-    LLAMA,
+    GLM,
     architectures={"Glm4ForCausalLM": "glm4"},
-    neighbours=True,
-    names=LLAMA.names
+    names=GLM.names
     | named(
         {
             "layers.{i}.attention_post_norm": "layers.{i}.post_self_attn_layernorm",
             "layers.{i}.mlp_post_norm": "layers.{i}.post_mlp_layernorm",
         }
-    )
-    | {f"layers.{{i}}.mlp.{one}": Source("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")},
+    ),
 )
 
 OLMO2 = replace(
     LLAMA,
-    architectures={"Olmo2ForCausalLM": "olmo2"},
+    architectures={"Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "Exaone4ForCausalLM": "exaone4"},
     names=LLAMA.names
     | named(
         {
@@ -262,4 +302,5 @@ GPT_OSS = replace(
     names=LLAMA.names | GPT_OSS_NAMES,
     renames=GPT_OSS_RENAMES,
     stacks=GPT_OSS_STACKS,
+    plain=GPT_OSS_PLAIN,
 )

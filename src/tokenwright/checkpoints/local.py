@@ -6,6 +6,10 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.hub_gguf import read_gguf_name
 from tokenwright.errors import CheckpointError
 
+_FORMS = (
+    "give a model's folder, a GGUF file, owner/name on the Hugging Face hub (such as openai-community/gpt2), or "
+    "stories for the model that ships inside"
+)
 STORIES = Path(__file__).parent.parent / "stories"  # the model inside the package
 
 
@@ -14,7 +18,12 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
 
     Raises CheckpointError for anything else that is not there, and for a folder with a revision.
     """
+    given: object = name_or_path
+    if not isinstance(given, str | Path):
+        raise CheckpointError(f"the name of the model is {type(given).__name__}, not text; {_FORMS}")
     text = str(name_or_path)
+    if not text:
+        raise CheckpointError(f"the name of the model is empty; {_FORMS}")
     try:
         folder = STORIES if text == "stories" else Path(text).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
@@ -27,16 +36,17 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
                 f"{text} is a {kind} here, which has no revision {revision!r}; leave it out",
                 "revision",
             )
+        if is_folder and (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+            raise CheckpointError(
+                f"{text} is an adapter, not a model; give the model that it was trained on, and the adapter as lora"
+            )
         return folder
     if exists:
         raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")
     if isinstance(name_or_path, str) and (hub.is_hub_name(text) or read_gguf_name(text)):
         return None
-    from tokenwright.checkpoints.nearest import nearest
+    from tokenwright.checkpoints.nearest import meant
 
-    if (near := nearest(text)) is not None:
-        raise CheckpointError(f"there is no folder {text[:200]}; did you mean {near}?")
-    raise CheckpointError(
-        f"there is no folder {text[:200]}; give a model's folder, a GGUF file, owner/name on the Hugging Face hub "
-        "(such as openai-community/gpt2), or stories for the model that ships inside"
-    )
+    if hint := meant(text):
+        raise CheckpointError(f"there is no folder {text[:200]}{hint}")
+    raise CheckpointError(f"there is no folder {text[:200]}; {_FORMS}")

@@ -52,7 +52,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 # Names, paths, and what matters in training alone; fan_in_fan_out follows from the model, as in PEFT.
 _INERT = (
-    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode",
+    "auto_mapping", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode",
     "layers_pattern", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 )  # fmt: skip
@@ -63,11 +63,32 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A checked adapter of one model. `updates`: by our name of the linear layer. `digest`: of all that they are."""
+    """A checked adapter of one model.
+
+    updates: by our name of the linear layer. digest: of all that they are. modules: the linear layers by their names in
+    the file. base: what the config names as the model that it was trained on, or None.
+    """
 
     path: Path
     updates: Mapping[str, Update] = field(repr=False)
     digest: str
+    modules: tuple[str, ...] = field(repr=False, default=())
+    base: str | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The different ranks of its updates, in order."""
+        return tuple(sorted({len(one.down) for one in self.updates.values()}))
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The different factors of its updates, in order."""
+        return tuple(sorted({one.scale for one in self.updates.values()}))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The kinds of linear layers that it updates, by the last part of their names in the file."""
+        return tuple(sorted({module.rpartition(".")[2] for module in self.modules}))
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,7 @@ class _Settings:
     root: bool  # use_rslora: alpha / sqrt(rank) instead of alpha / rank
     targets: tuple[str, ...] | None  # None: a regular expression, or all linear layers
     every: bool  # whether the targets are meant in all layers
+    base: str | None  # the name of the model that it was trained on
 
     def scale(self, module: str) -> tuple[int, float]:
         """The rank of a module's update, and its scale."""
@@ -112,6 +134,11 @@ def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare
             f"{folder / WEIGHTS} updates {_few(map(shown, unknown))}, no linear layer of this {graph.architecture} "
             "(the head is none where it is tied to the embedding); give an adapter of this model"
         )
+    if absorbed := [module for module in pairs if _absorbed(sources, layers[homes[module]])]:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} updates {_few(map(shown, absorbed))}, which latent attention holds transposed by "
+            "heads; merge the adapter into the model's files with PEFT, and give those"
+        )
     _check_complete(folder, settings, set(homes.values()), layers)
     updates: dict[str, Update] = {}
     digest = sha256()
@@ -126,7 +153,7 @@ def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare
             digest.update(one.numpy().tobytes())
         for part in parts:
             updates[part] = Update(down, piece_of(up, places[part]).contiguous(), scale)
-    return Adapter(folder, updates, digest.hexdigest())
+    return Adapter(folder, updates, digest.hexdigest(), tuple(sorted(pairs)), settings.base)
 
 
 def _read_settings(keys: Keys) -> _Settings:
@@ -139,7 +166,7 @@ def _read_settings(keys: Keys) -> _Settings:
         raise keys.error(f"target_modules must be names, not {shown(targets)}")
     if not (_is_layer(layers) or layers is None or (isinstance(layers, list) and all(map(_is_layer, layers)))):
         raise keys.error(f"layers_to_transform must be numbers of layers, not {shown(layers)}")
-    but = keys.raw("exclude_modules")
+    but, base = keys.raw("exclude_modules"), keys.raw("base_model_name_or_path")
     rank = keys.whole("r", most=MOST_RANK)
     found = _Settings(
         rank=rank,
@@ -149,6 +176,7 @@ def _read_settings(keys: Keys) -> _Settings:
         root=keys.flag("use_rslora", False),
         targets=tuple(targets) if isinstance(targets, list) else None,
         every=layers in (None, []) and but in (None, []),
+        base=base if isinstance(base, str) else None,
     )
     keys.finish(_INERT, _ADVICE)
     return found
@@ -189,6 +217,11 @@ def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
                 f"{file} has {shown(name)}, a copy of a layer of the model; save it with PEFT's "
                 "save_embedding_layers=False"
             )
+        if match is None and len(one.shape) == 2 and name.endswith(".weight") and "lora_" not in name:
+            raise CheckpointError(
+                f"{file} has {shown(name)}, a whole layer in place of the model's, as PEFT saves it where the "
+                "vocabulary was resized or the layer was trained; merge the adapter with PEFT and open the merged model"
+            )
         if match is None or len(one.shape) != 2 or one.dtype not in DTYPES:
             raise CheckpointError(
                 f"{shown(name)} in {file} is {one.dtype} {list(one.shape)}; Tokenwright reads the lora_A.weight and "
@@ -212,6 +245,11 @@ def _layers(graph: Graph, sources: Mapping[str, Source]) -> dict[str, list[str]]
             name = sources[f"{part}.weight"].name
             found.setdefault(name.removesuffix(".weight"), []).append(part)
     return found
+
+
+def _absorbed(sources: Mapping[str, Source], parts: list[str]) -> bool:
+    orders = (sources[f"{part}.weight"].order for part in parts)
+    return any(order is not None and order.turned for order in orders)
 
 
 def _check_complete(folder: Path, settings: _Settings, there: Collection[str], layers: Mapping[str, list[str]]) -> None:

@@ -15,7 +15,7 @@ from tokenwright.config import Mixture
 
 Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss"]
 
-_MOST = 1 << 16
+MOST_EXPERTS = 1 << 16
 _TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
 
 MIXTRAL_NAMES: Mapping[str, str] = {
@@ -33,20 +33,27 @@ QWEN_NAMES: Mapping[str, str] = {
     for one in ("gate", "up", "down")
 }
 
-
+_UP = "layers.{i}.mlp.experts.gate_up_proj"
 GPT_OSS_NAMES: dict[str, Source] = {
     "layers.{i}.attention.sinks": Source("layers.{i}.self_attn.sinks"),
     "layers.{i}.mlp.router": Source("layers.{i}.mlp.router"),
-    "layers.{i}.mlp.experts.{e}.gate": Source("layers.{i}.mlp.experts.gate_up_proj", fused=True, turn=(0, 2)),
-    "layers.{i}.mlp.experts.{e}.up": Source("layers.{i}.mlp.experts.gate_up_proj", fused=True, turn=(1, 2)),
+    "layers.{i}.mlp.experts.{e}.gate": Source(_UP, fused=True, turn=(0, 2)),
+    "layers.{i}.mlp.experts.{e}.up": Source(_UP, fused=True, turn=(1, 2)),
     "layers.{i}.mlp.experts.{e}.down": Source("layers.{i}.mlp.experts.down_proj", fused=True),
+}
+# Without quantisation: of each expert [in, out], gate and up column by column in turn, as transformers computes with.
+GPT_OSS_PLAIN: dict[str, Source] = {
+    "layers.{i}.mlp.experts.{e}.gate": Source(_UP, transpose=True, stacked=True, turn=(0, 2)),
+    "layers.{i}.mlp.experts.{e}.up": Source(_UP, transpose=True, stacked=True, turn=(1, 2)),
+    "layers.{i}.mlp.experts.{e}.down": Source("layers.{i}.mlp.experts.down_proj", transpose=True, stacked=True),
 }
 # As published, without the last part of a name that other tensors have. Biases are those of all experts, [E, out].
 GPT_OSS_RENAMES = (
     (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
+    (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
     (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight"),
 )
-GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.bias")
+GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.(?:bias|weight)")
 
 
 def read_mixture(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
@@ -58,13 +65,13 @@ def read_mixture(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
 
 
 def _mixtral(keys: Keys, layers: int) -> Mixture:
-    experts = keys.whole("num_local_experts", 8, most=_MOST)
+    experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
-    return Mixture(experts, chosen, _width(keys, "intermediate_size", 14336), (True,) * layers)
+    return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
 
 
 def _gpt_oss(keys: Keys, layers: int) -> Mixture:
-    experts = keys.whole("num_local_experts", 128, most=_MOST)
+    experts = keys.whole("num_local_experts", 128, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 4, most=experts)
     if keys.whole("experts_per_token", chosen) != chosen:
         raise keys.error("num_experts_per_tok and experts_per_token differ; keep the one that is right")
@@ -73,16 +80,16 @@ def _gpt_oss(keys: Keys, layers: int) -> Mixture:
     keys.raw("initial_context_length")  # rope_scaling says it too
     if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
         raise keys.error("rope_scaling is missing; the published files have YaRN there")
-    width = _width(keys, "intermediate_size", 2880)
+    width = expert_width(keys, "intermediate_size", 2880)
     return Mixture(experts, chosen, width, (True,) * layers, bias=True)
 
 
 def _qwen(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
-    experts = keys.whole("num_experts", 60 if kind == "qwen2" else 128, least=0, most=_MOST)
-    chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or _MOST)
+    experts = keys.whole("num_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or MOST_EXPERTS)
     step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
-    width = _width(keys, "moe_intermediate_size", 1408 if kind == "qwen2" else 768)
+    width = expert_width(keys, "moe_intermediate_size", 1408 if kind == "qwen2" else 768)
     shared = keys.whole("shared_expert_intermediate_size", 5632, most=1 << 24) if kind == "qwen2" else 0
     renormalise = keys.flag("norm_topk_prob", False)
     if not any(mixed):
@@ -90,7 +97,7 @@ def _qwen(keys: Keys, kind: Kind, layers: int) -> Mixture | None:
     return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)
 
 
-def _width(keys: Keys, key: str, default: int) -> int:
+def expert_width(keys: Keys, key: str, default: int) -> int:
     """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts."""
     width = keys.whole(key, default, most=1 << 24)
     if 2 * width % LANES or keys.whole("hidden_size") % LANES:

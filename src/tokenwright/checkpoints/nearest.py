@@ -1,36 +1,41 @@
 """The model that was probably meant by a name that nothing has: a hint for the end of an error message.
 
 Known are the model inside the package, model folders and GGUF files beside the path, models in the hub's cache, and
-published models whose architecture we have.
+published models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from tokenwright.checkpoints.families import FAMILIES
 from tokenwright.checkpoints.known import KNOWN
 
 _ALIKE = 0.75  # of difflib's measure, from 0 to 1
+_LONGEST = 200  # characters of a name that is compared
 _MOST = 2_000  # entries of a folder that are looked at
 
 
-def nearest(text: str, *, planned: bool = False) -> str | None:
-    """The known name that is most like `text`, as one would type it, or None.
+def nearest(text: str) -> str | None:
+    """The known name that is most like `text`, as one would type it; None if there is none, or `text` is one itself."""
+    return closest(text, (*_cached(), *KNOWN, "stories", *_beside(text)))
 
-    planned: published models that cannot be run but planned count too.
-    """
-    if len(text) > 200:
+
+def closest(text: str, names: Iterable[str]) -> str | None:
+    """The name that is most like `text`, both with their owner (owner/name) or without it; None as `nearest` has it."""
+    known: dict[str, str] = {}
+    for name in names:
+        known |= {name.lower(): name, name.partition("/")[2].lower() or name.lower(): name}
+    if text in known.values() or len(text) > _LONGEST:  # the right name lacks a model, or the network
         return None
-    runs = {name for family in FAMILIES for name in family.architectures}
-    published = [name for name, config in KNOWN.items() if planned or config["architectures"][0] in runs]
-    hub = [*_cached(), *published]
-    known = {name.partition("/")[2].lower(): name for name in hub} | {name.lower(): name for name in hub}
-    known |= {"stories": "stories"} | {name.lower(): name for name in _beside(text)}
-    known = {key: name for key, name in known.items() if name != text}  # it was looked for under this very name
     found = get_close_matches(text.lower().rstrip("/"), known, 1, _ALIKE)
     return known[found[0]] if found else None
+
+
+def meant(text: str) -> str:
+    """The end of a message about a name that nothing has: "; did you mean NAME?", or nothing. See `nearest`."""
+    near = nearest(text)
+    return "" if near is None else f"; did you mean {near}?"
 
 
 def _beside(text: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ if the checkpoint stores them transposed, or quantised by another tool).
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from types import MappingProxyType
 
@@ -76,8 +76,9 @@ def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
         return form
     if form not in (own, WeightFormat("native")):
         raise RequestError(
-            f"the weights in {checkpoint.path} are kept as {own} and cannot become {form}; leave the format out, or "
-            "give the model that they were made from"
+            f"{checkpoint.path} is kept as {own} and cannot become {form}; leave weights out, or give the model that "
+            "it was made from",
+            "weights",
         )
     return own
 
@@ -133,7 +134,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows [first, last) of a stored tensor, with the destinations of the tensors made from them."""
+    """Rows [first, last) of a stored tensor, with the destinations of the tensors made from them.
+
+    start: the stored row with which those tensors begin.
+    """
 
     name: str
     stored: Stored
@@ -141,6 +145,7 @@ class Job:
     last: int
     users: tuple[tuple[Source, Place], ...]
     kept: bool = False  # whether codes and scales are copied
+    start: int = 0
 
     def run(self, pack: Pack) -> int:
         """Read and pack; returns the number of bytes read."""
@@ -151,16 +156,16 @@ class Job:
             ours = piece_of(raw, source)
             step = len(ours) if ours.is_contiguous() else _rows_of_slab(ours[0].nbytes)
             for row in range(0, len(ours), step):
-                if not place.put(_first(source, self.first) + row, ours[row : row + step].contiguous(), pack):
+                if not place.put(self._ours(source) + row, ours[row : row + step].contiguous(), pack):
                     refuse_values(raw, self.name, self.stored.file, _form_name(place))
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
     def _copy(self) -> int:
-        codes, scales = read_codes(self.stored, self.first, self.last)
         for source, place in self.users:
             assert isinstance(place.target, Packed), "matrices are packed"
+            codes, scales = read_codes(self.stored, self.first, self.last, place.target.form)
             if place.target.put_codes(
-                place.first + _first(source, self.first), piece_of(codes, source), piece_of(scales, source)
+                place.first + self._ours(source), piece_of(codes, source), piece_of(scales, source)
             ):
                 raise CheckpointError(
                     f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
@@ -168,10 +173,10 @@ class Job:
                 )
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
-
-def _first(source: Source, row: int) -> int:
-    """The number of our row that the stored rows from `row` on give first."""
-    return row if source.order is None else source.order.ours(row)
+    def _ours(self, source: Source) -> int:
+        """The number of our row that the stored rows give first."""
+        row = self.first - self.start
+        return row if source.order is None else source.order.ours(row)
 
 
 def _form_name(place: Place) -> str:
@@ -186,15 +191,28 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
     for ours, source in checkpoint.sources.items():
         users.setdefault(source.name, []).append((source, places[ours]))
     for name in sorted(users, key=lambda name: (checkpoint.stored[name].file, checkpoint.stored[name].start)):
-        stored, targets = checkpoint.stored[name], tuple(users[name])
-        whole = any(source.transpose or source.rows is not None for source, _ in targets)
-        whole = whole or isinstance(stored, Compound)
-        rows = stored.shape[0]
-        step = rows if whole else _rows_of_slab(stored.nbytes // rows)
-        step += -step % lcm(LANES, *(source.order.block for source, _ in targets if source.order is not None))
-        copied = name.removesuffix(".weight") in as_they_lie
-        for first in range(0, rows, step):
-            yield Job(name, stored, first, min(first + step, rows), targets, copied)
+        stored, copied = checkpoint.stored[name], name.removesuffix(".weight") in as_they_lie
+        for (start, end), targets in _runs(stored, users[name]).items():
+            whole = any(source.transpose or source.rows is not None for source, _ in targets)
+            step = (
+                end - start
+                if whole or isinstance(stored, Compound)
+                else _rows_of_slab(stored.nbytes // stored.shape[0])
+            )
+            step += -step % lcm(LANES, *(source.order.block for source, _ in targets if source.order is not None))
+            for first in range(start, end, step):
+                yield Job(name, stored, first, min(first + step, end), tuple(targets), copied, start)
+
+
+def _runs(stored: Stored, users: list[tuple[Source, Place]]) -> dict[tuple[int, int], list[tuple[Source, Place]]]:
+    """The stored rows that are read together, with their users: all of them, or those of each expert of a stack."""
+    found: dict[tuple[int, int], list[tuple[Source, Place]]] = {}
+    for source, place in users:
+        if source.stacked and source.rows is not None:
+            found.setdefault(source.rows[:2], []).append((replace(source, rows=None), place))
+        else:
+            found.setdefault((0, stored.shape[0]), []).append((source, place))
+    return found
 
 
 def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:

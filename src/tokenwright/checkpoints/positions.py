@@ -26,8 +26,9 @@ from tokenwright.config import (
 ORIGINAL = "original_max_position_embeddings"
 
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
-# even number below max_window_layers, if it has use_sliding_window; alternate: those of even number.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope"]
+# even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
+# every fourth, or as sliding_window_pattern says, if the config has sliding_window.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern"]
 
 
 def read_rope(keys: Keys, theta: float, head_size: int, context: int, partial: float | None = None) -> tuple[Rope, int]:
@@ -55,6 +56,28 @@ def read_rope(keys: Keys, theta: float, head_size: int, context: int, partial: f
     return Rope(base, scaling, None if rotated == head_size else rotated), int(reach)
 
 
+def read_both_ropes(
+    keys: Keys, theta: float, local: float | None, head_size: int, context: int
+) -> tuple[Rope, int, Rope]:
+    """The rotation of layers with full attention, the context, and the rotation of those with a window.
+
+    theta, local: the default bases of the two; None: the same. A scaling beside rope_theta is that of the former alone;
+    rope_parameters may have both. Raises CheckpointError.
+    """
+    both = keys.raw("rope_parameters")
+    if not isinstance(both, dict) or not both.keys() & {"full_attention", "sliding_attention"}:
+        full, reach = read_rope(keys, theta, head_size, context)
+        return full, reach, Rope(full.theta if local is None else local)
+    if keys.raw("rope_scaling") is not None:
+        raise keys.error("rope_scaling and rope_parameters are both there; keep the one that is right")
+    full_keys, sliding_keys = (
+        Keys({"rope_parameters": both.get(f"{kind}_attention")}, f"{keys.where}: {kind}_attention of rope_parameters")
+        for kind in ("full", "sliding")
+    )
+    full, reach = read_rope(full_keys, theta, head_size, context)
+    return full, reach, read_rope(sliding_keys, theta if local is None else local, head_size, context)[0]
+
+
 def _rotated(keys: Keys, part: Keys, head_size: int, partial: float | None) -> int:
     """How many dimensions of a head turn."""
     if partial is None:
@@ -79,6 +102,7 @@ def _spelled(keys: Keys) -> tuple[Keys, str]:
     if part.raw("type") is not None and older != kind:
         raise part.error(f"type is {older!r} but rope_type is {kind!r}; keep the right one")
     kind = "longrope" if kind == "su" else kind  # its first name
+    kind = "default" if kind == "mrope" else kind  # in a text, time, height and width are one position
     if kind != "default" and kind not in _READERS:
         raise part.error(f"Tokenwright lacks rope type {kind!r}; it has default, {', '.join(_READERS)}")
     return _with_original(keys, values, part.where, kind), kind
@@ -90,7 +114,7 @@ def _with_original(keys: Keys, values: Mapping[str, Any], where: str, kind: str)
     if beside is not None and kind in ("llama3", "yarn", "longrope"):
         values = {**values, ORIGINAL: beside}
     part = Keys(values, where)
-    for key in ("type", "rope_type"):
+    for key in ("type", "rope_type", "mrope_section", "mrope_interleaved"):
         part.raw(key)
     return part
 
@@ -138,9 +162,12 @@ def _yarn(part: Keys, context: int) -> tuple[RopeScaling, float]:
     fast, slow = part.number("beta_fast", 32.0), part.number("beta_slow", 1.0)
     if fast < slow:
         raise part.error(f"beta_fast ({fast:g}) must not be below beta_slow ({slow:g})")
-    attention = part.number("attention_factor", _attention_factor(part, factor))
+    usual = _attention_factor(part, factor) * part.number("attn_factor", 1.0)  # as vLLM and llama.cpp multiply
+    attention = part.number("attention_factor", usual)
     truncate = part.flag("truncate", True)
-    return YarnScaling(factor, original, fast, slow, attention, truncate), original * factor
+    part.raw("max_position_embeddings")  # that of the config, again
+    scaled = part.number("llama_4_scaling_beta", 0.0, least=0.0)  # queries beyond the original context are scaled
+    return YarnScaling(factor, original, fast, slow, attention, truncate), original * (1 if scaled else factor)
 
 
 def _longrope(part: Keys, context: int) -> tuple[RopeScaling, float]:
@@ -207,6 +234,8 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
     border = keys.whole("max_window_layers", 28, least=0)
     first = {"none": layers, "upper": border}.get(slides, 0)
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
+    if slides == "pattern":
+        sliding = _pattern(keys, layers)
     if slides in ("even", "alternate"):
         sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
     types = keys.raw("layer_types")
@@ -218,6 +247,17 @@ def read_windows(keys: Keys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[
             raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
         sliding = listed
     return tuple(window if slide else None for slide in sliding)
+
+
+def _pattern(keys: Keys, layers: int) -> list[bool]:
+    """Which layers have a window by sliding_window_pattern: all but every so many, or letters such as LLLG in turn."""
+    pattern = keys.raw("sliding_window_pattern")
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - {"L", "G"}:
+            raise keys.error("sliding_window_pattern must be a number, or the letters L and G, one for each layer")
+        return [pattern[i % len(pattern)] == "L" for i in range(layers)]
+    every = keys.whole("sliding_window_pattern", 4)
+    return [(i + 1) % every != 0 for i in range(layers)]
 
 
 def read_layer_types(keys: Keys, types: object, layers: int) -> list[bool]:
@@ -238,7 +278,7 @@ def _window(keys: Keys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given", "alternate"):
+    if slides in ("all", "given", "alternate", "pattern"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None

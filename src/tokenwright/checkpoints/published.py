@@ -2,7 +2,7 @@
 
 A quantised matrix is several tensors of a file: codes, scales, zeros, an order. `gather` joins them to one `Compound`
 under the name that the unquantised weight would have; the names of the tensors tell which matrices are quantised, so
-that config.json's lists of modules left out are not needed. `published_codecs` has the arithmetic.
+that config.json's lists of modules left out are not needed. `published_codecs` says where the arithmetic is.
 """
 
 import re
@@ -12,9 +12,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from tokenwright.checkpoints.published_codecs import Awq, Codec, Gptq, Mxfp4, PackedIntegers, Parts, Scaled, four_bit
+from tokenwright.checkpoints.integer_codecs import Awq, Gptq, PackedIntegers
+from tokenwright.checkpoints.published_codecs import Codec, Parts
 from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.scaled_codecs import Mxfp4, Scaled
 from tokenwright.checkpoints.strict import Keys, shown
+from tokenwright.checkpoints.table_codecs import four_bit
 from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, fetch_again
 
@@ -74,6 +77,8 @@ def _awq(keys: Keys) -> Scheme:
     version = keys.text("version", "gemm").lower()
     if version != "gemm":
         raise keys.error(f"version is {shown(version)}; Tokenwright reads gemm")
+    if (maker := keys.text("backend", "autoawq")) == "llm-awq":
+        raise keys.error(f"backend is {maker}, with another order of codes; Tokenwright reads autoawq's")
     return Scheme(lambda _: Awq(), _names("qweight", "qzeros", "scales"), "qweight")
 
 

@@ -21,7 +21,7 @@ def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -
     if checkpoint.path.is_file():
         raise RequestError(
             f"{checkpoint.path} is a GGUF file, which is not written as a folder; give a target that ends in .gguf, "
-            f"or open it with weights {form}"
+            f"or open it with --weights {form}"
         )
     if checkpoint.packed is not None:
         raise RequestError(

@@ -10,7 +10,7 @@ import torch
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.family import Source
 from tokenwright.checkpoints.gguf import BLOCKS
-from tokenwright.checkpoints.gguf_blocks import AS_STORED, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
+from tokenwright.checkpoints.gguf_blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import DType, WeightFormat
@@ -40,24 +40,24 @@ def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
     return _read_bytes(one, first, torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[DTYPES[one.dtype]]))
 
 
-def read_codes(one: Stored, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [first, last) of a tensor that lies in one of our forms: codes [n, in] and scales [n, in / group]."""
+def read_codes(one: Stored, first: int, last: int, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [first, last) of a tensor in one of its `forms_of`: codes and scales as `Packed.put_codes` takes them."""
     if isinstance(one, Compound):
-        assert one.form is not None and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
-        return one.codec.codes(_parts(one), one.form)
-    return codes_and_scales(_read_blocks(one, first, last), one.dtype)
+        assert form == one.form and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
+        return one.codec.codes(_parts(one), form)
+    return codes_and_scales(_read_blocks(one, first, last), one.dtype, form)
 
 
-def form_of(one: Stored) -> WeightFormat | None:
-    """The packed form that holds a stored tensor without loss. Reads it if that depends on its scales."""
+def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
+    """The packed forms that hold a stored tensor without loss, the smallest first. Reads it if its scales decide."""
     if isinstance(one, Compound):
-        return one.form
+        return () if one.form is None else (one.form,)
     if one.dtype == IF_SCALES_FIT:
         step = max(1, _LOOKED_AT * one.shape[0] // one.nbytes)
         pieces = ((at, min(at + step, one.shape[0])) for at in range(0, one.shape[0], step))
         if not all(scales_fit(_read_blocks(one, *piece)) for piece in pieces):
-            return None
-    return AS_STORED.get(one.dtype)
+            return ()
+    return FORMS.get(one.dtype, ())
 
 
 def read_whole(one: Stored) -> torch.Tensor:
@@ -85,12 +85,15 @@ def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
 
 def piece_of(raw: torch.Tensor, source: Source) -> torch.Tensor:
     """Our tensor as a view of the stored one; `raw` itself if they are identical."""
+    if source.rows is not None and source.stacked:
+        raw = raw[source.rows[0] : source.rows[1]]
     piece = raw.t() if source.transpose else raw  # [out, in]
-    if source.rows is not None:
+    if source.rows is not None and not source.stacked:
         piece = piece[source.rows[0] : source.rows[1]]
     if source.order is not None:
         blocks = piece.reshape(-1, source.order.block, *piece.shape[1:])  # [blocks, block, in]
-        piece = blocks[:, list(source.order.rows)].flatten(0, 1)
+        picked = blocks[:, list(source.order.rows)]
+        piece = (picked.transpose(1, 2) if source.order.turned else picked).flatten(0, 1)
     return piece.float() + source.plus if source.plus else piece
 
 

@@ -27,7 +27,7 @@ from tokenwright.cli.quantize import quantize
 from tokenwright.cli.race import race
 from tokenwright.cli.serve import serve
 from tokenwright.cli.version import version_text
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.errors import EngineError, TokenwrightError
 
 __all__ = ["app", "main"]

@@ -10,9 +10,9 @@ from typer import Option
 
 from tokenwright.busy import BUSY, told
 from tokenwright.cli import options as opt
-from tokenwright.cli.facts import binary
 from tokenwright.cli.output import bar, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
+from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from tokenwright.bench.limits import Limits, Rate
@@ -34,6 +34,7 @@ def bench(
     revision: opt.Revision = None,
     shape: Shape = None,
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     json_: opt.Json = False,
 ) -> None:
     """Measure this machine's limits, and the share of them that prefill, decode and many streams of a model reach.
@@ -47,11 +48,11 @@ def bench(
 
     if shape is None:
         opened = name = opt.the_model(named, model)
-    elif (named, model, revision) == (None, None, None):
+    elif (named, model, revision, lora) == (None, None, None, None):
         opened, name = _made(shape, json_), shape
     else:
-        raise RequestError("a shape is a model of its own; give --shape or --model, not both")
-    with opt.opened(opened, quiet=json_, revision=revision, device="cpu", weights=weights) as llm:
+        raise RequestError("a shape is a model of its own, without adapters; give --shape or --model, not both")
+    with opt.opened(opened, quiet=json_, device="cpu", revision=revision, weights=weights, lora=lora or ()) as llm:
         benchmark = Benchmark(llm)
         with bar("limits", json_) as report:
             limits = measure_limits(report=report)

@@ -15,10 +15,10 @@ from typing import Annotated
 from typer import Option
 
 from tokenwright.cli import options as opt
-from tokenwright.cli.facts import binary
 from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
+from tokenwright.units import binary
 
 Clear = Annotated[bool, Option("--clear", help="Remove all of it. It is made again when it is needed.")]
 

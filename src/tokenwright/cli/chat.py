@@ -18,12 +18,14 @@ import typer
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.chat_commands import Commands
-from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked
+from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked, keep_from_threads
+from tokenwright.cli.chat_settings import SPOKEN
 from tokenwright.cli.conversation import Conversation, answer_text, counted
 from tokenwright.cli.conversation import load as load_conversation
 from tokenwright.cli.conversation import save as save_conversation
 from tokenwright.cli.facts import ENDED, memory_line, rate, seconds
 from tokenwright.cli.interrupt import interruptible
+from tokenwright.cli.naming import spoken
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
@@ -91,6 +93,7 @@ def chat(
     once and exits.
     """
     engine = opt.of_engine(locals())
+    keep_from_threads()  # before those of torch and of the kernels start
     question = None if message is None else _question(message)
     talk = Conversation() if load is None else load_conversation(load)
     if save is not None:
@@ -212,7 +215,7 @@ class Session:
             self._refuse(error)
 
     def _refuse(self, error: TokenwrightError) -> None:
-        remark(f"tokenwright: {error}")
+        remark(f"tokenwright: {spoken(error, SPOKEN)}")
         if not self.reader.terminal:
             self.failure = 1 if isinstance(error, EngineError) else 2
 

@@ -23,6 +23,7 @@ from tokenwright.errors import RequestError
 
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
+_CONTINUED = (signal.SIGCONT,)
 SETTLED_S = 0.5  # after Ctrl-C: until then an end of the terminal's input is none
 
 
@@ -134,13 +135,25 @@ class Reader:
         def resume(*_: object) -> NoReturn:
             raise _Resumed(editor.get_line_buffer() if editor is not None else "")
 
-        before = signal.signal(signal.SIGCONT, resume)
+        before = signal.signal(signal.SIGCONT, signal.SIG_IGN)  # drops one that came during an answer
+        signal.signal(signal.SIGCONT, resume)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _CONTINUED)
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _CONTINUED)
             signal.signal(signal.SIGCONT, before)
             if editor is not None:
                 editor.set_startup_hook(None)
+
+
+def keep_from_threads() -> None:
+    """Block SIGCONT for threads that start from here on; `Reader` unblocks it in this thread, while it reads.
+
+    After Ctrl-Z and `fg` the system gives the signal to any thread that does not block it, and only in this one does it
+    interrupt input().
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _CONTINUED)
 
 
 def _line_editor() -> ModuleType | None:

@@ -22,6 +22,8 @@ def _names(key: str) -> list[str]:
 NAMES: Mapping[str, str] = {_names(key)[0]: key for key in COMMON}  # as typed -> key of COMMON
 ALIASES: Mapping[str, str] = {name: _names(key)[0] for key in COMMON for name in _names(key)}
 
+SPOKEN: Mapping[str, str] = {key: f"/set {name}" for name, key in NAMES.items()}  # for error messages
+
 
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     """The chosen fields of SamplingParams after `/set TEXT`, and a line that confirms it.

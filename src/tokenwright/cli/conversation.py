@@ -94,7 +94,7 @@ def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
 
 def load(path: Path) -> Conversation:
     """Read a conversation from a file. Raises RequestError."""
-    from tokenwright.text.chat import check_messages
+    from tokenwright.text.messages import check_messages
 
     try:
         messages = json.loads(path.read_bytes())

@@ -11,11 +11,10 @@ from typer import Option
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark, show_anything
-from tokenwright.errors import RequestError, TokenwrightError
+from tokenwright.errors import RequestError
 
 USUAL_PORT = 8321
 PROMPT = "Once upon a time"  # of a run in the terminal
-DRAIN_S = 2.0  # requests have so long to finish when it is stopped
 
 Port = Annotated[
     int | None,
@@ -49,6 +48,8 @@ def explore(
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
+    threads: opt.Threads = None,
+    kv_memory: opt.KvMemory = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
 ) -> None:
@@ -71,13 +72,6 @@ def explore(
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
     listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-
-    failed: list[TokenwrightError] = []
-
-    def refused(error: TokenwrightError) -> None:
-        failed.append(error)
-        server.should_exit = True
-
     from tokenwright.serve.app import make_app
     from tokenwright.serve.explorer import Explorer
     from tokenwright.serve.host import uncollected
@@ -85,16 +79,13 @@ def explore(
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, uncollected(opt.loader(name, refused, trace=True, **engine))), names, page)
+    app = make_app(Explorer(name, uncollected(opt.loader(name, trace=True, **engine))), names, page)
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
-    server = Server(app, DRAIN_S, remark)
-    server.run(sockets=[listener])
-    if failed:
-        raise failed[0]
+    Server(app, 0.0, remark).keep(listener)  # a page is told that it ended
 
 
 def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:

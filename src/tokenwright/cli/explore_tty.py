@@ -19,10 +19,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tokenwright.cli.facts import binary, seconds
+from tokenwright.cli.facts import seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import write
 from tokenwright.cli.plan_page import flop
+from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenwright.units import binary
+
 if TYPE_CHECKING:
     from tokenwright.completion import Completion
     from tokenwright.llm import LLM
@@ -22,20 +24,6 @@ ENDED: Mapping[str, str] = {  # finish reasons in words
 }
 
 
-def binary(count: int) -> str:
-    """Format a number of bytes in B, KiB, MiB or GiB (2^n).
-
-    >>> binary(73728)
-    '72.0 KiB'
-    """
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
 def seconds(value: float) -> str:
     """Format a time in ms or s with three digits."""
     return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
@@ -46,7 +34,7 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
     usage = completion.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
-        "generated_tokens": len(completion.token_ids),
+        "generated_tokens": _written(completion),
         "ttft_s": usage.ttft_s,
         "total_s": usage.total_s,
         "tokens_per_second": usage.tokens_per_second,
@@ -73,7 +61,7 @@ def rate(value: float) -> str:
 def facts_line(llm: LLM, completion: Completion) -> str:
     """What a person wants to know of them, as one line of text."""
     usage = completion.usage
-    parts = [f"{usage.prompt_tokens:,} prompt + {len(completion.token_ids):,} generated tokens"]
+    parts = [f"{usage.prompt_tokens:,} prompt + {_written(completion):,} generated tokens"]
     if usage.ttft_s is not None:
         parts.append(f"first token after {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
@@ -88,6 +76,11 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     if usage.seed is not None:
         parts.append(f"seed {usage.seed}")
     return " · ".join([*parts, ENDED[str(completion.finish_reason)]])
+
+
+def _written(completion: Completion) -> int:
+    """The tokens of all texts."""
+    return sum(len(one.token_ids) for one in completion.choices)
 
 
 def memory_line(llm: LLM) -> str:

@@ -258,7 +258,9 @@ class Run:
         if tree:
             for line in picture(done.tree, lambda ids: tokens.decode(ids, skip_special=False), done.ends):
                 remark(line)
-        for one in done.choices if self.params.logprobs is not None else ():
+        for place, one in enumerate(done.choices if self.params.logprobs is not None else (), 1):
+            if len(done.choices) > 1:
+                remark(f"[{place}]")
             for token, logprob, top in zip(one.token_ids, one.logprobs, one.top_logprobs, strict=True):
                 others = "  ".join(f"{tokens.token_text(other.token)!r} {other.logprob:.2f}" for other in top)
                 remark(f"{logprob:8.3f}  {tokens.token_text(token)!r:<16} {others}".rstrip())

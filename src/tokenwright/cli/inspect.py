@@ -6,14 +6,18 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
-from tokenwright.cli.facts import binary
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling, WeightFormat
 from tokenwright.models.graph import Graph
+from tokenwright.units import binary
+
+if TYPE_CHECKING:
+    from tokenwright.checkpoints.folder import Checkpoint
 
 
 def inspect(
@@ -21,9 +25,13 @@ def inspect(
     model: opt.Model = None,
     revision: opt.Revision = None,
     weights: opt.Weights = "native",
+    lora: opt.Lora = None,
     json_: opt.Json = False,
 ) -> None:
-    """Show the facts of the model: shape, size, KV bytes per token, chat template. Loads no weights."""
+    """Show the facts of the model: shape, size, KV bytes per token, chat template. Loads no weights.
+
+    With --lora also those of adapters: what they update, and what merging them or keeping them beside would do.
+    """
     asked, model = WeightFormat.parse(weights), opt.the_model(named, model)
     local_folder(model, revision)
     from tokenwright.backends.layout import weight_bytes
@@ -33,7 +41,9 @@ def inspect(
     from tokenwright.checkpoints.packing import own_form
     from tokenwright.checkpoints.weight_cache import WeightCache
 
-    checkpoint = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
+    opened = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
+    adapters = [_adapter_facts(opened, folder, asked) for folder in lora or []]
+    checkpoint = opened if opened.packed else opened.merged(lora or [])
     config, graph, cache = checkpoint.config, checkpoint.graph, WeightCache.default()
     form, kept = own_form(checkpoint, asked).resolved(config.dtype), checkpoint.kept(asked)
     tokenizer, types = checkpoint.tokenizer(), [str(row) for row in checkpoint.held(asked, config.dtype)]
@@ -49,6 +59,7 @@ def inspect(
         else weight_bytes(graph, form, kept),
         "skipped": dict(checkpoint.skipped),
         "types": types,
+        "adapters": adapters,
         "weight_cache": {"folder": str(cache.folder), "bytes": cache.nbytes},
         "kv_bytes_per_token": sum(spec.bytes_per_token for spec in layer_specs(graph, config.dtype)),
         "bos_id": tokenizer.bos_id if checkpoint.generation.bos_id is None else checkpoint.generation.bos_id,
@@ -72,6 +83,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "head_size": config.head_size,
+        "latent": config.latent and asdict(config.latent),
         "width": graph.width,
         "mlp_width": config.mlp_width,
         "gated_mlp": config.gated,
@@ -126,14 +138,14 @@ def _windows(windows: Sequence[int | None]) -> str:
 
 def _page(model: str, facts: dict[str, Any]) -> str:
     """The facts as text, one per line."""
-    heads, kv_heads = facts["heads"], facts["kv_heads"]
+    heads = facts["heads"]
     tied = ", head tied to the embedding" if facts["tied_head"] else ""
     context, per_token, dtype = facts["context"], facts["kv_bytes_per_token"], facts["dtype"]
     mlp = f"{facts['mlp_width']:,} wide, {facts['activation']}{', gated' if facts['gated_mlp'] else ''}"
     rows = {
         "model": f"{model} ({facts['architecture']})",
         "layers": f"{facts['layers']}",
-        "heads": f"{heads} of {facts['head_size']}, over {kv_heads} KV heads ({heads // kv_heads} to one)",
+        "heads": f"{heads} of {facts['head_size']}, over {_rows(facts)}",
         "width": f"{facts['width']:,}",
         **({"block": "attention and MLP side by side"} if facts["parallel"] else {}),
         **({"MLP": mlp} if _dense(facts) else {}),
@@ -151,6 +163,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "weights": f"{binary(facts['weight_bytes'])} ({facts['weights']})",
         **({"in the file": "; ".join(facts["types"])} if facts["types"] else {}),
         **({"skipped": _skipped(facts["skipped"])} if facts["skipped"] else {}),
+        **_adapters(facts["adapters"]),
         "weight cache": f"{binary(facts['weight_cache']['bytes'])} of all models, in {facts['weight_cache']['folder']}",
         "KV cache": f"{binary(per_token)} a token, {binary(per_token * context)} a context ({dtype})",
         "sampling": _sampling(facts["suggested_sampling"], facts["unsupported_sampling"]),
@@ -162,13 +175,62 @@ def _page(model: str, facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _adapter_facts(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> dict[str, Any]:
+    """What an adapter of a model is, and what becomes of it: plain values for JSON."""
+    from tokenwright.backends.adapters import beside_bytes, not_beside
+
+    adapter, kept = checkpoint.adapter(folder), checkpoint.kept(form)
+    unable = not_beside(checkpoint.graph, adapter.updates)
+    merged = kept if checkpoint.packed else checkpoint.merged([folder]).kept(form)
+    return {
+        "folder": str(folder),
+        "base": adapter.base,
+        "ranks": list(adapter.ranks),
+        "scales": list(adapter.scales),
+        "targets": list(adapter.targets),
+        "modules": len(adapter.modules),
+        "merges": checkpoint.packed is None,
+        "decoded": len(kept) - len(merged),
+        "beside_bytes": None if unable else beside_bytes(checkpoint.graph, adapter.updates),
+        "only_merged": unable,
+    }
+
+
+def _adapters(adapters: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The adapters as rows."""
+    rows: dict[str, str] = {}
+    for number, one in enumerate(adapters, 1):
+        ranks, scales = (", ".join(f"{value:g}" for value in one[key]) for key in ("ranks", "scales"))
+        of = f", trained on {one['base']}" if one["base"] else ""
+        what = f"rank {ranks}, scale {scales}, {one['modules']} linear layers ({', '.join(one['targets'])}){of}"
+        decoded = f"; {one['decoded']} matrices are then decoded, not copied" if one["decoded"] else ""
+        merged = f"added to the weights as they are read{decoded}" if one["merges"] else "not into packed weights"
+        beside = f"not possible: it updates {', '.join(one['only_merged'][:3])}"
+        if one["beside_bytes"] is not None:
+            beside = f"{binary(one['beside_bytes'])} in float32, chosen by each request (serve --adapter)"
+        which = f" {number}" if len(adapters) > 1 else ""
+        rows |= {f"adapter{which}": f"{one['folder']}: {what}", f"merged{which}": merged, f"beside{which}": beside}
+    return rows
+
+
+def _rows(facts: dict[str, Any]) -> str:
+    """What the query heads share."""
+    if latent := facts["latent"]:
+        return f"one latent of {latent['rank']} and {latent['rope']} numbers that turn"
+    return f"{facts['kv_heads']} KV heads ({facts['heads'] // facts['kv_heads']} to one)"
+
+
 def _norms(facts: dict[str, Any]) -> str:
     """The kind of the norms and where they stand."""
     plain = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
     kind = plain if facts["norm"] == "rms" or facts["norm_bias"] else f"{plain} without bias"
     places = [name for name, key in (("before", "pre_norm"), ("after", "post_norm")) if facts[key]]
     place = f"{' and '.join(places)} attention and MLP"
-    over = {"head": "; of each head of q and k", "whole": "; of the whole q and k"}.get(facts["qk_norm"], "")
+    over = {
+        "head": "; of each head of q and k",
+        "whole": "; of the whole q and k",
+        "own": "; of each head of q and k",
+    }.get(facts["qk_norm"], "")
     return f"{kind} {place}{over}"
 
 

@@ -18,9 +18,9 @@ from typer import Argument, Option
 from tokenwright.cli import options as opt
 from tokenwright.cli.cache import Kept
 from tokenwright.cli.chat_input import Reader
-from tokenwright.cli.facts import binary
 from tokenwright.cli.output import remark, show_anything, write, write_json
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
+from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
@@ -30,6 +30,8 @@ HubName = Annotated[
 ]
 Kind = Annotated[str, Argument(help="A model as `tokenwright models` lists it.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+
+_FORMS = "give owner/name, owner/name:FILE.gguf, or a page's address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,19 @@ def models(json_: opt.Json = False) -> None:
 def pull(model: HubName, revision: opt.Revision = None) -> None:
     """Download MODEL from the Hugging Face hub, the files that are needed alone, and check that it runs."""
     from tokenwright.checkpoints import hub
-    from tokenwright.checkpoints.folder import Checkpoint, check_config
     from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
+    from tokenwright.checkpoints.nearest import nearest
+
+    if not (read_gguf_name(model) or hub.is_hub_name(model)):
+        near = nearest(model)
+        hint = f"did you mean {near}?" if near is not None and hub.is_hub_name(near) else _FORMS
+        raise RequestError(f"{model[:200]} is not a model on the hub; {hint}")
+    from tokenwright.checkpoints.folder import Checkpoint, check_config
 
     if read_gguf_name(model):
         file = download_gguf(model, revision, sys.stderr.isatty(), again=True)
         write(f"{model}: {binary(Checkpoint.open(file).nbytes)}, {_checked(file)}, in {file}\n")
         return
-    if not hub.is_hub_name(model):
-        raise RequestError(
-            f"{model[:200]} is not a model on the hub; give owner/name, owner/name:FILE.gguf, or a page's address"
-        )
     folder = hub.download(model, revision, sys.stderr.isatty(), check_config, again=True)
     about = _checked(folder)
     write(f"{model}: {binary(Kept.at(folder, '').bytes)}, {about}, in {folder}\n")
@@ -92,16 +96,26 @@ def rm(model: Kind, revision: opt.Revision = None, yes: Yes = False) -> None:
 
 
 def _present() -> Iterator[Present]:
-    from tokenwright.bench import shapes
     from tokenwright.checkpoints.local import STORIES
 
     yield _described("stories", "bundled", STORIES)
     for name, cached in sorted(_cached().items()):
         for one in sorted(cached, key=lambda one: -one.last_modified):
-            yield _described(name, "hub", one.snapshot_path, one.size_on_disk, one.commit_hash)
-    for name in shapes.SHAPES:
-        if (shapes.default_root() / name).is_dir():
-            yield _described(name, "bench", shapes.default_root() / name)
+            yield from _of_hub(name, one)
+    for name, folder in _made().items():
+        yield _described(name, "bench", folder)
+
+
+def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
+    """A revision of a repository: one model, or several GGUF files."""
+    from tokenwright.checkpoints.hub_gguf import model_files
+
+    models = {} if (one.snapshot_path / "config.json").exists() else model_files(one.snapshot_path)
+    if not models:
+        yield _described(name, "hub", one.snapshot_path, one.size_on_disk, one.commit_hash)
+    for first, files in models.items():
+        size = sum(file.stat().st_size for file in files)
+        yield _described(f"{name}:{first}", "hub", one.snapshot_path / first, size, one.commit_hash)
 
 
 def _described(name: str, source: str, folder: Path, nbytes: int | None = None, revision: str | None = None) -> Present:
@@ -137,32 +151,68 @@ def _cached() -> dict[str, list[CachedRevisionInfo]]:
     return {repo.repo_id: list(repo.revisions) for repo in info.repos if repo.repo_type == "model"}
 
 
+def _of_revision(cached: list[CachedRevisionInfo], asked: str | None) -> list[CachedRevisionInfo]:
+    return [one for one in cached if asked is None or one.commit_hash.startswith(asked) or asked in one.refs]
+
+
 def _hub_model(text: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
     """The bytes of a model in the hub's cache, and what removes it. Raises RequestError if it is not there."""
     from huggingface_hub import constants, scan_cache_dir
 
     from tokenwright.checkpoints import hub
+    from tokenwright.checkpoints.hub_gguf import read_gguf_name
+    from tokenwright.checkpoints.nearest import closest
 
-    named = hub.read_name(text)
-    cached = _cached().get(named.name, []) if named is not None else []
+    if (gguf := read_gguf_name(text)) is not None:
+        return _hub_file(gguf.repository, gguf.file, revision)
+    named, present = hub.read_name(text), _cached()
+    cached = present.get(named.name, []) if named is not None else []
     asked = revision or (named and named.revision)
-    chosen = [one for one in cached if asked is None or one.commit_hash.startswith(asked) or asked in one.refs]
+    chosen = _of_revision(cached, asked)
     if not chosen:
         which = f"revision {asked} of {text}" if cached else text
-        raise RequestError(f"there is no {which[:200]} to remove; `tokenwright models` lists what there is")
+        near = None if cached else closest(text, (*present, *_made()))
+        hint = f"did you mean {near}?" if near is not None else "`tokenwright models` lists what there is"
+        raise RequestError(f"there is no {which[:200]} to remove; {hint}")
     deletion = scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*(one.commit_hash for one in chosen))
     return deletion.expected_freed_size, deletion.execute
+
+
+def _hub_file(repository: str, file: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
+    """The same for a GGUF file of a repository; the last one takes the repository with it."""
+    from tokenwright.checkpoints import hub
+    from tokenwright.checkpoints.hub_gguf import model_files
+
+    named = hub.read_name(repository)
+    cached = _cached().get(named.name, []) if named is not None else []
+    models = [model_files(one.snapshot_path) for one in _of_revision(cached, revision)]
+    files = [one for found in models for one in found.get(file, [])]
+    if not files:
+        raise RequestError(f"there is no {repository}:{file} to remove; `tokenwright models` lists what there is")
+    if all(found.keys() <= {file} for found in models):
+        return _hub_model(repository, revision)
+    blobs = {one.resolve() for one in files}
+
+    def remove() -> None:
+        for one in (*files, *blobs):
+            one.unlink(missing_ok=True)
+
+    return sum(one.stat().st_size for one in blobs), remove
 
 
 def _bench_model(name: str) -> tuple[int, Callable[[], Any]] | None:
     """The bytes of a model that `bench` made, and what removes it; None if it is none."""
     import shutil
 
-    from tokenwright.bench import shapes
-
-    folder = shapes.default_root() / name
     if name == "stories":
         raise RequestError("stories is part of the package and cannot be removed")
-    if name not in shapes.SHAPES or not folder.is_dir():
-        return None
-    return Kept.at(folder, "").bytes, lambda: shutil.rmtree(folder)
+    folder = _made().get(name)
+    return None if folder is None else (Kept.at(folder, "").bytes, lambda: shutil.rmtree(folder))
+
+
+def _made() -> dict[str, Path]:
+    """The folders of the models that `bench` made, by name."""
+    from tokenwright.bench import shapes
+
+    folders = {name: shapes.default_root() / name for name in shapes.SHAPES}
+    return {name: folder for name, folder in folders.items() if folder.is_dir()}

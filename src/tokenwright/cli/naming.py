@@ -2,7 +2,7 @@
 
 The library's errors name parameters (`max_tokens`, `n`), each in its `fields`. `spoken` replaces them by the options of
 the command that is running, in the spelling that was typed if it was. A hint in parentheses at parameters that the
-command has no options for is left out.
+command has no options for is left out, or names the command that has one.
 """
 
 import re
@@ -11,9 +11,10 @@ from typing import Any
 
 from tokenwright.errors import TokenwrightError
 
-ALIASES = {"new_tokens": "max_tokens"}  # a command's parameter -> the library's
+ALIASES = {"new_tokens": "max_tokens", "adapter": "adapters"}  # a command's parameter -> the library's
 _HINT = re.compile(r" \(([a-z_]+(?: or [a-z_]+)*)\)")
-_NO_OPTION = ("pages", "kv_memory")  # parameters of the library that only some commands, or none, have options for
+_SOME = ("pages", "kv_memory", "token_budget", "lora", "adapters")  # the library's, of which some commands have options
+_ELSEWHERE = {"adapters": "serve --adapter"}  # those that only another command has
 
 
 def options_of(parameters: Sequence[Any], typed: Sequence[str] = ()) -> dict[str, str]:
@@ -40,7 +41,8 @@ def spoken(error: TokenwrightError, options: Mapping[str, str]) -> str:
 
 def _hinted(hint: re.Match[str], options: Mapping[str, str]) -> str:
     names = hint[1].split(" or ")
-    if not any(name in _NO_OPTION for name in names):
+    if not any(name in _SOME for name in names):
         return hint[0]
     known = [options[name] for name in names if name in options]
+    known = known or [_ELSEWHERE[name] for name in names if name in _ELSEWHERE]
     return f" ({' or '.join(known)})" if known else ""

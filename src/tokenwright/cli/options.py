@@ -20,11 +20,10 @@ from typer import Argument, Option
 
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import settings
-from tokenwright.cli.facts import binary
 from tokenwright.cli.output import console, remark
 from tokenwright.config import DTYPE_BYTES, EngineConfig, KVFormat, WeightFormat
-from tokenwright.errors import RequestError, TokenwrightError
-from tokenwright.units import read_bytes
+from tokenwright.errors import RequestError
+from tokenwright.units import binary, read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
@@ -105,14 +104,14 @@ KvMemory = Annotated[
 NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
 PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
 TokenBudget = Annotated[
-    int, Option(help="Most tokens computed in one step: a longer prompt is cut.", rich_help_panel=ENGINE)
+    int, Option(help="The most tokens computed in one step; a longer prompt takes several.", rich_help_panel=ENGINE)
 ]
 
 Weights = Annotated[
     str,
     Option(
         help="How matrices are kept: native (as --dtype says), float32, bfloat16, float16, int8, int4; or int8:32 with "
-        "its group. What is quantised here is kept for the next time.",
+        "its group. Quantised weights are kept in the cache folder for the next time.",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -132,7 +131,7 @@ Window = Annotated[
 Sinks = Annotated[int, Option(help="First tokens that stay visible beyond the window.", rich_help_panel=ENGINE)]
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text alone.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text only, no remarks.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Also tell how long each phase took.", rich_help_panel=OUTPUT)]
 Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG).", rich_help_panel=OUTPUT)]
 
@@ -144,8 +143,13 @@ OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the sam
 
 
 def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """Of a command's parameters (its `locals()`) those that say how to open the model; `but`: those that do not."""
+    """Of a command's parameters (its `locals()`) those that say how to open the model; `but`: those that do not.
+
+    Raises RequestError for a --kv-memory that is no size.
+    """
     found = {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
+    if found.get("kv_memory") is not None:
+        found["kv_memory"] = read_bytes(found["kv_memory"], "kv_memory")
     return {name: value for name, value in found.items() if not (name == "lora" and value is None)}
 
 
@@ -227,20 +231,17 @@ def opened(
     quiet: bool = False,
     phases: dict[str, float] | None = None,
     threads: int | None = None,
-    kv_memory: str | None = None,
     **options: Any,
 ) -> Iterator[LLM]:
     """Open the model as an LLM, with a progress bar on stderr if that is a terminal.
 
     phases: gets the seconds of importing and of loading. threads: threads that compute, None for one per core.
-    kv_memory: as --kv-memory is written. Options that need no
-    model are checked before torch is imported, which takes a second or two. Raises the errors of LLM.
+    Options that need no model are checked before torch is imported, which takes a second or two. Raises the errors of
+    LLM.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
     model = the_model(None, model)
-    if kv_memory is not None:
-        options["kv_memory"] = read_bytes(kv_memory, "kv_memory")
     check_engine(**options)
     local_folder(model, options.get("revision"))
     shown = console()
@@ -276,20 +277,17 @@ def opened(
         yield llm
 
 
-def loader(
-    model: str, refused: Callable[[TokenwrightError], None], **options: Any
-) -> Callable[[Callable[[int, int], None]], LLM]:
-    """The function that loads a server's model, in a thread of the server; `refused` gets the error if it cannot."""
+def loader(model: str, *, threads: int | None = None, **options: Any) -> Callable[[Callable[[int, int], None]], LLM]:
+    """The function that loads a server's model, in a thread of the server. threads: None for one fewer than cores."""
 
     def load(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.backends.device import leave_a_core
+        from tokenwright.backends.device import compute_with, leave_a_core
         from tokenwright.llm import LLM
 
-        leave_a_core()
-        try:
-            return LLM(model, report=report, **options)
-        except TokenwrightError as error:
-            refused(error)
-            raise
+        if threads is None:
+            leave_a_core()
+        else:
+            compute_with(threads)
+        return LLM(model, report=report, **options)
 
     return load

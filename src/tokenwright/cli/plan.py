@@ -57,6 +57,15 @@ Window = Annotated[
 Sinks = Annotated[
     int, Option(help="First tokens that every token still attends to, on top of its window.", rich_help_panel=PLANNED)
 ]
+Adapter = Annotated[
+    list[Path] | None,
+    Option(
+        "--adapter",
+        help="A folder with a LoRA adapter (PEFT), kept beside the weights (several: repeat it).",
+        rich_help_panel=PLANNED,
+        show_default=False,
+    ),
+]
 Memory = Annotated[
     str | None,
     Option(help="What must hold weights and cache: 24GB, 24GiB (2^30), or here.", rich_help_panel=MACHINE),
@@ -79,6 +88,7 @@ def plan(
     weights: Weights = "native",
     window: Window = None,
     sinks: Sinks = 0,
+    adapter: Adapter = None,
     memory: Memory = None,
     bandwidth: Speed = None,
     out: Out = None,
@@ -109,6 +119,7 @@ def plan(
         sinks=sinks,
         memory=room,
         bandwidth=rate,
+        adapters=adapter or (),
     )
     if out is not None:
         _save(out, picture(found))

@@ -27,6 +27,7 @@ def _memory(plan: Plan) -> list[str]:
     """The sizes in both units, and how each is composed."""
     rows = {
         "weights": (plan.weight_bytes, _parameters(plan)),
+        **({"adapters": (sum(plan.adapters), [_adapters(plan)])} if plan.adapters else {}),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
@@ -45,6 +46,10 @@ def _parameters(plan: Plan) -> list[str]:
     graph = plan.graph
     met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
     return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
+
+
+def _adapters(plan: Plan) -> str:
+    return f"{len(plan.adapters)} kept beside the weights, in float32"
 
 
 def _kept(plan: Plan) -> list[str]:

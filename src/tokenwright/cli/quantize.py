@@ -11,11 +11,11 @@ from typer import Argument, Option
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.target import check_target
 from tokenwright.cli import options as opt
-from tokenwright.cli.facts import binary
 from tokenwright.cli.interrupt import interruptible
-from tokenwright.cli.output import bar, write
+from tokenwright.cli.output import bar, remark, write
 from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.units import binary
 
 SUFFIX, BLOCK = ".gguf", 32  # of a GGUF file, whose reader is not imported here: it takes time
 
@@ -41,6 +41,7 @@ def quantize(
     folder: Paths,
     model: opt.Model = None,
     weights: Format = "int8",
+    lora: opt.Lora = None,
     revision: opt.Revision = None,
 ) -> None:
     """Write a model with quantised weights: a folder with the kernels' packed layout, or a GGUF file."""
@@ -51,7 +52,7 @@ def quantize(
         raise RequestError("a model and what to write are needed: tokenwright quantize MODEL FOLDER, or MODEL OUT.gguf")
     source, form = opt.the_model(named, model), WeightFormat.parse(weights)
     if target.suffix.lower() == SUFFIX:
-        _write_file(source, target, form, weights, revision)
+        _write_file(source, target, form, weights, lora or [], revision)
         return
     check_target(target, form)
     local_folder(source, revision)
@@ -61,7 +62,7 @@ def quantize(
     from tokenwright.checkpoints.quantize import check_quantising, write_folder
 
     with interruptible():
-        checkpoint = Checkpoint.open(source, revision, progress=sys.stderr.isatty())
+        checkpoint = Checkpoint.open(source, revision, progress=sys.stderr.isatty()).merged(lora or [])
         check_quantising(checkpoint, target, form)
         with bar("packing") as report:
             packed = pack_checkpoint(checkpoint, form, report)
@@ -70,7 +71,9 @@ def quantize(
     write(f"{target}: {form} weights, {binary(nbytes(packed))} (before: {binary(checkpoint.nbytes)})\n")
 
 
-def _write_file(source: str, target: Path, form: WeightFormat, typed: str, revision: str | None) -> None:
+def _write_file(
+    source: str, target: Path, form: WeightFormat, typed: str, lora: list[Path], revision: str | None
+) -> None:
     """Write a GGUF file."""
     if ":" in typed and form.group != BLOCK:
         raise RequestError(f"the blocks of a GGUF file have {BLOCK} inputs; give --weights {form.name}", "weights")
@@ -79,8 +82,10 @@ def _write_file(source: str, target: Path, form: WeightFormat, typed: str, revis
     from tokenwright.checkpoints.gguf_writer import check_writing, write_gguf
 
     with interruptible():
-        checkpoint = Checkpoint.open(source, revision, progress=sys.stderr.isatty())
+        checkpoint = Checkpoint.open(source, revision, progress=sys.stderr.isatty()).merged(lora)
         contents = check_writing(checkpoint, target, form)
         with bar("writing") as report:
             nbytes = write_gguf(contents, target, report)
+    for one in contents.remarks:
+        remark(f"note: {one}")
     write(f"{target}: {form.name} weights, {binary(nbytes)} (before: {binary(checkpoint.nbytes)})\n")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenwright.busy import told
 from tokenwright.cli.chart import Line, Picture
-from tokenwright.cli.facts import binary, rate, seconds
+from tokenwright.cli.facts import rate, seconds
+from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion

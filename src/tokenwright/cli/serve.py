@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
 from tokenwright.cli.settings import of_serve
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def serve(
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
+    threads: opt.Threads = None,
+    kv_memory: opt.KvMemory = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
@@ -124,14 +127,14 @@ def serve(
     flags = {name: value for name, value in locals().items() if name in _SETTINGS}
     chosen = opt.the_model(named, model)
     opt.check_engine(**engine)
+    local_folder(chosen, revision)  # refuses what is neither here nor a name on the hub, before it listens
     from tokenwright.serve.settings import read_settings
 
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
     adapters = adapters_of(adapter or (), settings.served_model_name or (chosen,))
     if adapters:
         engine["adapters"] = adapters
-    load = opt.loader(chosen, lambda error: remark(f"tokenwright: {error}"), trace=explorer, **engine)
-    serve_app(chosen, load, settings, tuple(adapters))
+    serve_app(chosen, opt.loader(chosen, trace=explorer, **engine), settings, tuple(adapters))
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -156,7 +159,7 @@ _SETTINGS = (
 def serve_app(
     model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings, adapters: Sequence[str] = ()
 ) -> None:
-    """Listen, load the model and serve it until a signal ends the server. Raises RequestError.
+    """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
 
     adapters: the names of those that `load` opens the model with.
     """
@@ -191,7 +194,7 @@ def serve_app(
     where = f"[{settings.host}]" if ":" in settings.host else settings.host
     at = f"http://{where}:{port}"
     remark(f"serving {model} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
-    Server(app, settings.drain_timeout, remark).run(sockets=[listener])
+    Server(app, settings.drain_timeout, remark).keep(listener)
 
 
 def _hosts(settings: Settings, port: int) -> list[str] | None:

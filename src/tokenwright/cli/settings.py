@@ -14,7 +14,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from tokenwright.config import Environment
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 

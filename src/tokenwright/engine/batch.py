@@ -51,6 +51,13 @@ class Batch:
         numbers = iter(self.chunks)
         return zip(numbers, numbers, numbers, numbers, strict=True)
 
+    def rows_of_adapters(self) -> dict[int, list[int]]:
+        """The rows of each adapter in the batch, by its number."""
+        found: dict[int, list[int]] = {}
+        for adapter, rows in self.adapters:
+            found.setdefault(adapter, []).extend(rows)
+        return found
+
 
 def flatten(step: Step) -> Batch:
     """The batch of a step, its chunks in their order."""

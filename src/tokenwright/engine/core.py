@@ -88,11 +88,12 @@ class Engine(Generic[T]):
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
             raise ContextError(len(request.prompt), self.context)
-        most = min(self.scheduler.token_budget, self.scheduler.max_sequences)
-        if request.width > most:
+        limits = {"token_budget": self.scheduler.token_budget, "max_sequences": self.scheduler.max_sequences}
+        low = [name for name, limit in limits.items() if limit < request.width]
+        if low:
             raise CapacityError(
-                f"{request.width} beams advance in one step, and this engine computes {most} at once; search fewer, "
-                "or raise token_budget and max_sequences"
+                f"{request.width} beams advance in one step, and this engine computes {min(limits.values())} at once; "
+                f"search fewer, or raise {' and '.join(low)}"
             )
         sequence = self.scheduler.new(request, request.limit(self.context))
         if not self.scheduler.fits(sequence):

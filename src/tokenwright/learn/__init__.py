@@ -2,13 +2,13 @@
 
 A `Challenge` (challenge.py) has its words, the fields of an answer and a function that checks one. The function gets a
 `Work` (work.py): engines of its own over the loaded model, limited and cancellable. Their modules are loop.py,
-agreement.py, heads.py, memory.py, savings.py, dial.py and smaller.py; forward.py is the reference forward pass in which
-faults are planted.
+agreement.py, heads.py, memory.py, savings.py, dial.py, smaller.py and claims.py; forward.py is the reference forward
+pass in which faults are planted.
 """
 
 from collections.abc import Mapping
 
-from tokenwright.learn import agreement, dial, heads, loop, memory, savings, smaller
+from tokenwright.learn import agreement, claims, dial, heads, loop, memory, savings, smaller
 from tokenwright.learn.challenge import Challenge, Value
 from tokenwright.learn.facts import facts
 from tokenwright.learn.work import LIMIT_S, Stopped, Work
@@ -17,7 +17,7 @@ from tokenwright.trace.learn import Lesson
 
 __all__ = ["CHALLENGES", "LIMIT_S", "Challenge", "Stopped", "Value", "Work", "lesson"]
 
-_MODULES = (loop, agreement, heads, memory, savings, dial, smaller)
+_MODULES = (loop, agreement, heads, memory, savings, dial, smaller, claims)
 CHALLENGES: Mapping[str, Challenge] = {one.id: one for module in _MODULES for one in module.CHALLENGES}
 
 

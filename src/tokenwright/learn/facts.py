@@ -1,7 +1,7 @@
 """Figures for the cards that follow from shapes: of the loaded model, and of published ones."""
 
 from tokenwright.cache import layer_specs
-from tokenwright.config import KVFormat
+from tokenwright.config import Heads, KVFormat
 from tokenwright.learn.challenge import Figures
 from tokenwright.llm import LLM
 from tokenwright.planner import plan
@@ -26,10 +26,13 @@ def facts(llm: LLM) -> tuple[CardFacts, ...]:
 
 def _qkv(llm: LLM) -> Figures:
     found, config = Figures(), llm.config
-    each = config.head_size * config.layers
-    found.derived("q_numbers", "Q of one token", config.heads * each, "numbers", "L x H x D: made, used, thrown away")
-    found.derived("k_numbers", "K of one token", config.kv_heads * each, "numbers", "L x G x D: kept")
-    found.derived("v_numbers", "V of one token", config.kv_heads * each, "numbers", "L x G x D: kept")
+    layouts = [layer.layout for layer in llm.loaded.graph.kv]
+    keys = sum(one.kv_heads * one.key_size for one in layouts)
+    values = sum(one.kv_heads * one.value_size for one in layouts if isinstance(one, Heads))  # a latent is in its key
+    queries = config.heads * config.head_size * config.layers
+    found.derived("q_numbers", "Q of one token", queries, "numbers", "L x H x D: made, used, thrown away")
+    found.derived("k_numbers", "K of one token", keys, "numbers", "L x G x D: kept")
+    found.derived("v_numbers", "V of one token", values, "numbers", "L x G x D: kept")
     found.derived("kv_bytes", "kept for each token", llm.costs.bytes_per_token, "B", "K and V of all layers")
     return found
 

@@ -1,8 +1,10 @@
 """The op of a mixture of experts: a router chooses some of many gated MLPs for each row.
 
     scores   = softmax or sigmoid of router(x)                       [experts]
-    chosen   = the k experts of the highest scores, in the order of their numbers
-    weights  = their scores, divided by their sum where the model says so
+    ranks    = scores, plus a learned bias of each expert where the model has one
+    chosen   = the k experts of the highest ranks, in the order of their numbers; where experts have groups, from the
+               groups whose best ranks have the largest sums
+    weights  = their scores, divided by their sum where the model says so, times a factor
     result   = sum of weights_e expert_e(x) over the chosen, plus gate(x) shared(x) where the model has a shared expert
 
 A row adds its experts' results in the order of their numbers, whatever its neighbours choose.
@@ -18,9 +20,11 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the router's logits choose experts. The lowest number wins among equal scores.
+    """How the router's logits choose experts. The lowest number wins among equal ranks, of experts and of groups.
 
     shared_gate: whether the router has one more output, whose sigmoid is the weight of the shared expert (else 1).
+    groups: of equally many experts; the experts come from `chosen_groups` of them, ranked by the sum of the
+    `group_best` (1 or 2) highest ranks in each. factor: of all weights.
     """
 
     experts: int
@@ -28,6 +32,10 @@ class Routing:
     scores: Scores = "softmax"
     renormalise: bool = True  # whether the weights of the chosen are divided by their sum
     shared_gate: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    group_best: int = 1
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,8 @@ class Experts(Op):
     """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
 
     up: for each expert its gates, then its values; down: each expert's outputs. So an expert is a run of rows of both.
-    shared: such a pair of matrices for an expert that every row meets.
+    shared: such a pair of matrices for an expert that every row meets. correction: the name of the learned biases
+    [experts] of ranks.
     """
 
     layer: int
@@ -48,10 +57,13 @@ class Experts(Op):
     shared: tuple[Matrix, Matrix] | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    correction: str | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
         found = dict(self.norm.shapes) if self.norm else {}
+        if self.correction is not None:
+            found[f"{self.correction}.weight"] = (self.experts,)
         for matrix in self.matrices:
             found |= matrix.shapes
         return found | (self.post_norm.shapes if self.post_norm else {})

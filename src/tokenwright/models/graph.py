@@ -59,13 +59,17 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one."""
+    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one.
+
+    parts: the norm is over each of so many equal parts by itself.
+    """
 
     name: str
     kind: Literal["rms", "layer"]
     size: int
     eps: float
     bias: bool = True
+    parts: int = 1
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -170,9 +174,10 @@ class Attention(Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
     K and V go through the cache of layer `layer`. qkv: the heads of q, then those of k, then those of v. q_norm,
-    k_norm: over each head if of head_size numbers, else over all heads together; before the rotation. rotary: None for
-    a layer without rotation. window: tokens that a row attends to, itself included; None: all. sink_logits: the name of
-    a learned logit of each head, which the softmax counts as that of one more key, whose value is zero.
+    k_norm: over each head if of head_size numbers, else over all heads together, or over each head with weights of its
+    own if that many are its parts; before the rotation. rotary: None for a layer without rotation. window: tokens that
+    a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head, which the
+    softmax counts as that of one more key, whose value is zero.
     """
 
     layer: int
@@ -361,9 +366,9 @@ class Graph:
         return len(self.kv)
 
     @property
-    def head_size(self) -> int:
-        """D, the size of a head of K."""
-        sizes = {layer.layout.head_size for layer in self.kv if isinstance(layer.layout, Heads)}
+    def rotary_size(self) -> int:
+        """The numbers of a key that rotary positions concern: a head's D, or those beside a latent."""
+        sizes = {layer.layout.rotary_size for layer in self.kv}
         assert len(sizes) == 1, "all layers have heads of one size"
         return sizes.pop()
 

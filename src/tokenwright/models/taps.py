@@ -1,8 +1,8 @@
 """The sites where a tap can observe a forward pass: a closed list, each with a name and its dims.
 
 The decoder calls the tap at every site with the layer and the value; the default tap is `ignore`. Observation must not
-change the result, so a tap must not write to the value. Legend: T tokens of the step, H query heads, G KV heads, D head
-size, d width, m the numbers between the two products of an MLP.
+change the result, so a tap must not write to the value. Legend: T tokens of the step, H query heads, G KV heads, D size
+of a key, v of a value (with a latent less than D), d width, m the numbers between the two products of an MLP.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ DIMS: Mapping[Site, tuple[str, ...]] = {
     Site.QUERY: ("T", "H", "D"),
     Site.SINK_QUERY: ("T", "H", "D"),
     Site.KEY: ("T", "G", "D"),
-    Site.VALUE: ("T", "G", "D"),
-    Site.MIXED: ("T", "H", "D"),
+    Site.VALUE: ("T", "G", "v"),
+    Site.MIXED: ("T", "H", "v"),
     Site.ATTENTION: ("T", "d"),
     Site.MLP_INPUT: ("T", "d"),
     Site.MLP_HIDDEN: ("T", "m"),

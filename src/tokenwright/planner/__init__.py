@@ -10,16 +10,17 @@ memory of a sequence, `figures.py` computes the figures (`models/cost.py` has th
 those of weights), `remarks.py` writes the remarks, `bandwidth.py` makes the one measurement.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tokenwright.backends.device import free_memory, resolve_device
 from tokenwright.cache import layer_specs
-from tokenwright.config import KVFormat, Latent, WeightFormat
+from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.errors import RequestError
 from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.planner.figures import Plan, native_dtype
-from tokenwright.planner.find import Blueprint, find
+from tokenwright.planner.find import Blueprint, adapter_bytes, find
 from tokenwright.units import Size, read_bytes, read_count, read_rate, read_tokens
 
 __all__ = ["Bandwidth", "Blueprint", "Plan", "plan", "plan_of"]
@@ -36,6 +37,7 @@ def plan(
     sinks: int = 0,
     memory: Size | None = None,
     bandwidth: Size | None = None,
+    adapters: Sequence[str | Path] = (),
 ) -> Plan:
     """The memory of a model and the cost of its steps, without loading it.
 
@@ -49,6 +51,7 @@ def plan(
         first tokens that a window never expires. memory: bytes, "24GB" (10^9) or "24GiB" (2^30), or "here": what this
         process may still use on the device that LLM would take.
     bandwidth: bytes per second, "30GB/s", or "measured" to measure this machine's (a third of a second).
+    adapters: folders of LoRA adapters that are kept beside the weights, as in LLM.
 
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
     that the model does not support, where LLM would raise it too.
@@ -56,7 +59,8 @@ def plan(
     room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
     found = plan_of(*find(model), context, batch, kv, weights, window, sinks)
-    return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given)
+    sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in adapters)
+    return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given, adapters=sizes)
 
 
 def plan_of(
@@ -76,14 +80,12 @@ def plan_of(
     form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
     wanted = weights if isinstance(weights, WeightFormat) else WeightFormat.parse(weights)
     if found.packed is not None and wanted not in (found.packed, WeightFormat("native")):
-        raise RequestError(f"the weights of {name} are kept as {found.packed}; leave weights out")
+        raise RequestError(f"{name} is kept as {found.packed}; leave weights out", "weights")
     if found.main is not None and wanted == WeightFormat("native"):
         stored = found.main
     else:
         found, stored = replace(found, kept={}), (found.packed or wanted).resolved(found.dtype)
     specs = layer_specs(found.graph, native_dtype(found, stored), form, limit, sinks)
-    if any(isinstance(spec.layout, Latent) and spec.k != spec.v for spec in specs):
-        raise RequestError(f"{name} keeps one latent for K and V together; give one kv format, not {str(form)!r}")
     return Plan(name, found, tokens or found.graph.context, sequences, form, stored, specs, limit, sinks)
 
 

@@ -39,7 +39,8 @@ class Plan:
 
     `kv` and `weights` are number formats; `window` limits every layer's attention window in tokens, in addition to the
     model's own, `sinks` are first tokens that a window never expires, and `specs` has the result for each layer;
-    `memory` is the available memory. Sizes are in bytes, work in floating-point operations.
+    `memory` is the available memory; `adapters` are the bytes of each that is kept beside the weights. Sizes are in
+    bytes, work in floating-point operations.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Plan:
     sinks: int = 0
     memory: int | None = None
     bandwidth: Bandwidth | None = None
+    adapters: tuple[int, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -119,8 +121,8 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Weights and cache, without the other memory of a step (activations, torch itself)."""
-        return self.weight_bytes + self.kv_bytes_total
+        """Weights, adapters and cache, without the other memory of a step (activations, torch itself)."""
+        return self.weight_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes that one sequence keeps at `tokens` tokens, in the step that computes the last: what it reads."""
@@ -158,14 +160,15 @@ class Plan:
 
         The model's own context is a separate limit.
         """
-        return None if self.memory is None else self._most_context(self.memory - self.weight_bytes)
+        return None if self.memory is None else self._most_context(self.memory - self.weight_bytes - sum(self.adapters))
 
     @property
     def most_batch(self) -> int | None:
         """The most sequences of this context that fit, 0 if none does; None where no memory was given."""
         if self.memory is None:
             return None
-        return max(0, self.memory - self.weight_bytes) // self.kv_bytes_per_sequence
+        left = self.memory - self.weight_bytes - sum(self.adapters)
+        return max(0, left) // self.kv_bytes_per_sequence
 
     @property
     def prefill_flops(self) -> int:
@@ -184,8 +187,12 @@ class Plan:
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a decode step at the full context reads: weights, and K and V of every sequence."""
-        return self.weight_bytes_read + self.batch * self.kv_bytes(self.context)
+        """Bytes that a decode step at the full context reads: weights, and K and V of every sequence.
+
+        And the adapters, if each sequence has another one: the largest first.
+        """
+        chosen = sorted(self.adapters, reverse=True)[: self.batch]
+        return self.weight_bytes_read + sum(chosen) + self.batch * self.kv_bytes(self.context)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -218,10 +225,7 @@ class Plan:
     @property
     def hindrances(self) -> tuple[str, ...]:
         """Why this version's engine cannot run the plan, in words; empty if it can."""
-        if not lacking(self.graph):
-            return ()
-        needs = ", ".join(self.blueprint.lacking)
-        return (f"it has no decoder for {self.graph.architecture}" + (f", which needs {needs}" if needs else ""),)
+        return (f"it has no decoder for {self.graph.architecture}",) if lacking(self.graph) else ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -246,6 +250,7 @@ class Plan:
             "sinks": self.sinks,
             "windows": list(self.windows),
             "weight_bytes": self.weight_bytes,
+            "adapter_bytes": list(self.adapters),
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "kv_bytes_per_sequence": self.kv_bytes_per_sequence,
             "kv_bytes_total": self.kv_bytes_total,

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenwright.backends.adapters import beside_bytes, not_beside
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import UnknownArchitectureError, parse_config, text_keys
+from tokenwright.checkpoints.families import family_of, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
 from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.known import KNOWN, known_name
-from tokenwright.checkpoints.lacking import lacking_operations
 from tokenwright.checkpoints.local import STORIES
-from tokenwright.checkpoints.nearest import nearest
+from tokenwright.checkpoints.lora import read_adapter
+from tokenwright.checkpoints.nearest import meant
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.published import read_scheme
-from tokenwright.checkpoints.sized import PLANNED, planned_only
-from tokenwright.checkpoints.strict import Keys, read_json
+from tokenwright.checkpoints.strict import read_json
 from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
@@ -29,8 +29,7 @@ class Blueprint:
 
     dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights, else None.
     kept: the matrices that are copied from a GGUF file, or a folder of another tool, with their format; main: that of
-    most weights there. remarks: what a reader of the plan should know about how the graph was built. lacking: the
-    operations that the model needs and Tokenwright lacks.
+    most weights there. remarks: what a reader of the plan should know about how the graph was built.
     """
 
     graph: Graph
@@ -39,7 +38,6 @@ class Blueprint:
     remarks: tuple[str, ...] = ()
     kept: Mapping[str, WeightFormat] = field(default_factory=dict)
     main: WeightFormat | None = None
-    lacking: tuple[str, ...] = ()
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
@@ -58,18 +56,24 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
             file = hub.fetch_config(name)
         elif read_gguf_name(name):
             file = download_gguf(name, None, progress=False)
-    if file is None and (near := nearest(name, planned=True)) is not None:
-        raise CheckpointError(
-            f"there is no file or folder {name[:200]}, and it is no known model; did you mean {near}?"
-        )
     if file is None:
-        raise CheckpointError(
-            f"there is no file or folder {name[:200]}, and it is no known model; give a folder, a config.json, "
-            f"owner/name on the Hugging Face hub, or one of: stories, {', '.join(one.split('/')[1] for one in KNOWN)}"
-        )
+        known_ones = ", ".join(one.split("/")[1] for one in KNOWN)
+        some = f"; give a folder, a config.json, owner/name on the Hugging Face hub, or one of: stories, {known_ones}"
+        raise CheckpointError(f"there is no file or folder {name[:200]}, and it is no known model{meant(name) or some}")
     if file.suffix.lower() == SUFFIX:
         return name, _in_file(file)
     return name, _drawn(read_json(file), str(file))
+
+
+def adapter_bytes(graph: Graph, folder: Path) -> int:
+    """Bytes of a LoRA adapter of a model, beside its weights. Raises CheckpointError for one that cannot be there."""
+    family = family_of(graph.architecture)
+    adapter = read_adapter(folder, graph, family.sources(graph), family.bare)
+    if unable := not_beside(graph, adapter.updates):
+        raise CheckpointError(
+            f"{folder} updates {unable[0]}, which only a merge can; leave it out: a merge takes nothing"
+        )
+    return beside_bytes(graph, adapter.updates)
 
 
 def _local(name: str) -> Path | None:
@@ -94,17 +98,10 @@ def _in_file(path: Path) -> Blueprint:
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     settings = dict(config)
     own = own_quantisation(settings, where)
-    planned = planned_only(settings, where)
-    if planned is not None:
-        lacking = lacking_operations(Keys(settings, where))
-        return Blueprint(planned.graph, planned.dtype, remarks=planned.remarks, lacking=lacking)
     scheme = read_scheme(settings, where)
     if scheme is not None and any(Path(where).parent.glob("*.safetensors")):
         return _in_file(Path(where).parent)
-    try:
-        _, parsed, graph = parse_config(settings, where)
-    except UnknownArchitectureError as error:
-        raise CheckpointError(f"{error}, and plans {', '.join(PLANNED)} as well") from error
+    _, parsed, graph = parse_config(settings, where)
     if own is not None:
         return Blueprint(graph, own[1], own[0])
     about = text_keys(config, where)
@@ -112,8 +109,10 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     remarks: tuple[str, ...] = ()
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
-    if about is not config:
+    if config.get("text_config") is not None:
         remarks += ("the text model alone, without its image encoder",)
+    if parsed.next_layers:
+        remarks += ("without the layers that predict a second token (MTP)",)
     if scheme is not None:
         remarks += (
             f"its files hold weights that another tool quantised; native is {parsed.dtype}, what they decode to",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tokenwright.backends.layout import format_of
 from tokenwright.cache.codec import GROUP
-from tokenwright.checkpoints.sized import Sized
 from tokenwright.models.experts import Experts
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def remarks(plan: Plan) -> Iterator[str]:
             f"biases and positions in float32{routers}"
         )
     yield from _formats(plan)
-    mixtures = [op for op in plan.graph.blocks if isinstance(op, Sized | Experts) and op.experts]
+    mixtures = [op for op in plan.graph.blocks if isinstance(op, Experts)]
     for op in mixtures[:1]:
         yield (
             f"a token meets {op.chosen} of {op.experts} experts in a layer; a step of {plan.batch:,} is "

@@ -5,7 +5,6 @@ An answer's content is a thinking block, a text block and tool_use blocks, in th
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,10 +29,11 @@ from tokenwright.serve.anthropic_schema import (
     ToolUseBlock,
     UserMessage,
 )
-from tokenwright.serve.api import Api, about, body_of, streams, takes
+from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
+from tokenwright.serve.identities import new_hex
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
 
@@ -68,7 +68,7 @@ def add(app: FastAPI, service: Service) -> None:
         body = await body_of(request, Messages)
         check_model(request, service, body.model)
         wanted = Wanted(
-            **prompt_of(body),
+            **await off_loop(request, lambda: prompt_of(body)),
             overrides=overrides_of(body),
             caller=about(request).caller,
             request_id=about(request).request_id,
@@ -80,8 +80,10 @@ def add(app: FastAPI, service: Service) -> None:
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
-            reply = message_of(new_identity(), body.model, answer, generation.counts())
-            return whole(request, reply, generation, headers)
+            identity = new_identity()
+            return await whole(
+                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation, headers
+            )
         generation = await started(request, service, wanted)
         events = Events(new_identity(), body.model, shown)
         return Streamed(_stream(request, generation, events), generation.cancel, headers=headers)
@@ -90,7 +92,8 @@ def add(app: FastAPI, service: Service) -> None:
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await body_of(request, CountTokens)
         check_model(request, service, body.model)
-        return {"input_tokens": await service.count(Wanted(**prompt_of(body)))}
+        prompt = await off_loop(request, lambda: prompt_of(body))
+        return {"input_tokens": await service.count(Wanted(**prompt))}
 
 
 async def _stream(request: Request, generation: Generation, events: Events) -> AsyncIterator[bytes]:
@@ -264,7 +267,7 @@ def content_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def new_identity() -> str:
-    return f"msg_{secrets.token_hex(12)}"
+    return f"msg_{new_hex(12)}"
 
 
 class Events:

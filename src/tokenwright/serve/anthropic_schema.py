@@ -1,6 +1,6 @@
 """The bodies of Anthropic's Messages API: POST /v1/messages and /v1/messages/count_tokens."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,11 +12,13 @@ from tokenwright.serve.fields import (
     MOST_TOOLS,
     Body,
     Name,
+    Object,
     Refused,
     Share,
     Stops,
     Text,
     ToolName,
+    many,
 )
 
 _CITATIONS = Refused("answers are plain text", ([],))
@@ -52,7 +54,7 @@ class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: Name
     name: ToolName
-    input: dict[str, Any]
+    input: Object
     cache_control: CacheControl | None = None
 
 
@@ -61,7 +63,7 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Text | Annotated[list[TextBlock], Field(max_length=MOST_PARTS)] = ""
+    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -72,19 +74,19 @@ AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discr
 
 class UserMessage(Body):
     role: Literal["user"]
-    content: Text | Annotated[list[UserBlock], Field(max_length=MOST_PARTS)]
+    content: Text | Annotated[list[UserBlock], many(MOST_PARTS)]
 
 
 class AssistantMessage(Body):
     role: Literal["assistant"]
-    content: Text | Annotated[list[AssistantBlock], Field(max_length=MOST_PARTS)]
+    content: Text | Annotated[list[AssistantBlock], many(MOST_PARTS)]
 
 
 class SystemMessage(Body):
     """A system message in the middle of a conversation."""
 
     role: Literal["system"]
-    content: Text | Annotated[list[TextBlock], Field(max_length=MOST_PARTS)]
+    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)]
 
 
 Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
@@ -103,7 +105,7 @@ class Tool(Body):
     type: Literal["custom"] = "custom"
     name: ToolName
     description: Text = ""
-    input_schema: dict[str, Any]
+    input_schema: Object
     strict: bool = True
     cache_control: CacheControl | None = None
 
@@ -147,7 +149,7 @@ Thinking = Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")]
 
 class OutputFormat(Body):
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[Object, Field(alias="schema")]
 
 
 class OutputConfig(Body):
@@ -185,9 +187,9 @@ class Prompted(Body):
     }
 
     model: Name
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_ITEMS)]
-    system: Text | Annotated[list[TextBlock], Field(max_length=MOST_PARTS)] = ""
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
+    system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
+    tools: Annotated[list[Tool], many(MOST_TOOLS)] = []
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

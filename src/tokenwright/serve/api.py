@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
@@ -24,7 +24,7 @@ from tokenwright.serve.contract import NOBODY, Caller, Counts, Kind, Problem, Se
 
 if TYPE_CHECKING:
     from tokenwright.serve.generation import Generation
-from tokenwright.serve.fields import complaint
+from tokenwright.serve.fields import complaint, complaint_of_parameters
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 class About:
     """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went.
 
+    large: a thread reads its body.
+
     Of a request that has generated, by `ended`: timings, of its last text; counts and finishes, of all of them; asked,
     when the service took it, in seconds of time.perf_counter.
     """
@@ -48,6 +50,7 @@ class About:
     timed: bool = False
     caller: Caller = NOBODY
     model: str = ""
+    large: bool = False
     timings: Timings | None = None
     counts: Counts | None = None
     finishes: tuple[str, ...] = ()
@@ -120,8 +123,23 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise Refusal(Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json"))
-    raw = await request.body()
-    return await asyncio.to_thread(_parsed, raw, model) if len(raw) > LARGE else _parsed(raw, model)
+    raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
+    about(request).large = len(raw) > LARGE
+    return await off_loop(request, lambda: _parsed(raw, model))
+
+
+async def off_loop(request: Request, work: Callable[[], T]) -> T:
+    """What `work` makes of the body: in a thread, if the body is so large that other requests would notice."""
+    return await asyncio.to_thread(work) if about(request).large else work()
+
+
+def reads(model: type[B]) -> Any:
+    """For a parameter of a route that FastAPI calls: the body as a `model`, checked as `body_of` does."""
+
+    async def read(request: Request) -> B:
+        return await body_of(request, model)
+
+    return Depends(read)
 
 
 def _parsed(raw: bytes, model: type[B]) -> B:
@@ -151,6 +169,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def close_reason(text: str) -> str:
+    """As much of a text as a WebSocket's closing takes: 123 bytes."""
+    return text.encode()[:123].decode(errors="ignore")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -302,9 +325,8 @@ def problem_from(error: Exception) -> Problem:
         case Refusal():
             return error.problem
         case RequestValidationError():
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"][1:])
-            return Problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"], place or None)
+            found = complaint_of_parameters(error.errors())
+            return Problem(400, "invalid", found.message, found.param)
         case HTTPException():
             kind, allow = _HTTP.get(error.status_code, "invalid"), (error.headers or {}).get("Allow")
             return Problem(error.status_code, kind, str(error.detail), allow=allow)

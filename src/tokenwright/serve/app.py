@@ -122,11 +122,9 @@ def make_app(
         body: dict[str, Any] = api_of(APIS, path).error(problem, request_id)
         return JSONResponse(body, problem.status, problem.headers)
 
-    def full(path: str) -> Problem | None:
-        return service.full() if path in api_of(APIS, path).queued else None
-
-    app.add_middleware(Direct, handlers=handlers_of(app, APIS), answer=answer)
-    app.add_middleware(Guard, policy=policy, answer=refused, full=full)
+    handlers = handlers_of(app, APIS)
+    app.add_middleware(Direct, handlers=handlers, answer=answer)
+    app.add_middleware(Guard, policy=policy, answer=refused, queued=frozenset(handlers), full=service.full)
     # The outermost: it gives the request its id.
     app.add_middleware(AccessLog, timings=served.timings, spans=served.spans)
     return app

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
+from tokenwright.checks import shown
 from tokenwright.completion import Piece
 from tokenwright.engine import FinishReason
 from tokenwright.errors import (
@@ -20,6 +22,7 @@ from tokenwright.errors import (
     TokenwrightError,
 )
 
+MOST_NAME = 256  # characters of a name that are compared
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
@@ -70,6 +73,7 @@ class Wanted:
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
     model: the name that the client asked for: that of an adapter chooses it.
+    together: the requests whose texts are one reply, this one among them.
     streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
         answer, are refused.
     """
@@ -93,6 +97,7 @@ class Wanted:
     embed: bool = False
     streamed: bool = False
     model: str = ""
+    together: int = 1
 
 
 @dataclass(slots=True)
@@ -221,6 +226,15 @@ class Missing(ServerError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+def no_model(name: str, known: Sequence[str]) -> Missing:
+    """The error of a request for a model that is not served; `known` are those that are."""
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(name[:MOST_NAME].lower(), by_lower, 1, 0.6) if len(known) > 1 else []
+    hint = f"did you mean {by_lower[near[0]]}? " if near else ""
+    served = ", ".join(known)
+    return Missing(f"the model {shown(name)} does not exist here; {hint}this server has {served}", "model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from fastapi import Request, Response
 
-from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.api import about, unless_gone
-from tokenwright.serve.contract import Answer, Delta, Missing, NotReady, Problem, ToolCall, Wanted, problem_of
+from tokenwright.serve.contract import Answer, Delta, NotReady, Problem, ToolCall, Wanted, no_model, problem_of
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import Json, dumps, server_timing, timings_of
+from tokenwright.serve.openai_replies import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service import Service
 from tokenwright.serve.tools import read_json
 
@@ -23,8 +23,7 @@ def check_model(request: Request, service: Service, name: str) -> None:
     """Raises Missing for a model that this server does not have."""
     about(request).model = name
     if name not in service.names:
-        known = ", ".join(service.names)
-        raise Missing(f"the model {shown(name)} does not exist here; this server has {known}", "model")
+        raise no_model(name, service.names)
 
 
 async def started(request: Request, service: Service, wanted: Wanted) -> Generation:
@@ -69,12 +68,18 @@ async def events_of(
                     raise NotReady("the server is shutting down; send the request to another one")
                 if delta.finish is not None:
                     about(request).ended([generation])
-                    chunk += b"".join(end(delta))
+                    long = generation.logprobs > LONG
+                    chunk += await asyncio.to_thread(_joined, end(delta)) if long else _joined(end(delta))
                 if chunk:
                     yield chunk
     except TokenwrightError as error:
-        log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
+        if not isinstance(error, NotReady):  # the server ends, and has said so
+            log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
         yield failed(problem_of(error))
+
+
+def _joined(chunks: Iterable[bytes]) -> bytes:
+    return b"".join(chunks)
 
 
 def arguments_of(call: ToolCall) -> Json | None:
@@ -91,13 +96,15 @@ def said(request: Request, generation: Generation) -> Json:
     return {"timings": timings_of(generation.timings())} if about(request).timed else {}
 
 
-def whole(request: Request, reply: Json, generation: Generation, headers: Mapping[str, str] | None = None) -> Response:
+async def whole(
+    request: Request, reply: Callable[[], Json], generation: Generation, headers: Mapping[str, str] | None = None
+) -> Response:
     """A reply that is not streamed."""
     more = {"server-timing": server_timing(generation.timings())} if about(request).timed else {}
-    body = dumps(reply | said(request, generation))
+    body = await written(lambda: reply() | said(request, generation), generation.logprobs)
     return Response(body, media_type="application/json", headers={**(headers or {}), **more})
 
 
-def event(kind: str, value: object) -> bytes:
+def event(kind: str, value: object, write: Callable[[object], str] = dumps) -> bytes:
     """A server-sent event with its name."""
-    return f"event: {kind}\ndata: {dumps(value)}\n\n".encode()
+    return f"event: {kind}\ndata: {write(value)}\n\n".encode()

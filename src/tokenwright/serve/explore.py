@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
@@ -26,7 +26,7 @@ from tokenwright.serve import (
     explorer_race,
     explorer_sampler,
 )
-from tokenwright.serve.api import Api
+from tokenwright.serve.api import Api, reads
 from tokenwright.serve.contract import NotReady, Problem
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, NewRun
 from tokenwright.serve.viewer import Viewer
@@ -86,7 +86,7 @@ def _add_model(app: FastAPI, explorer: Explorer) -> None:
 
 def _add_runs(app: FastAPI, explorer: Explorer) -> None:
     @app.post("/runs", **HIDDEN, status_code=201)
-    def begin(body: NewRun) -> RunCard:
+    def begin(body: Annotated[NewRun, reads(NewRun)]) -> RunCard:
         return explorer.begin(body)
 
     @app.get("/runs/{identity}", **HIDDEN)

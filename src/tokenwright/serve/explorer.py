@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenwright.checks import MAX_TOKENS
+from tokenwright.serve.fields import MOST_STOPS, Text, many
 from tokenwright.serve.host import Host, Load
 from tokenwright.serve.player import Player, Runs, new_identity
 from tokenwright.trace.schema import Loading, ModelCard, RunCard, TokenCard
@@ -22,6 +23,7 @@ HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol
 
 Step = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Index = Annotated[int, Field(ge=0, le=2**16)]
+Ids = Annotated[list[int], many(MAX_TOKENS >> 8)]
 
 
 class Strict(BaseModel):
@@ -37,16 +39,16 @@ class NewRun(Strict):
     `written`: ids already generated after the prompt, where a lost run resumes at `first_step`.
     """
 
-    prompt: str
-    ids: list[int] | None = None
-    written: list[int] = []
+    prompt: Text
+    ids: Ids | None = None
+    written: Ids = []
     max_tokens: int = 64
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
-    stop: list[str] = []
+    stop: Annotated[list[str], many(MOST_STOPS)] = []
     ignore_eos: bool = False
     cache: bool = True
     layer: Index = 0

@@ -13,7 +13,7 @@ from tokenwright.engine import Failed
 from tokenwright.engine import Request as EngineRequest
 from tokenwright.engine.loop import AsyncListener, Delivery
 from tokenwright.errors import EngineError
-from tokenwright.serve.api import about, unless_gone
+from tokenwright.serve.api import about, reads, unless_gone
 from tokenwright.serve.explorer import HIDDEN, Explorer, Strict
 from tokenwright.trace.beams import BeamCard, BeamNode, BeamText
 
@@ -140,5 +140,5 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the route of the panel Beams."""
 
     @app.post("/beams", **HIDDEN)
-    async def beams(request: Request, body: Search) -> BeamCard:
+    async def beams(request: Request, body: Annotated[Search, reads(Search)]) -> BeamCard:
         return await unless_gone(request, search(explorer, body, about(request).caller.salt))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import FastAPI
 
+from tokenwright.serve.api import reads
 from tokenwright.serve.explorer import HIDDEN, Explorer, NewFork
 from tokenwright.serve.player import Player
 from tokenwright.trace.branches import Branch, Branches
@@ -16,7 +19,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes."""
 
     @app.post("/runs/{identity}/fork", **HIDDEN, status_code=201)
-    def fork(identity: str, body: NewFork) -> RunCard:
+    def fork(identity: str, body: Annotated[NewFork, reads(NewFork)]) -> RunCard:
         return explorer.fork(identity, body)
 
     @app.get("/runs/{identity}/branches", **HIDDEN)

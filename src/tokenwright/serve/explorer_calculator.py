@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tokenwright.config import EngineConfig
 from tokenwright.errors import CapacityError, CheckpointError, RequestError
+from tokenwright.serve.api import reads
 from tokenwright.serve.explorer import HIDDEN, Explorer, Strict
 from tokenwright.trace.calculator import CalculatorCard
 
@@ -125,7 +126,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     calculator = Calculator()
 
     @app.post("/calculate", **HIDDEN)
-    def calculate(body: Calculate) -> CalculatorCard:
+    def calculate(body: Annotated[Calculate, reads(Calculate)]) -> CalculatorCard:
         try:
             return calculator(explorer.llm, explorer.name, body)
         except CheckpointError as error:

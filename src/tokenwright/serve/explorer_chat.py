@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import FastAPI, Request
-from pydantic import Field
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.api import body_of, unless_gone
 from tokenwright.serve.contract import Wanted
 from tokenwright.serve.explorer import HIDDEN, Explorer
-from tokenwright.serve.fields import MOST_ITEMS, Body, Text
+from tokenwright.serve.fields import MOST_ITEMS, Body, Text, many
 from tokenwright.serve.openai_schema import AnyMessage
 from tokenwright.serve.openai_wanted import messages_of
 from tokenwright.serve.service import Service
@@ -25,7 +24,7 @@ from tokenwright.trace.chat import ChatModel, ChatPrompt
 class PromptBody(Body):
     """POST /chat/prompt: the messages of a conversation, or a text to continue."""
 
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MOST_ITEMS)] | None = None
+    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
     prompt: Text | None = None
 
 
@@ -34,9 +33,13 @@ async def rendered(service: Service, explorer: Explorer, body: PromptBody) -> Ch
     if (body.messages is None) == (body.prompt is None):
         raise RequestError("prompt: give one of prompt and messages")
     preparer = await service.preparer()
-    messages = None if body.messages is None else messages_of(body.messages)
-    ids, text = await service.in_thread(lambda: preparer.prompt(Wanted(prompt=body.prompt, messages=messages)))
-    return ChatPrompt(text, explorer.looks(ids))
+
+    def read() -> ChatPrompt:
+        messages = None if body.messages is None else messages_of(body.messages)
+        ids, text = preparer.prompt(Wanted(prompt=body.prompt, messages=messages))
+        return ChatPrompt(text, explorer.looks(ids))
+
+    return await service.in_thread(read)
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 
 from tokenwright.serve.explorer import HIDDEN, Explorer
+from tokenwright.serve.openai_replies import dumps_in_parts
 from tokenwright.trace.perfetto import chrome_trace
 
 
@@ -15,14 +16,15 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes."""
 
     @app.get("/runs/{identity}/trace.json", **HIDDEN)
-    def trace(identity: str) -> JSONResponse:
+    def trace(identity: str) -> Response:
         return _file(explorer.trace(explorer.player(identity)), f"trace-{identity}.json")
 
     @app.get("/runs/{identity}/perfetto.json", **HIDDEN)
-    def perfetto(identity: str) -> JSONResponse:
+    def perfetto(identity: str) -> Response:
         player = explorer.player(identity)
         return _file(chrome_trace(player.card, list(player.run.frames)), f"perfetto-{identity}.json")
 
 
-def _file(content: dict[str, Any], name: str) -> JSONResponse:
-    return JSONResponse(content, headers={"content-disposition": f'attachment; filename="{name}"'})
+def _file(content: dict[str, Any], name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(dumps_in_parts(content), media_type="application/json", headers=headers)

@@ -16,7 +16,7 @@ from pydantic import Field
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import CapacityError, RequestError
-from tokenwright.serve.api import unless_gone
+from tokenwright.serve.api import reads, unless_gone
 from tokenwright.serve.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.explorer_inside import in_parts
 from tokenwright.trace.lab import Changed, LabCard
@@ -142,7 +142,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
             busy.release()
 
     @app.post("/runs/{identity}/lab", **HIDDEN)
-    async def lab(request: Request, identity: str, body: Lab) -> LabCard:
+    async def lab(request: Request, identity: str, body: Annotated[Lab, reads(Lab)]) -> LabCard:
         player = explorer.player(identity)
         player.renew()
         tokens = player.run.tokens[:MOST_TOKENS]

@@ -17,9 +17,10 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 
 from tokenwright.errors import CapacityError, RequestError
-from tokenwright.serve.api import unless_gone
+from tokenwright.serve.api import reads, unless_gone
 from tokenwright.serve.contract import Missing
 from tokenwright.serve.explorer import HIDDEN, Explorer, Strict
+from tokenwright.serve.fields import many, names
 from tokenwright.trace.learn import Checked, Fact, Lesson, Losses
 from tokenwright.trace.wire import Source
 
@@ -38,13 +39,13 @@ Text = Annotated[str, Field(max_length=1000)]
 class AnswerBody(Strict):
     """POST /check/CHALLENGE: the fields of an answer, as GET /learn names them."""
 
-    answer: Annotated[dict[Annotated[str, Field(max_length=40)], int | float | Text], Field(max_length=16)]
+    answer: Annotated[dict[Annotated[str, Field(max_length=40)], int | float | Text], names(16)]
 
 
 class ScoreBody(Strict):
     """POST /learn/score: the ids of a text."""
 
-    ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=2, max_length=MOST_TEXT)]
+    ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], many(MOST_TEXT, 2)]
 
 
 class Desk:
@@ -118,7 +119,7 @@ def add(app: FastAPI, explorer: Explorer) -> Desk:
         return lesson(explorer.llm)
 
     @app.post("/check/{challenge}", **HIDDEN)
-    async def check(request: Request, challenge: str, body: AnswerBody) -> Checked:
+    async def check(request: Request, challenge: str, body: Annotated[AnswerBody, reads(AnswerBody)]) -> Checked:
         from tokenwright.learn import CHALLENGES
 
         asked = CHALLENGES.get(challenge)
@@ -128,7 +129,7 @@ def add(app: FastAPI, explorer: Explorer) -> Desk:
         return await unless_gone(request, desk.do(lambda work: asked.check(work, answer)))
 
     @app.post("/learn/score", **HIDDEN)
-    async def score(request: Request, body: ScoreBody) -> Losses:
+    async def score(request: Request, body: Annotated[ScoreBody, reads(ScoreBody)]) -> Losses:
         def scored(work: Work) -> Losses:
             size = explorer.llm.config.vocab_size
             if max(body.ids) >= size:

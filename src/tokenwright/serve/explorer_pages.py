@@ -19,8 +19,9 @@ from tokenwright.engine import Engine, SamplingParams
 from tokenwright.engine import Request as EngineRequest
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.errors import CapacityError
-from tokenwright.serve.api import about
+from tokenwright.serve.api import about, reads
 from tokenwright.serve.explorer import HIDDEN, Explorer, Gone, Strict
+from tokenwright.serve.fields import many
 from tokenwright.serve.player import new_identity
 from tokenwright.trace.pages import BatchCard, PoolCard
 
@@ -40,7 +41,7 @@ Tokens = Annotated[int, Field(ge=1, le=MOST_WRITTEN)]
 class NewBatch(Strict):
     """POST /batches: prompts, each of which may write `max_tokens`."""
 
-    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=6)]
+    prompts: Annotated[list[Prompt], many(6, 1)]
     max_tokens: Tokens = 64
 
 
@@ -178,11 +179,11 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         return _pool(explorer, batches, run, batch)
 
     @app.post("/batches", **HIDDEN, status_code=201)
-    def begin(body: NewBatch, request: Request) -> BatchCard:
+    def begin(body: Annotated[NewBatch, reads(NewBatch)], request: Request) -> BatchCard:
         return batches.begin(explorer.llm, body, about(request).caller.salt)
 
     @app.post("/batches/{identity}/write", **HIDDEN, status_code=204)
-    def write(identity: str, body: Write) -> Response:
+    def write(identity: str, body: Annotated[Write, reads(Write)]) -> Response:
         batches.get(identity).write(body.tokens)
         return Response(status_code=204)
 

@@ -20,8 +20,10 @@ from fastapi import FastAPI, Response
 from pydantic import Field
 
 from tokenwright.errors import EngineError
+from tokenwright.serve.api import reads
 from tokenwright.serve.contract import Busy
 from tokenwright.serve.explorer import HIDDEN, Explorer, Strict
+from tokenwright.serve.fields import Text
 from tokenwright.serve.sse import Streamed
 from tokenwright.trace.race import RaceCard, RaceEnd, RaceStep
 
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 class NewRace(Strict):
     """POST /race. every: the uncached lane computes every so many-th step; budget_s: seconds for the whole race."""
 
-    prompt: str
+    prompt: Text
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
     temperature: float | None = None
     top_k: int | None = None
@@ -51,7 +53,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     track = threading.Lock()
 
     @app.post("/race", **HIDDEN)
-    async def race(body: NewRace) -> Response:
+    async def race(body: Annotated[NewRace, reads(NewRace)]) -> Response:
         if not track.acquire(blocking=False):
             raise Busy("a race is under way on this server, and a second one would slow both; try again in a while")
         try:

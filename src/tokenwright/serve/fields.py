@@ -6,14 +6,14 @@ is refused as well. null means that a field is absent. The errors, the OpenAPI s
 documentation all come from these declarations.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from tokenwright.checks import MAX_TOKENS, shown
 
@@ -24,17 +24,40 @@ MOST_TOOLS = 256
 MOST_STOPS = 64
 MOST_STOP = 1_000  # characters of one stop string
 MOST_NAME = 256  # characters of a name or an id
+MOST_NAMES = 4096  # of an object whose names are the client's
+
+
+def many(most: int, least: int = 0) -> Any:
+    """For a list in a body: it has `least` to `most` entries. Of wrong entries the first alone is told.
+
+    A body of a million wrong entries would make a million errors, in one call that lets no other thread run.
+    """
+    return Field(min_length=least or None, max_length=most, fail_fast=True)
+
+
+def names(most: int) -> Any:
+    """For an object whose names are the client's: it has at most `most`, which is checked before its values are."""
+
+    def counted(value: object) -> object:
+        if isinstance(value, dict) and len(value) > most:
+            about = {"field_type": "Dictionary", "max_length": most, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", about)
+        return value
+
+    return BeforeValidator(counted)
+
 
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
-Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS)]
+Stops = Annotated[list[StopText], many(MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], names(16), Field(max_length=16)
 ]
+Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES)]  # a schema, or arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +150,16 @@ class Complaint:
 
 def complaint(error: ValidationError, data: object) -> Complaint:
     """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words."""
-    details = error.errors(include_url=False, include_input=False)
+    return _worst(error.errors(include_url=False, include_input=False), data)
+
+
+def complaint_of_parameters(details: Sequence[Any]) -> Complaint:
+    """The same of pydantic's errors about the parameters of a path and of a query."""
+    data = {one["loc"][-1]: one["input"] for one in details if one["type"] != "missing"}
+    return _worst([{**one, "loc": one["loc"][1:]} for one in details], data)
+
+
+def _worst(details: Sequence[Any], data: object) -> Complaint:
     worst = max(details, key=_weight)
     path = list(_path(worst["loc"], data, missing=worst["type"] == "missing"))
     kind, context = worst["type"], worst.get("ctx", {})
@@ -147,7 +179,7 @@ def complaint(error: ValidationError, data: object) -> Complaint:
     if kind in _WANTED:
         message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {_told(value)}"
         return Complaint(field or None, f"{field or 'the body'} {message}")
-    message = _filled(_MESSAGES[kind], worst) if kind in _MESSAGES else worst["msg"][:1].lower() + worst["msg"][1:]
+    message = _filled(_MESSAGES.get(kind, "it is not what this field may be"), worst)
     return Complaint(field or None, f"{field}: {message}" if field else message)
 
 
@@ -168,6 +200,10 @@ _MESSAGES = {  # of pydantic's kinds of errors
 _WANTED = {  # what a value must be, of pydantic's kinds of errors
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
     "float_type": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",

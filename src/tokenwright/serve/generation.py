@@ -18,6 +18,7 @@ from tokenwright.serve.reading import Reader
 from tokenwright.transcript import Transcript
 
 MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
+AT_ONCE = 64  # steps that a reader of whole texts takes at a time
 
 _FINISH: dict[FinishReason, Finish] = {
     FinishReason.LENGTH: "length",
@@ -50,6 +51,7 @@ class Generation:
         self._times: list[float] = []  # of the first and the last token
         self._paused = False
         self._left = False
+        self._whole = False  # nobody reads before the end
 
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
@@ -61,7 +63,8 @@ class Generation:
         if self._written > written:
             self._times[1:] = (delivery.time,)
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            if not self._whole or delivery.ended or len(self._deliveries) >= AT_ONCE:
+                self._waiter.set_result(None)
         elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
             self._paused = True
             self._handle.pause()
@@ -99,6 +102,7 @@ class Generation:
 
     async def answers(self) -> list[Answer]:
         """The whole texts, in order, once all have ended. Raises EngineError if the request failed."""
+        self._whole = True
         found: dict[int, Answer] = {}
         async for deltas in self:
             for delta in deltas:
@@ -132,6 +136,16 @@ class Generation:
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
         )
+
+    @property
+    def logprobs(self) -> int:
+        """How many log-probabilities the reply has, of the prompt and of all texts so far."""
+        params, found = self.params, 0
+        if params.logprobs is not None:
+            found += self._written * (1 + params.logprobs)
+        if params.prompt_logprobs is not None:
+            found += len(self.prompt_ids) * (1 + params.prompt_logprobs)
+        return found
 
     def timings(self) -> Timings:
         """Where the time went, so far."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import About
+from tokenwright.serve.api import About, close_reason
 from tokenwright.serve.contract import Caller, Problem
+from tokenwright.serve.door import Door
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,6 +31,7 @@ Answer = Callable[[str, Problem, str], App]  # of a path, a problem and a reques
 MOST_BODY = 4 * 2**20  # bytes
 MOST_HEADERS = 128
 MOST_HEADER_BYTES = 32 * 2**10  # of all headers
+MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
 BODY_S = 30.0  # seconds to send a body
 OPEN = frozenset(("/health", "/ready"))
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -68,7 +70,8 @@ def read_keys(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--api-key-file {path} cannot be read: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RequestError(f"--api-key-file {path} cannot be read: {reason}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
         raise RequestError(f"--api-key-file {path} has no keys; write one a line")
@@ -97,16 +100,24 @@ class Policy:
 class Guard:
     """Passes the requests that the policy allows, with their whole bodies, and answers all others.
 
-    full(path): why requests of a path are refused for now, unread.
+    queued: the paths whose requests wait for the engine. full(): why these are refused for now, unread.
     """
 
     def __init__(
-        self, app: App, policy: Policy, answer: Answer, full: Callable[[str], Problem | None] = lambda _: None
+        self,
+        app: App,
+        policy: Policy,
+        answer: Answer,
+        queued: frozenset[str] = frozenset(),
+        full: Callable[[], Problem | None] = lambda: None,
     ) -> None:
         self.app = app
         self.policy = policy
         self.answer = answer
         self.full = full
+        self.queued = queued
+        self.held = 0  # bytes of the bodies of all requests that are being answered
+        self._door = Door()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -127,7 +138,9 @@ class Guard:
             await self.app(scope, receive, send)
         else:
             await receive()  # ASGI: receive the handshake before refusing it
-            await send({"type": "websocket.close", "code": 4000 + problem.status, "reason": problem.message[:120]})
+            await send(
+                {"type": "websocket.close", "code": 4000 + problem.status, "reason": close_reason(problem.message)}
+            )
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, problem: Problem) -> None:
         await self.answer(scope["path"], problem, _about(scope).request_id)(scope, receive, send)
@@ -142,9 +155,10 @@ class Guard:
         if len(hosts) != 1 or (known is not None and hosts[0] not in known):
             names = ", ".join(sorted(known or ())) or "one name"
             return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
-        own = {f"http://{hosts[0]}", f"https://{hosts[0]}"} if known is None else _origins(known)
-        if any(origin not in own | self.policy.origins for origin in _headers(scope, b"origin")):
-            return Problem(403, "forbidden", "pages of other origins may not call this server")
+        if origins := _headers(scope, b"origin"):
+            own = {f"http://{hosts[0]}", f"https://{hosts[0]}"} if known is None else _origins(known)
+            if not set(origins) <= own | self.policy.origins:
+                return Problem(403, "forbidden", "pages of other origins may not call this server")
         return self._key_problem(scope)
 
     def _key_problem(self, scope: Scope) -> Problem | None:
@@ -178,45 +192,68 @@ class Guard:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, up to the policy's limits, and pass it to the app."""
-        if scope["method"] == "POST" and (busy := self.full(scope["path"])) is not None:
-            await self._refuse(scope, receive, send, busy)
-            return
+        if scope["method"] == "POST" and scope["path"] in self.queued:
+            await self._door.enter()
+            if (busy := self.full()) is not None:
+                await self._refuse(scope, receive, send, busy)
+                return
+        body = _Body(self, scope, receive)
+        try:
+            problem = await body.read()
+            if problem is None:
+                await self.app(scope, body.receive, send)
+            else:
+                await self._refuse(scope, receive, send, problem)
+        finally:
+            self.held -= body.size
+
+
+class _Body:
+    """The body of a request: read here, and kept until the app has taken it. size: its bytes so far."""
+
+    __slots__ = ("_guard", "_parts", "_receive", "_said", "size")
+
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
+        self.size = 0
+        self._guard = guard
+        self._receive = receive
+        self._parts: list[bytes] | None = []
+        said = _header(scope, b"content-length")
+        self._said = int(said[:20]) if said is not None and said.isdecimal() else 0
+
+    async def read(self) -> Problem | None:
+        """Read it whole; returns why it is refused."""
         try:
             async with asyncio.timeout(BODY_S):
-                body = await self._body(scope, receive)
+                return await self._read([])
         except TimeoutError:
-            problem = Problem(408, "invalid", f"the body has not come within {BODY_S:g} s")
-            await self._refuse(scope, receive, send, problem)
-            return
-        if body is None:
-            problem = Problem(413, "size", f"the body is larger than {self.policy.body} bytes")
-            await self._refuse(scope, receive, send, problem)
-            return
-        taken = False
+            return Problem(408, "invalid", f"the body has not come within {BODY_S:g} s")
 
-        async def once() -> Message:
-            nonlocal taken
-            if taken:
-                return await receive()
-            taken = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self.app(scope, once, send)
-
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None: it is too large."""
-        said = _header(scope, b"content-length")
-        if said is not None and said.isdigit() and int(said[:20]) > self.policy.body:
-            return None
-        parts, size, more = [], 0, True
+    async def _read(self, parts: list[bytes]) -> Problem | None:
+        guard, most, more = self._guard, self._guard.policy.body, True
         while more:
-            message = await receive()
+            if max(self._said, self.size) > most:
+                return self._too_large()
+            if guard.held + max(0, self._said - self.size) > MOST_HELD * most:
+                why = f"requests of {guard.held:,} bytes in all are being answered; try again in a second"
+                return Problem(429, "busy", why, retry_after_s=1)
+            message = await self._receive()
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            self.size += len(parts[-1])
+            guard.held += len(parts[-1])
             more = message.get("more_body", False)
-            if size > self.policy.body:
-                return None
-        return b"".join(parts)
+        self._parts = parts
+        return None if self.size <= most else self._too_large()
+
+    def _too_large(self) -> Problem:
+        return Problem(413, "size", f"the body is larger than {self._guard.policy.body} bytes")
+
+    async def receive(self) -> Message:
+        """ASGI: the body, once; then what becomes of the connection."""
+        if self._parts is None:
+            return await self._receive()
+        body, self._parts = b"".join(self._parts), None
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
 def _about(scope: Scope) -> About:

@@ -68,6 +68,7 @@ class Host:
         self.name = name
         self.loading = Loading("loading", 0, 0, "")
         self.settled = threading.Event()  # the model is ready, or cannot be read
+        self.failure: Exception | None = None  # why it cannot be
         self._load = load
         self._llm: LLM | None = None
         self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
@@ -98,9 +99,10 @@ class Host:
             self._llm = self._load(report)
             self.loading = replace(self.loading, phase="ready")
         except TokenwrightError as error:
-            self.loading = replace(self.loading, phase="failed", message=str(error))
-        except Exception:
+            self.loading, self.failure = replace(self.loading, phase="failed", message=str(error)), error
+        except Exception as error:
             log.exception("the model could not be read")
-            self.loading = replace(self.loading, phase="failed", message="a fault of ours; the server's log says more")
+            message = "a fault of ours; the server's log says more"
+            self.loading, self.failure = replace(self.loading, phase="failed", message=message), error
         finally:
             self.settled.set()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import time
 from dataclasses import asdict
 
 from tokenwright.serve.api import About
 from tokenwright.serve.guard import App, Message, Receive, Scope, Send
+from tokenwright.serve.identities import new_hex
 from tokenwright.serve.telemetry import Spans
 
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -59,7 +59,7 @@ class AccessLog:
 
 def _request_id(scope: Scope) -> str:
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+    return given if _ID.fullmatch(given) else f"req-{new_hex(12)}"
 
 
 def _line(scope: Scope, about: About, status: int, size: int, seconds: float) -> str:

@@ -6,8 +6,10 @@ whatever their Content-Type, because Ollama's clients often send none.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +18,7 @@ import tokenwright
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import Api, about, body_of, streams, takes
+from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -52,7 +54,7 @@ def add(app: FastAPI, service: Service) -> None:
     @app.post("/api/chat", openapi_extra=takes(Chat), responses=streams(NDJSON), tags=["Ollama"])
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
-        prompt = {"messages": chat_messages(body), "tools": tools_of(body)}
+        prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
         return await _reply(request, service, body, prompt)
 
     @app.get("/api/version", tags=["Ollama"])
@@ -97,8 +99,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     )
     if not body.stream:
         generation, answer = await answered(request, service, wanted)
-        reply = lines.whole(answer, generation.counts(), generation.timings())
-        return whole(request, reply, generation)
+        return await whole(request, lambda: lines.whole(answer, generation.counts(), generation.timings()), generation)
     generation = await started(request, service, wanted)
     chunks = _stream(request, generation, lines)
     return Streamed(chunks, generation.cancel, media_type=NDJSON, ping=None)
@@ -171,14 +172,15 @@ def generate_prompt(body: Generate) -> dict[str, Any]:
 def chat_messages(body: Chat) -> list[dict[str, Any]]:
     """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
     found: list[dict[str, Any]] = []
-    calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    calls = _OpenCalls()
     for at, message in enumerate(body.messages):
         one: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.thinking:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
             own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
-            calls.extend((identity, call.function.name) for identity, call in own)
+            for identity, call in own:
+                calls.add(identity, call.function.name)
             one["tool_calls"] = [
                 {
                     "id": identity,
@@ -193,14 +195,36 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
     return found
 
 
-def _answered(message: Message, calls: list[tuple[str, str]], at: int) -> dict[str, str]:
+class _OpenCalls:
+    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
+        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
+        self._count = 0
+
+    def add(self, identity: str, name: str) -> None:
+        """A call is open from now on."""
+        self._count += 1
+        self._open[self._count] = (identity, name)
+        for given in product((identity, None), (name, None)):
+            self._numbers.setdefault(given, deque()).append(self._count)
+
+    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
+        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
+        numbers = self._numbers.get((identity, name), deque())
+        while numbers:
+            if (call := self._open.pop(numbers.popleft(), None)) is not None:
+                return call
+        return None
+
+
+def _answered(message: Message, calls: _OpenCalls, at: int) -> dict[str, str]:
     """The id and name of the call that a result answers, which is then no longer open."""
-    for call in calls:
-        identity, name = call
-        if message.tool_call_id in (None, identity) and message.tool_name in (None, name):
-            calls.remove(call)
-            return {"tool_call_id": identity, "name": name}
-    raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
+    call = calls.answer(message.tool_call_id, message.tool_name)
+    if call is None:
+        raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
+    return {"tool_call_id": call[0], "name": call[1]}
 
 
 def tools_of(body: Chat) -> list[Tool]:

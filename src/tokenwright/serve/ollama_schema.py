@@ -1,6 +1,6 @@
 """The bodies of Ollama's API: POST /api/generate, /api/chat and /api/show."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,12 +10,14 @@ from tokenwright.serve.fields import (
     MOST_TOOLS,
     Body,
     Name,
+    Object,
     Refused,
     Share,
     Stops,
     StopText,
     Text,
     ToolName,
+    many,
 )
 
 _LOADED = "the server's command line says how the model is loaded"
@@ -88,7 +90,7 @@ class Prompted(Body):
 
     model: Name
     stream: bool = True
-    format: Literal["", "json"] | dict[str, Any] = ""
+    format: Literal["", "json"] | Object = ""
     options: Options = Options()
     keep_alive: float | Annotated[str, Field(max_length=32)] | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
@@ -117,7 +119,7 @@ class Called(Body):
     refused = {"index": Refused("calls are in the order of the list", tuple(range(MOST_TOOLS)))}
 
     name: ToolName
-    arguments: dict[str, Any] = {}
+    arguments: Object = {}
     description: Text = ""
 
 
@@ -135,7 +137,7 @@ class Message(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
     thinking: Text = ""
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] = []
+    tool_calls: Annotated[list[ToolCall], many(MOST_TOOLS)] = []
     tool_name: ToolName | None = None
     tool_call_id: Name | None = None
 
@@ -143,7 +145,7 @@ class Message(Body):
 class Function(Body):
     name: ToolName
     description: Text = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: Object = {"type": "object", "properties": {}}
 
 
 class Tool(Body):
@@ -154,5 +156,5 @@ class Tool(Body):
 class Chat(Prompted):
     """POST /api/chat. Without messages it only loads the model."""
 
-    messages: Annotated[list[Message], Field(max_length=MOST_ITEMS)] = []
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    messages: Annotated[list[Message], many(MOST_ITEMS)] = []
+    tools: Annotated[list[Tool], many(MOST_TOOLS)] = []

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from tokenwright.completion import Piece
-from tokenwright.serve.api import STATUSES, Api, about, body_of, problem_from, streams, takes, unless_gone
-from tokenwright.serve.contract import Answer, Delta, Missing, Wanted
+from tokenwright.serve.api import STATUSES, Api, about, body_of, off_loop, problem_from, streams, takes, unless_gone
+from tokenwright.serve.contract import Answer, Delta, NotReady, Wanted, no_model
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import (
+    LONG,
     Chunks,
     Json,
     Names,
@@ -24,6 +26,7 @@ from tokenwright.serve.openai_replies import (
     message_of,
     server_timing,
     usage_of,
+    written,
 )
 from tokenwright.serve.openai_schema import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai_wanted import chat_wanted, completion_wanted
@@ -52,7 +55,7 @@ class OpenAI:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await body_of(request, ChatBody)
-        wanted = chat_wanted(self.service, request, body)
+        wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
         names = Names("chat.completion", body.model)
         about(request).model = body.model
         if body.stream:
@@ -60,16 +63,19 @@ class OpenAI:
             return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
         generation, answers = await unless_gone(request, self._finished(wanted))
         tokens = self._tokens()
-        choices = [
-            {
-                "index": answer.choice,
-                "message": message_of(answer),
-                "logprobs": tokens.chat(answer.tokens) if body.logprobs else None,
-                "finish_reason": finish_of(answer),
-            }
-            for answer in answers
-        ]
-        return self._reply(request, body, names, choices, [generation])
+
+        def choices() -> list[Json]:
+            return [
+                {
+                    "index": answer.choice,
+                    "message": message_of(answer),
+                    "logprobs": tokens.chat(answer.tokens) if body.logprobs else None,
+                    "finish_reason": finish_of(answer),
+                }
+                for answer in answers
+            ]
+
+        return await self._reply(request, body, names, choices, [generation])
 
     async def complete(self, request: Request) -> Response:
         """Continue one prompt or several."""
@@ -81,12 +87,15 @@ class OpenAI:
             started = await unless_gone(request, self._started(each))
             return Streamed(self._lines(request, body, started, names), started.cancel)
         finished = await unless_gone(request, gathered([self._finished(wanted) for wanted in each]))
-        choices = [
-            self._choice(at * len(answers) + answer.choice, body, generation, answer)
-            for at, (generation, answers) in enumerate(finished)
-            for answer in answers
-        ]
-        return self._reply(request, body, names, choices, [generation for generation, _ in finished])
+
+        def choices() -> list[Json]:
+            return [
+                self._choice(at * len(answers) + answer.choice, body, generation, answer)
+                for at, (generation, answers) in enumerate(finished)
+                for answer in answers
+            ]
+
+        return await self._reply(request, body, names, choices, [generation for generation, _ in finished])
 
     async def _finished(self, wanted: Wanted) -> tuple[Generation, list[Answer]]:
         generation = await self.service.start(wanted)
@@ -95,14 +104,20 @@ class OpenAI:
         finally:
             generation.cancel()
 
-    def _reply(
-        self, request: Request, body: Sampling, names: Names, choices: list[Json], each: Sequence[Generation]
+    async def _reply(
+        self,
+        request: Request,
+        body: Sampling,
+        names: Names,
+        choices: Callable[[], list[Json]],
+        each: Sequence[Generation],
     ) -> Response:
         timings = about(request).ended(each)
         said = timings if about(request).timed or body.return_timings else None
-        whole = names.whole(choices, usage_of(one.counts() for one in each), said)
+        usage = usage_of(one.counts() for one in each)
+        text = await written(lambda: names.whole(choices(), usage, said), sum(one.logprobs for one in each))
         headers = {} if said is None else {"server-timing": server_timing(said)}
-        return Response(dumps(whole), media_type="application/json", headers=headers)
+        return Response(text, media_type="application/json", headers=headers)
 
     def _tokens(self) -> Tokens:
         return Tokens(self.service.host.llm.tokenizer)
@@ -145,12 +160,17 @@ class OpenAI:
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks, texts = Chunks(names, usage), body.n or 1
         offsets: dict[int, int] = {}
+
+        def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+            return "".join(
+                self._completion_lines(chunks, body, generation, delta, at * texts + delta.choice, offsets)
+                for delta in deltas
+            ).encode()
+
         try:
-            async for at, generation, deltas in several:
-                yield "".join(
-                    self._completion_lines(chunks, body, generation, delta, at * texts + delta.choice, offsets)
-                    for delta in deltas
-                ).encode()
+            async for each in several:
+                echoes = body.echo and len(offsets) < texts * len(several.generations)  # with a prompt's logprobs
+                yield await asyncio.to_thread(lines, *each) if echoes and each[1].logprobs > LONG else lines(*each)
         except Exception as error:
             yield _failed(error, about(request).request_id)
             return
@@ -212,7 +232,7 @@ class OpenAI:
     async def model(self, name: str) -> JSONResponse:
         """One name of the model."""
         if name not in self.service.names:
-            raise Missing(f"the model {name[:200]!r} does not exist here; ask /v1/models", "model")
+            raise no_model(name, self.service.names)
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> Json:
@@ -223,7 +243,8 @@ class OpenAI:
 
 def _failed(error: Exception, request_id: str) -> bytes:
     """The event that ends a stream whose request has failed."""
-    log.error("request %s failed while it was streamed", request_id, exc_info=error)
+    if not isinstance(error, NotReady):  # the server ends, and has said so
+        log.error("request %s failed while it was streamed", request_id, exc_info=error)
     return f"data: {dumps(error_body(problem_from(error), request_id))}\n\n".encode()
 
 

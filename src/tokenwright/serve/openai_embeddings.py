@@ -15,10 +15,10 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from tokenwright.serve.api import about, body_of, takes, unless_gone
-from tokenwright.serve.contract import Missing, Wanted
+from tokenwright.serve.contract import Wanted, no_model
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai import REFUSED
-from tokenwright.serve.openai_replies import dumps
+from tokenwright.serve.openai_replies import written
 from tokenwright.serve.openai_schema import EmbeddingBody
 from tokenwright.serve.service import Service
 from tokenwright.serve.several import gathered
@@ -34,8 +34,7 @@ class Embeddings:
         """The embedding of each text."""
         body = await body_of(request, EmbeddingBody)
         if body.model not in self.service.names:
-            known = ", ".join(self.service.names)
-            raise Missing(f"the model {body.model!r} does not exist here; this server has {known}", "model")
+            raise no_model(body.model, self.service.names)
         about(request).model = body.model
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
@@ -53,13 +52,16 @@ class Embeddings:
         found = await unless_gone(request, gathered([self._embedded(wanted) for wanted in each]))
         about(request).ended([generation for generation, _ in found])
         tokens = sum(len(generation.prompt_ids) for generation, _ in found)
-        data = [
-            {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
-            for at, (_, vector) in enumerate(found)
-        ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        whole: dict[str, Any] = {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
-        return Response(dumps(whole), media_type="application/json")
+
+        def reply() -> dict[str, Any]:
+            data = [
+                {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
+                for at, (_, vector) in enumerate(found)
+            ]
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+
+        return Response(await written(reply, sum(len(vector) for _, vector in found)), media_type="application/json")
 
     async def _embedded(self, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
         generation = await self.service.start(wanted)

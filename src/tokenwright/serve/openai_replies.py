@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tokenwright.completion import Piece
 from tokenwright.engine import TopLogprob
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, ToolCallDelta
+from tokenwright.serve.identities import new_hex
 from tokenwright.text import Tokenizer
 
 Json = dict[str, Any]
@@ -41,6 +42,23 @@ def error_body(problem: Problem, request_id: str) -> Json:  # noqa: ARG001  (oth
 def dumps(value: object) -> str:
     """Compact JSON in one line."""
     return _encode(value)
+
+
+LONG = 2048  # numbers or log-probabilities of a reply: those of a longer one are written by a thread
+
+
+async def written(reply: Callable[[], object], numbers: int) -> str:
+    """A reply as JSON. numbers: how many numbers or log-probabilities it has; many would keep others waiting."""
+    return await asyncio.to_thread(lambda: dumps_in_parts(reply())) if numbers > LONG else dumps(reply())
+
+
+def dumps_in_parts(value: object) -> str:
+    """The same text as of `dumps`, by many short calls: one call of the encoder lets no other thread run."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{dumps(name)}:{dumps_in_parts(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list) and value and isinstance(value[-1], dict | list):  # the first of a prompt is null
+        return "[" + ",".join(map(dumps_in_parts, value)) + "]"
+    return dumps(value)
 
 
 def usage_of(counts: Iterable[Counts]) -> Json:
@@ -77,7 +95,7 @@ class Names:
     """What all objects of one reply have in common. kind: "chat.completion" or "text_completion"."""
 
     def __init__(self, kind: str, model: str) -> None:
-        self.id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{secrets.token_hex(12)}"
+        self.id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{new_hex(12)}"
         self.kind = kind
         self.created = int(time.time())
         self.model = model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -16,6 +16,7 @@ from tokenwright.serve.fields import (
     Body,
     Metadata,
     Name,
+    Object,
     Refused,
     Share,
     Stops,
@@ -23,18 +24,19 @@ from tokenwright.serve.fields import (
     Text,
     Tokens,
     ToolName,
+    many,
+    names,
 )
 
 MOST_BATCH = 128  # prompts of one request
 MOST_INPUTS = 2_048  # texts of one request for embeddings
 
 Id = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
-Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS >> 8)]
+Ids = Annotated[list[Id], many(MAX_TOKENS >> 8, 1)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=4096)]
+Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], names(4096), Field(max_length=4096)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-Schema = Annotated[dict[str, Any], Field(max_length=4096)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 _STORED = Refused("nothing is stored here", (False,))
@@ -69,7 +71,7 @@ class Sampling(Body):
     typical_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    stop_token_ids: Annotated[list[Id], Field(max_length=4096)] | None = None
+    stop_token_ids: Annotated[list[Id], many(4096)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] = 0
@@ -83,12 +85,7 @@ class CompletionBody(Sampling):
 
     refused: ClassVar = {"suffix": Refused("a model here continues a text, and fills no gap", ("",))}
 
-    prompt: (
-        Text
-        | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_BATCH)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MOST_BATCH)]
-    )
+    prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -109,10 +106,8 @@ class RefusalPart(Body):
     refusal: Text
 
 
-Parts = Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS)]
-AnswerParts = Annotated[
-    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], Field(min_length=1, max_length=MOST_PARTS)
-]
+Parts = Annotated[list[TextPart], many(MOST_PARTS, 1)]
+AnswerParts = Annotated[list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], many(MOST_PARTS, 1)]
 
 
 class CalledFunction(Body):
@@ -162,7 +157,7 @@ class AssistantMessage(Body):
     content: Text | AnswerParts | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[CalledTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[CalledTool], many(MOST_TOOLS)] | None = None
 
 
 class ToolMessage(Body):
@@ -185,7 +180,7 @@ class Function(Body):
 
     name: ToolName
     description: Text | None = None
-    parameters: Schema | None = None
+    parameters: Object | None = None
     strict: bool | None = None
 
 
@@ -213,7 +208,7 @@ class JsonSchema(Body):
     """A named schema of the answer; strict changes nothing: the answer always follows it."""
 
     name: Name
-    schema_: Schema = Field(alias="schema")
+    schema_: Object = Field(alias="schema")
     description: Text | None = None
     strict: bool | None = None
 
@@ -263,13 +258,13 @@ class ChatBody(Sampling):
         "chat_template": Refused("the model's own template is used"),
     }
 
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MOST_ITEMS)]
+    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
     metadata: Metadata | None = None
@@ -284,12 +279,7 @@ class EmbeddingBody(Body):
     refused: ClassVar = {"dimensions": Refused("vectors have the width of the model")}
 
     model: Name
-    input: (
-        Text
-        | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_INPUTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MOST_INPUTS)]
-    )
+    input: Text | Ids | Annotated[list[Text], many(MOST_INPUTS, 1)] | Annotated[list[Ids], many(MOST_INPUTS, 1)]
     encoding_format: Literal["float", "base64"] = "float"
     user: Text | None = None
     truncate_prompt_tokens: Tokens | None = None

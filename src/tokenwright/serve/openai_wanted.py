@@ -10,7 +10,7 @@ from fastapi import Request
 
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import Refusal, about
-from tokenwright.serve.contract import Missing, Problem, Tool, Wanted
+from tokenwright.serve.contract import Problem, Tool, Wanted, no_model
 from tokenwright.serve.openai_schema import (
     AnyMessage,
     AssistantMessage,
@@ -41,8 +41,7 @@ def sampling_of(body: Sampling) -> Json:
 def checked(service: Service, request: Request, body: Sampling) -> Json:
     """The fields of `Wanted` that completions and chats have in common. Raises Missing, Refusal."""
     if body.model not in service.names:
-        known = ", ".join(service.names)
-        raise Missing(f"the model {body.model!r} does not exist here; this server has {known}", "model")
+        raise no_model(body.model, service.names)
     if body.stream_options is not None and not body.stream:
         raise Refusal(Problem(400, "invalid", "stream_options belongs to a stream; set stream", "stream_options"))
     known_of = about(request)
@@ -126,4 +125,4 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     common = checked(service, request, body)
-    return [Wanted(prompt=one, overrides=overrides, **common) for one in prompts]
+    return [Wanted(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]

@@ -17,6 +17,8 @@ from tokenwright.serve.tools import ToolFormat, tool_format
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
+_SLOW = ("grammar", "logit_bias", "stop", "stop_ids")  # each may be long
+MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
 
@@ -60,8 +62,11 @@ class Preparer:
     """Prepares the requests of one model. Thread-safe."""
 
     def __init__(self, llm: LLM) -> None:
+        from tokenwright.requests import QUICK_PROMPT  # with torch
+
         self._llm = llm
         self._most = llm.longest()
+        self._quick_prompt = QUICK_PROMPT
         template = llm.loaded.template
         self._source = "" if template is None else llm.tokenizer.chat_template or ""
         self._format: ToolFormat | None = tool_format(self._source)
@@ -71,6 +76,8 @@ class Preparer:
         known = {name: at for name, at in llm.tokenizer.control.ids.items() if name in marks}
         self._marks: Mapping[int, str] = {at: name for name, at in known.items() if at in special}
         self._silent_mark = self._format is not None and self._format.mark in self._marks.values()
+        llm.check_length("")  # what these two compute once takes a while
+        llm.prepare([0], llm.sampling(max_tokens=0))
 
     @property
     def thinks(self) -> bool:
@@ -81,6 +88,22 @@ class Preparer:
     def calls(self) -> bool:
         """Whether the model's template has a form for tools."""
         return self._format is not None
+
+    def check_prompt(self, wanted: Wanted) -> None:
+        """Raises RequestError, ContextError for a prompt that cannot fit, before it waits. It takes no time."""
+        prompt = wanted.prompt
+        if prompt is None or wanted.truncate_prompt_tokens is not None:
+            return
+        if isinstance(prompt, str):
+            self._llm.check_length(prompt)
+        elif len(prompt) > self._llm.context:
+            raise ContextError(len(prompt), self._llm.context)
+
+    def quick(self, wanted: Wanted) -> bool:
+        """Whether `prepare` takes less time than to ask a thread: for a short prompt without constraints."""
+        short = wanted.prompt is not None and len(wanted.prompt) <= self._quick_prompt
+        given = wanted.overrides
+        return short and not (wanted.json_object or any(given.get(name) for name in _SLOW))
 
     def prepare(self, wanted: Wanted) -> Prepared:
         """Raises RequestError, ContextError."""
@@ -94,6 +117,7 @@ class Preparer:
         if wanted.embed:
             return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
         params = self._llm.sampling(**self._overrides(wanted, tools, len(ids)))
+        _check_logprobs(params, len(ids), wanted.together)
         at_end = params.beams > 1 or params.choices > params.n
         if at_end and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
@@ -198,6 +222,18 @@ class Preparer:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)
         return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted.tools, opened), marks)
+
+
+def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
+    """Raises RequestError where a reply, of `together` such requests, could have log-probabilities that fill memory."""
+    found = 0
+    if params.logprobs is not None:
+        found += max(params.choices, params.beams) * params.max_tokens * (1 + params.logprobs)
+    if params.prompt_logprobs is not None:
+        found += prompt * (1 + params.prompt_logprobs)
+    if found * together > MOST_LOGPROBS:
+        allowed = f"{MOST_LOGPROBS:,} are allowed; lower max_tokens, n, or their number for each token"
+        raise RequestError(f"logprobs: the reply may have {found * together:,} log-probabilities, and {allowed}")
 
 
 def _formed(wanted: Wanted) -> bool:

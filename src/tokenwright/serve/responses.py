@@ -16,11 +16,11 @@ from tokenwright.checks import shown
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import about, body_of, streams, takes
+from tokenwright.serve.api import about, body_of, off_loop, streams, takes
 from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
 from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import Tokens
+from tokenwright.serve.openai_replies import Tokens, dumps_in_parts
 from tokenwright.serve.responses_output import Envelope, Event, Output
 from tokenwright.serve.responses_schema import (
     Create,
@@ -50,7 +50,7 @@ def add(app: FastAPI, service: Service) -> None:
         check_model(request, service, body.model)
         llm = await service.opened()
         wanted = Wanted(
-            **prompt_of(body),
+            **await off_loop(request, lambda: prompt_of(body)),
             overrides=overrides_of(body),
             caller=about(request).caller,
             request_id=about(request).request_id,
@@ -65,9 +65,13 @@ def add(app: FastAPI, service: Service) -> None:
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             output = Output(Envelope(body, body.model, generation.params), render)
-            for _ in output.take(as_delta(answer)):
-                pass
-            return whole(request, output.response(generation.counts()), generation)
+
+            def reply() -> dict[str, Any]:
+                for _ in output.take(as_delta(answer)):
+                    pass
+                return output.response(generation.counts())
+
+            return await whole(request, reply, generation)
         generation = await started(request, service, wanted)
         output = Output(Envelope(body, body.model, generation.params), render)
         return Streamed(_stream(request, generation, output), generation.cancel)
@@ -82,7 +86,7 @@ async def _stream(request: Request, generation: Generation, output: Output) -> A
     def end(_: Delta) -> Iterator[bytes]:
         last = output.end(generation.counts())
         last["response"] |= said(request, generation)
-        yield _encoded(last)
+        yield event(last["type"], last, dumps_in_parts)
 
     def failed(problem: Problem) -> bytes:
         return _encoded(output.failed(problem.message))

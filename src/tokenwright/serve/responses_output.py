@@ -6,7 +6,6 @@ them. Each item has its events from output_item.added to output_item.done; all e
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from tokenwright.completion import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.contract import Counts, Delta, ToolCallDelta
+from tokenwright.serve.identities import new_hex
 from tokenwright.serve.responses_schema import Create
 
 Kind = Literal["reasoning", "message", "function_call"]
@@ -25,7 +25,7 @@ _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
 def new_identity(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"
+    return f"{prefix}_{new_hex(16)}"
 
 
 class Envelope:

@@ -12,10 +12,12 @@ from tokenwright.serve.fields import (
     Body,
     Metadata,
     Name,
+    Object,
     Refused,
     Share,
     Text,
     ToolName,
+    many,
 )
 
 MOST_LOGPROBS = 20  # as OpenAI's
@@ -52,7 +54,7 @@ class Refusal(Body):
 
 
 Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
-InputParts = Annotated[list[InputText], Field(max_length=MOST_PARTS)]
+InputParts = Annotated[list[InputText], many(MOST_PARTS)]
 
 
 class Message(Body):
@@ -62,7 +64,7 @@ class Message(Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Annotated[list[Part], Field(max_length=MOST_PARTS)]
+    content: Text | Annotated[list[Part], many(MOST_PARTS)]
     id: Name | None = None
     status: Status | None = None
 
@@ -109,8 +111,8 @@ class Reasoning(Body):
 
     type: Literal["reasoning"]
     id: Name | None = None
-    summary: Annotated[list[SummaryText], Field(max_length=MOST_PARTS)] = []
-    content: Annotated[list[ReasoningText], Field(max_length=MOST_PARTS)] = []
+    summary: Annotated[list[SummaryText], many(MOST_PARTS)] = []
+    content: Annotated[list[ReasoningText], many(MOST_PARTS)] = []
     status: Status | None = None
 
 
@@ -143,7 +145,7 @@ class FunctionTool(Body):
     type: Literal["function"]
     name: ToolName
     description: Text = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: Object = {"type": "object", "properties": {}}
     strict: bool = True
 
 
@@ -165,7 +167,7 @@ class JsonSchema(Body):
 
     type: Literal["json_schema"]
     name: ToolName
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[Object, Field(alias="schema")]
     description: Text = ""
     strict: bool = True
 
@@ -216,9 +218,9 @@ class Create(Body):
     without_effect = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
     model: Name
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_ITEMS)]
+    input: Text | Annotated[list[Item], many(MOST_ITEMS, 1)]
     instructions: Text | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] = []
+    include: Annotated[list[Literal["message.output_text.logprobs"]], many(16)] = []
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     metadata: Metadata = {}
     parallel_tool_calls: bool = True
@@ -230,7 +232,7 @@ class Create(Body):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     text: TextConfig = TextConfig()
     tool_choice: Literal["auto", "none", "required"] | NamedChoice = "auto"
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] = []
+    tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] = []
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     top_p: Share | None = None
     user: Name | None = None

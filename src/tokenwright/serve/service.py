@@ -34,6 +34,8 @@ T = TypeVar("T")
 AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepared while others run
 READY_S = 60.0  # a request waits so long for a model that is still being read
 PROBE_S = 20.0  # the engine is well if it has made a token within this time, or makes one now
+FRESH_S = 1.0  # a token that was made within this time proves it without a question
+SOON_S = 0.2  # so long does a proof that is that old wait for a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,16 @@ class Service:
         asked = time.perf_counter()
         check(wanted)
         preparer = await self.preparer()
+        preparer.check_prompt(wanted)
         deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
         place = await self.admission.enter(wanted.caller.key, _weight(wanted), wanted.priority, deadline)
         try:
             if deadline is not None:
                 wanted = replace(wanted, deadline_s=max(0.001, deadline - (time.perf_counter() - asked)))
-            prepared = await self.in_thread(lambda: preparer.prepare(wanted))
+            if preparer.quick(wanted):
+                prepared = preparer.prepare(wanted)
+            else:
+                prepared = await self.in_thread(lambda: preparer.prepare(wanted))
             return self._submit(prepared, place, asked)
         except BaseException:
             place.leave()
@@ -171,15 +177,22 @@ class Service:
     async def healthy(self) -> None:
         """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.
 
-        A busy engine proves it by the tokens that it makes; an idle one makes one token more.
+        A busy engine proves it by the tokens that it makes; an idle one makes one token more. One that is in a long
+        step is well for PROBE_S seconds after its last token.
         """
         llm = self.host.llm
         llm.check()
-        if time.monotonic() - self._token_at < 1.0:
+        silent_s = time.monotonic() - self._token_at
+        if silent_s < FRESH_S:
             return
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
-        await asyncio.shield(self._probing)
+            self._probing.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
+        try:
+            async with asyncio.timeout(SOON_S if silent_s < PROBE_S else None):
+                await asyncio.shield(self._probing)
+        except TimeoutError:
+            return
 
     async def _probe(self) -> None:
         before = self._token_at

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenwright.checks import check_whole, shown
 from tokenwright.errors import RequestError
 
 PREFIX = "TOKENWRIGHT_"
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _setting(default: Any, help: str) -> Any:  # noqa: A002  (the word of command lines)
@@ -89,7 +91,8 @@ def _of_file(file: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RequestError(f"--config {file} cannot be read: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RequestError(f"--config {file} cannot be read: {reason}") from error
     return _named(content, f"--config {file}")
 
 
@@ -97,7 +100,10 @@ def _named(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What a table sets, by the names of fields. Raises RequestError for a name that is no setting."""
     found = {key.replace("-", "_"): value for key, value in content.items()}
     if unknown := found.keys() - {one.name for one in fields(Settings)}:
-        raise RequestError(f"{where} has {', '.join(sorted(unknown))}, which are no settings of serve")
+        first = min(unknown)
+        near = get_close_matches(first, [one.name for one in fields(Settings)], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RequestError(f"{where} has {first}, which is no setting of serve{hint}")
     return found
 
 
@@ -133,5 +139,5 @@ def _typed(name: str, value: Any) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
-        raise RequestError(f"{name} must be a {type(default).__name__}, not {shown(value)}")
+        raise RequestError(f"{name} must be {_WORDS[type(default)]}, not {shown(value)}")
     return value

@@ -1,8 +1,8 @@
-"""Streams of an answer over HTTP: one chunk for each step, pings while nothing is written, an end for slow readers.
+"""Streams of an answer over HTTP: one chunk for each step, and pings while nothing is written.
 
 Lines are whole: a character is never cut. Where a client reads slower than the engine writes, `send` waits for it, the
-generation keeps a bounded number of steps, and the engine pauses the request. A client that has gone, or has read
-nothing for `STALL_S` seconds, has its request cancelled.
+generation keeps a bounded number of steps, and the engine pauses the request. A client that has gone has its request
+cancelled; `connection.py` closes those that read nothing for long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 PING_S = 15.0
-STALL_S = 120.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -48,9 +47,7 @@ class Streamed(Response):
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        main = asyncio.current_task()
-        assert main is not None, "a response is sent in a task"
-        watcher = asyncio.create_task(self._watch(receive, send, main))
+        watcher = asyncio.create_task(self._watch(receive, send))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for line in self._lines:
@@ -63,16 +60,13 @@ class Streamed(Response):
             self._cancel()
             watcher.cancel()
 
-    async def _watch(self, receive: Receive, send: Send, main: asyncio.Task[object]) -> None:
+    async def _watch(self, receive: Receive, send: Send) -> None:
         """Cancel when the client has gone; meanwhile ping where nothing else is sent."""
         gone = asyncio.create_task(_disconnect(receive))
         try:
             while not (await asyncio.wait((gone,), timeout=PING_S))[0]:
-                silent = time.monotonic() - self._sent_at
-                if self._sending and silent > STALL_S:
-                    main.cancel()
-                    return
-                if self._ping is not None and not self._sending and silent >= PING_S / 2:
+                silent_s = time.monotonic() - self._sent_at
+                if self._ping is not None and not self._sending and silent_s >= PING_S / 2:
                     await send({"type": "http.response.body", "body": self._ping, "more_body": True})
             self._cancel()
         finally:

@@ -7,19 +7,20 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.api import body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted
+from tokenwright.serve.exchange import check_model
 from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.fields import MOST_ITEMS, Body, Name, Text
+from tokenwright.serve.fields import MOST_ITEMS, Body, Name, Text, many
 from tokenwright.serve.openai_schema import AnyMessage, Id
 from tokenwright.serve.openai_wanted import messages_of
+from tokenwright.serve.prepare import Preparer
 from tokenwright.serve.service import Service
 
-Ids = Annotated[list[Id], Field(max_length=MAX_TOKENS >> 8)]
+Ids = Annotated[list[Id], many(MAX_TOKENS >> 8)]
 
 
 class TokenizeBody(Body):
@@ -27,7 +28,7 @@ class TokenizeBody(Body):
 
     model: Name | None = None
     prompt: Text | None = None
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MOST_ITEMS)] | None = None
+    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
     text: Text | None = None
     return_token_strs: bool = False
 
@@ -47,19 +48,25 @@ class Texts:
         self.service = service
         self.explorer = explorer
 
+    def _check_model(self, request: Request, name: str | None) -> None:
+        if name is not None:
+            check_model(request, self.service, name)
+
     async def tokenize(self, request: Request) -> JSONResponse:
         """The token ids of a text."""
         body = await body_of(request, TokenizeBody)
+        self._check_model(request, body.model)
         if sum(one is not None for one in (body.prompt, body.messages, body.text)) != 1:
             raise RequestError("prompt: give one of prompt, messages and text")
         return JSONResponse(await unless_gone(request, self._tokenized(body)))
 
     async def _tokenized(self, body: TokenizeBody) -> dict[str, Any]:
         preparer = await self.service.preparer()
+        return await self.service.in_thread(lambda: self._read(preparer, body))
+
+    def _read(self, preparer: Preparer, body: TokenizeBody) -> dict[str, Any]:
         messages = None if body.messages is None else messages_of(body.messages)
-        prompt = body.prompt if body.text is None else body.text
-        wanted = Wanted(prompt=prompt, messages=messages)
-        ids, _ = await self.service.in_thread(lambda: preparer.prompt(wanted))
+        ids, _ = preparer.prompt(Wanted(prompt=body.prompt if body.text is None else body.text, messages=messages))
         if body.text is not None:
             return {"tokens": [asdict(card) for card in self.explorer.looks(ids)]}
         llm = self.service.host.llm
@@ -70,6 +77,7 @@ class Texts:
     async def detokenize(self, request: Request) -> JSONResponse:
         """The text of token ids."""
         body = await body_of(request, DetokenizeBody)
+        self._check_model(request, body.model)
         if (body.tokens is None) == (body.ids is None):
             raise RequestError("tokens: give one of tokens and ids")
         llm = await self.service.opened()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from tokenwright.decode.grammar import json_rule
 from tokenwright.engine import Grammar
 from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
+from tokenwright.serve.identities import new_hex
 from tokenwright.serve.reading import CallReader, held_back
 
 _PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
@@ -176,7 +176,7 @@ class _Call:
         self._key = form.key
         self._scan = _Scan()
         self.index = index
-        self._first = ToolCallDelta(index, f"call_{secrets.token_hex(12)}"[-form.id_length :])
+        self._first = ToolCallDelta(index, f"call_{new_hex(12)}"[-form.id_length :])
 
     def feed(self, text: str, delta: Delta) -> str:
         """Read on. Returns what follows the call: phase "done"; "bad": this is no call, and `raw` is text."""

@@ -17,7 +17,9 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tokenwright.errors import RequestError
+from tokenwright.serve.api import close_reason
 from tokenwright.serve.explorer import Explorer, Index, Step, Strict
+from tokenwright.serve.fields import complaint
 from tokenwright.serve.player import Player
 from tokenwright.trace.codec import named_ids, pack
 from tokenwright.trace.schema import Labels, RunState
@@ -53,6 +55,18 @@ class Watch(Strict):
 
 Command = Ack | Play | Plain | UseCache | Watch
 COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="op")])
+
+
+def command_of(text: str | bytes) -> Command:
+    """The command of a message. Raises RequestError for anything else, naming the field."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError("a command is a JSON object") from None
+    try:
+        return COMMAND.validate_python(data)
+    except ValidationError as error:
+        raise RequestError(complaint(error, data).message) from None
 
 
 class Viewer:
@@ -98,10 +112,9 @@ class Viewer:
             if message["type"] == "websocket.disconnect":
                 return
             try:
-                self._obey(COMMAND.validate_json(message.get("text") or message.get("bytes") or ""))
-            except (ValidationError, RequestError) as error:
-                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-                await self.socket.close(4400, reason[:120])
+                self._obey(command_of(message.get("text") or message.get("bytes") or ""))
+            except RequestError as error:
+                await self.socket.close(4400, close_reason(str(error)))
                 return
 
     def _obey(self, command: Command) -> None:

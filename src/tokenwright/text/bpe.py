@@ -19,16 +19,29 @@ _ENGLISH = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = _ENGLISH + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = r"(?i:" + _ENGLISH + r")|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
+# Words with capitals at their beginning, or of capitals alone; %s: what may follow a word, and how many digits are one.
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
+    r"\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SUFFIX = r"(?i:" + _ENGLISH + r")?"
+
 # The pre-tokenizers by name: patterns that split the text one after the other.
 SPLITS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "mpt", "phi-2", "olmo"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "mpt", "phi-2", "olmo", "exaone4"), (_GPT2,)),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
-    "smollm": (r"\p{N}", _GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (_CL100K % "{1,3}",)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_CL100K % "",)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), (_CL100K % "{1,3}",)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_CL100K % "{1,3}",)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_CL100K % "",)),
+    "tekken": (_CASED % ("", "", ""),),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_CASED % (_SUFFIX, _SUFFIX, "{1,3}"),)),
 }
-LLAMA3 = ("llama-bpe", "llama3", "llama-v3")  # whole words of the vocabulary are not merged; BOS unless said otherwise
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first, as these models' tokenizer.json has it
+# Whole words of the vocabulary are not merged, and texts begin with BOS unless the file says otherwise.
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+# Text is composed (NFC) first, as these models' tokenizer.json has it.
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "command-r")
 
 
 def sentencepiece(
@@ -77,7 +90,9 @@ def byte_level(
     name: str, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, prefix: bool = False
 ) -> tokenizers.Tokenizer:
     """Byte-level BPE with the pre-tokenizer of a name in `SPLITS`; prefix: whether a space goes before the text."""
-    library = tokenizers.Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=name in LLAMA3))
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=name in WHOLE_WORDS)
+    )
     if SPLITS[name] == (_GPT2,):
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)  # the library has this pattern
     elif prefix:

@@ -1,7 +1,8 @@
 """The tokenizer in the metadata of a GGUF file, built in memory; no tokenising here.
 
 `tokenizer.ggml.model` is llama (SentencePiece's BPE: scores, byte tokens, ▁ for a space) or gpt2 (byte-level BPE:
-merges, and a pre-tokenizer by its name). Their patterns are published with each model's own tokenizer.json.
+merges, and a pre-tokenizer by its name). Their patterns are published with each model's own tokenizer.json. A file may
+hold that one as well (`tokenizer.huggingface.json`); it says more than the keys do, and is used where it is there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,35 +12,41 @@ import tokenizers
 from tokenizers import processors
 
 from tokenwright.errors import CheckpointError
-from tokenwright.text.bpe import LLAMA3, SPLITS, byte_level, sentencepiece, with_added
+from tokenwright.text.bpe import SPLITS, WHOLE_WORDS, byte_level, sentencepiece, with_added
 from tokenwright.text.files import TokenizerFiles, library_errors
 
 _KEY = "tokenizer.ggml."
+WHOLE = "tokenizer.huggingface.json"  # a whole tokenizer.json, as text
+_NORMAL, _CONTROL = 1, 3  # types of tokens
 
 
 def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
     """The tokenizer of a GGUF file's metadata. Raises CheckpointError."""
     facts = _Facts(metadata, where)
     tokens, kinds = facts.tokens()
-    kind = facts.text("model")
+    kind, is_whole = facts.text("model"), WHOLE in metadata
     with library_errors(f"the tokenizer in {where} cannot be used", CheckpointError):
-        if kind == "llama":
-            library = _sentencepiece(facts, tokens, kinds)
+        if is_whole:
+            library = _whole(facts, tokens, kinds)
+        elif kind == "llama":
+            library = with_added(_sentencepiece(facts, tokens, kinds), tokens, kinds)
         elif kind == "gpt2":
-            library = _byte_level(facts, tokens)
+            library = with_added(_byte_level(facts, tokens), tokens, kinds)
         else:
             raise facts.error(f"{_KEY}model is {kind[:40]!r}; Tokenwright reads llama and gpt2")
-        with_added(library, tokens, kinds)
         ends = [at for name in ("eos", "eot", "eom") if (at := facts.token(name, len(tokens))) is not None]
-        if facts.flag("add_eos_token", False) and ends:
+        if facts.flag("add_eos_token", False) and ends and not is_whole:
             end = (tokens[ends[0]], ends[0])
             library.post_processor = processors.TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
-    bos = facts.token("bos", len(tokens))
+    bos, pre = facts.token("bos", len(tokens)), facts.text("pre", "default")
+    says_nothing = f"{_KEY}add_bos_token" not in metadata
     return TokenizerFiles(
         library=library,
         bos=None if bos is None else tokens[bos],
         eos=tuple(tokens[at] for at in dict.fromkeys(ends)),
-        add_bos=facts.flag("add_bos_token", kind == "llama" or facts.text("pre", "default") in LLAMA3),
+        add_bos=None
+        if is_whole and says_nothing
+        else facts.flag("add_bos_token", kind == "llama" or pre in WHOLE_WORDS),
         chat_template=facts.template(),
     )
 
@@ -79,6 +86,13 @@ class _Facts:
             raise self.error("tokenizer.chat_template must be a text")
         return value
 
+    def whole(self) -> str:
+        """The text of a tokenizer.json."""
+        value = self._metadata[WHOLE]
+        if not isinstance(value, str):
+            raise self.error(f"{WHOLE} must be a text")
+        return value
+
     def listed(self, key: str, kind: type, count: int | None = None) -> list[Any]:
         """A list of values of one type, of `count` if given."""
         values = self._metadata.get(_KEY + key)
@@ -95,6 +109,17 @@ class _Facts:
             raise self.error(f"{_KEY}tokens has the same token twice, so that one of them could not be written")
         has_types = f"{_KEY}token_type" in self._metadata
         return tokens, self.listed("token_type", int, len(tokens)) if has_types else [1] * len(tokens)
+
+
+def _whole(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+    """The tokenizer.json in the metadata. Raises CheckpointError unless it has the file's tokens at their ids."""
+    library = tokenizers.Tokenizer.from_str(facts.whole())
+    library.no_truncation()
+    library.no_padding()
+    for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind in (_NORMAL, _CONTROL) and library.id_to_token(at) != token:
+            raise facts.error(f"token {at:,} is {token[:40]!r}, but {library.id_to_token(at)!r} by its {WHOLE}")
+    return library
 
 
 def _sentencepiece(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:

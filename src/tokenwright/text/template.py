@@ -1,9 +1,9 @@
 """The process that renders one chat template. It reads questions and writes answers as lines of JSON.
 
-`chat` starts it as a program; no module imports it, and it imports only jinja2 and the standard library. Templates come
-with checkpoints, from untrusted authors. jinja2's sandbox keeps them from Python's internals, but does not bound their
-work. So the process limits its memory, the CPU time of each question and the length of an answer, cannot open files and
-has an empty environment. `chat` limits the wall-clock time, and kills the process when it exceeds it.
+`renderer` starts it as a program; no module imports it, and it imports only jinja2 and the standard library. Templates
+come with checkpoints, from untrusted authors. jinja2's sandbox keeps them from Python's internals, but does not bound
+their work. So the process limits its memory, the CPU time of each question and the length of an answer, cannot open
+files and has an empty environment. `renderer` limits the wall-clock time, and kills the process when it exceeds it.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
 "add_generation_prompt", "most"}, and perhaps "tools" and "variables": {"text"}, or {"error"} with the end of a sentence

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenwright.errors import CheckpointError
 from tokenwright.text.bpe import SPLITS, byte_level, splits_of
 from tokenwright.text.files import TokenizerFiles
-from tokenwright.text.metadata import read_metadata
+from tokenwright.text.metadata import WHOLE, read_metadata
 from tokenwright.text.tokenizer import Tokenizer
 
 _KEY = "tokenizer.ggml."
@@ -15,6 +15,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
 _FLAGS = ("lstrip", "rstrip", "single_word")  # of an added token, which the metadata cannot say
 _ENDS = ("eos", "eot", "eom")
 _LINE = 200  # tokens of the vocabulary that are encoded as one text
+_MOST_OTHERS = 0.1  # of the texts may have other ids by the nearest name
 _TEXTS = (
     "Hello, world! It's 1234567 o'clock; we'LL see.  Two  spaces,\tand\n\n three   \n lines.\r\n",
     "    def f(x):\n\treturn {'a': [1, 2.5e-3], \"b\": x ** 2}  # ok?\n",
@@ -25,9 +26,20 @@ _TEXTS = (
 )
 
 
-def tokenizer_metadata(files: TokenizerFiles, ends: tuple[int, ...], vocab_size: int) -> dict[str, Any]:
+class Nearest(NamedTuple):
+    """A pre-tokenizer that has a name, and splits nearly as the tokenizer does: the texts that it splits otherwise."""
+
+    name: str
+    texts: tuple[str, ...]
+
+
+def tokenizer_metadata(
+    files: TokenizerFiles, ends: tuple[int, ...], vocab_size: int
+) -> tuple[dict[str, Any], Nearest | None]:
     """The metadata of a tokenizer, keys with their values: texts, whole numbers, true or false, and lists.
 
+    Byte-level BPE that splits text in a way without a name is written with the nearest name, which is returned, and as
+    a whole tokenizer.json besides, which programs with the tokenizers library use.
     ends: the ids that end a text. vocab_size: rows of the model's embedding. Raises CheckpointError for a tokenizer
     that would not be the same one when it is read back.
     """
@@ -41,17 +53,22 @@ def tokenizer_metadata(files: TokenizerFiles, ends: tuple[int, ...], vocab_size:
     is_pieces = state["model"].get("byte_fallback") is True
     tokens, kinds = _tokens(state, vocab_size, is_pieces)
     with_special, bare = ours.encode("a"), ours.encode("a", add_special=False)
-    found = {"tokens": tokens, "token_type": kinds, **(_pieces if is_pieces else _bytes)(state, tokens)}
+    name = None if is_pieces else _name_of(state)
+    nearest = None if is_pieces or name else _nearest(ours, state)
+    model = _pieces(state, tokens) if is_pieces else _bytes(state, nearest.name if nearest else name)
+    found = {"tokens": tokens, "token_type": kinds, **model}
     found["add_bos_token"] = with_special[:1] == [ours.bos_id] and bare[:1] != [ours.bos_id]
     found["add_eos_token"] = bool(ends) and with_special[-1:] == [ends[0]] and bare[-1:] != [ends[0]]
     specials = {"bos": ours.bos_id, "unknown": files.library.token_to_id(state["model"].get("unk_token") or "")}
     specials |= dict(zip(_ENDS, ends, strict=False))
     found |= {f"{name}_token_id": at for name, at in specials.items() if at is not None}
     metadata = {_KEY + key: value for key, value in found.items()}
+    if nearest is not None:
+        metadata[WHOLE] = files.library.to_str()
     if files.chat_template is not None:
         metadata["tokenizer.chat_template"] = files.chat_template
     _check(ours, Tokenizer(read_metadata(metadata, "the file"), vocab_size))
-    return metadata
+    return metadata, nearest
 
 
 def _unfit(why: str) -> CheckpointError:
@@ -82,12 +99,29 @@ def _pairs(state: Mapping[str, Any]) -> list[list[str]]:
     return [one.split(" ") if isinstance(one, str) else one for one in state["model"]["merges"]]
 
 
-def _bytes(state: Mapping[str, Any], _: list[str]) -> dict[str, Any]:
-    """Byte-level BPE: the merges, and the pre-tokenizer by its name."""
+def _name_of(state: Mapping[str, Any]) -> str | None:
+    """The name of the pre-tokenizer of byte-level BPE, or None."""
     wanted = splits_of(state)
-    name = next((one for one in SPLITS if splits_of(json.loads(byte_level(one, {}, []).to_str())) == wanted), None)
-    if name is None:
-        raise _unfit(f"it splits text in a way that has no name among {', '.join(SPLITS)}")
+    return next((one for one in SPLITS if splits_of(json.loads(byte_level(one, {}, []).to_str())) == wanted), None)
+
+
+def _nearest(ours: Tokenizer, state: Mapping[str, Any]) -> Nearest:
+    """The name that gives other ids for the fewest texts. Raises CheckpointError where these are many."""
+    vocab, merges = state["model"]["vocab"], [(pair[0], pair[1]) for pair in _pairs(state)]
+    texts, found = list(_texts(ours)), []
+    expected = [ours.encode(text, add_special=False, parse_special=False) for text in texts]
+    for name in sorted({SPLITS[one]: one for one in reversed([*SPLITS])}.values(), key=[*SPLITS].index):
+        library = byte_level(name, vocab, merges)
+        pairs = zip(texts, expected, strict=True)
+        found.append(Nearest(name, tuple(text for text, ids in pairs if library.encode(text).ids != ids)))
+    nearest = min(found, key=lambda one: len(one.texts))
+    if len(nearest.texts) > _MOST_OTHERS * len(texts):
+        raise _unfit(f"it splits text in a way that has no name among {', '.join(SPLITS)}, nor nearly")
+    return nearest
+
+
+def _bytes(state: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    """Byte-level BPE: the merges, and the pre-tokenizer by its name."""
     return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in _pairs(state)]}
 
 

@@ -6,6 +6,7 @@ a lazily computed value only when it is complete, and no call switches a flag of
 """
 
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -19,6 +20,8 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
 from tokenwright.text.pieces import Pieces
+
+log = logging.getLogger(__name__)
 
 _LONG = 4096  # characters; other threads run while a longer text is tokenised
 _KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}  # pre-tokenizers that drop nothing
@@ -35,8 +38,8 @@ def _encoded(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
 class Tokenizer:
     """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
 
-    `vocab_size`: number of ids, the model's if given: a model may have more rows than the tokenizer has tokens; those
-    ids are valid and have no text.
+    `vocab_size`: number of ids, the model's if given. A model may have more rows than the tokenizer has tokens: those
+    ids are valid and have no text. It may have fewer: the surplus tokens are refused where a text contains them.
     """
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
@@ -48,25 +51,28 @@ class Tokenizer:
         self._pieces = Pieces(files.library.decoder)
         both = (False, True)
         self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
-        top = max(files.library.get_vocab(with_added_tokens=True).values(), default=-1)
-        if vocab_size is not None and top >= vocab_size:
-            raise CheckpointError(
-                f"the tokenizer has the id {top} ({files.library.id_to_token(top)!r}), but the model has "
-                f"only {vocab_size} rows: the tokenizer and the weights do not belong together"
+        ids = files.library.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
+        self._surplus = sum(at >= self.vocab_size for at in ids)
+        if self._surplus:
+            log.warning(
+                "the tokenizer has %d tokens beyond the model's %d rows, such as %r: texts with one are refused",
+                self._surplus,
+                self.vocab_size,
+                files.library.id_to_token(max(ids)),
             )
-        self.vocab_size = top + 1 if vocab_size is None else vocab_size
-        self.special_ids = frozenset(at for at, token in self._added.items() if token.special)
+        self.special_ids = frozenset(at for at, one in self._added.items() if one.special and at < self.vocab_size)
         steers = {t.content: at for at, t in self._added.items() if t.special or written_like_a_tag(t.content)}
         self.control = ControlTokens(steers)
-        self.bos_id = None if files.bos is None else files.library.token_to_id(files.bos)
-        self.eos_ids = tuple(at for name in files.eos if (at := files.library.token_to_id(name)) is not None)
+        self.bos_id = None if files.bos is None else self._with_row(files.bos)
+        self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
         self.chat_template = files.chat_template
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":
         """Read the tokenizer of a checkpoint's folder; `vocab_size`: rows of the model's embedding.
 
-        Raises CheckpointError for files that are missing, damaged, or have ids that the model lacks.
+        Raises CheckpointError for files that are missing or damaged.
         """
         return cls(read_folder(folder), vocab_size)
 
@@ -75,7 +81,8 @@ class Tokenizer:
 
         `add_special`: add the tokens of the checkpoint's post-processor or `add_bos_token`; a text that begins with the
         BOS token gets no second one. `parse_special=False`: encode special tokens that are written in the text as
-        text, so that the result has none but the unknown token. Raises RequestError.
+        text, so that the result has none but the unknown token. Raises RequestError, also for a token that the model
+        has no row for.
         """
         check_text(text)
         library = self._library
@@ -83,9 +90,8 @@ class Tokenizer:
             library, text = self._plain, self._renamed(self._tags.split(text))
         with library_errors("the tokenizer failed on this text", RequestError):
             encoding = _encoded(library, text)
-            if not add_special:
-                return encoding.ids
-            return self._with_bos(encoding.ids, library.post_process(encoding).ids)
+            ids = encoding.ids
+            return self._in_model(self._with_bos(ids, library.post_process(encoding).ids) if add_special else ids)
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, without tokenising it: by its length and the longest token.
@@ -118,7 +124,7 @@ class Tokenizer:
         steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
         wanted = [part for part in parts if part in steering]
         assert [token for token in ids if token in steering] == wanted, "a text brought in, or lost, a control token"
-        return ids
+        return self._in_model(ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
@@ -160,6 +166,20 @@ class Tokenizer:
             return text.encode()  # an added token is its own text; "é" is not the byte 0xE9
         return self._pieces.first(text) if first else self._pieces.middle(text)
 
+    def _with_row(self, name: str) -> int | None:
+        """The id of a token, if the model has a row for it."""
+        at = self._library.token_to_id(name)
+        return None if at is None or at >= self.vocab_size else at
+
+    def _in_model(self, ids: list[int]) -> list[int]:
+        """`ids`. Raises RequestError for one that the model has no row for."""
+        if self._surplus and (most := max(ids, default=0)) >= self.vocab_size:
+            raise RequestError(
+                f"the token {self._library.id_to_token(most)!r} has the id {most}, and the model has rows for "
+                f"{self.vocab_size}; leave it out, or give a model whose embedding was resized for this tokenizer"
+            )
+        return ids
+
     def _with_bos(self, ids: list[int], processed: list[int]) -> list[int]:
         """`processed`, with one BOS before `ids` or none, as the config requires."""
         if self.bos_id is None:
@@ -176,9 +196,14 @@ class Tokenizer:
         return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
 
     @cached_property
+    def special_control(self) -> ControlTokens:
+        """The control tokens without tags such as <think>, which answers contain and templates search for."""
+        return ControlTokens({name: at for name, at in self.control.ids.items() if self._added[at].special})
+
+    @cached_property
     def _tags(self) -> ControlTokens:
         """The control tokens that are not special."""
-        return ControlTokens({name: at for name, at in self.control.ids.items() if at not in self.special_ids})
+        return ControlTokens({name: at for name, at in self.control.ids.items() if not self._added[at].special})
 
     @property
     def _plain(self) -> tokenizers.Tokenizer:

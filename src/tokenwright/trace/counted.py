@@ -1,8 +1,8 @@
 """Kernels that count: they add up the work of a forward pass, call by call.
 
 Counts are those of the operations that ran. A product [n, in] x [in, out] is 2 n in out FLOP; attention over a chunk is
-4 H D for each pair of a row and a position that some row of its chunk reads, masked pairs included, because the
-wrapped kernels compute them. `CostModel` derives the necessary work; a frame has both numbers.
+2 H (size of a key + size of a value) for each pair of a row and a position that some row of its chunk reads, masked
+pairs included, because the wrapped kernels compute them. `CostModel` derives the necessary work; a frame has both.
 """
 
 from collections import Counter
@@ -64,8 +64,10 @@ class CountedKernels:
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return self.kernels.gated(x, activation)
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.kernels.route(logits, routing)
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.kernels.route(logits, routing, correction)
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return self.kernels.soft_cap(x, cap)
@@ -87,7 +89,8 @@ class CountedKernels:
         for index, chunk in enumerate(chunks):
             read = [(part.bytes_per_token, len(chunk.slots[part.group])) for part in view.parts]
             keys = sum(count for _, count in read)
-            self.counts.attention_flops[index] += 4 * q.shape[1] * q.shape[2] * len(chunk.rows) * keys
+            sizes = q.shape[2] + view.spec.layout.value_size
+            self.counts.attention_flops[index] += 2 * q.shape[1] * sizes * len(chunk.rows) * keys
             self.counts.kv_read[index] += sum(size * count for size, count in read)
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
         return self.kernels.attention(q, view, chunks, scoring, sink_q)

@@ -271,7 +271,7 @@ class Recorder:
         (layer, head), chunk = draft.watched, draft.chunk
         store = self.runner.store
         view = store.view(layer)
-        group = head * view.spec.heads.kv_heads // draft.heads
+        group = head * view.spec.layout.kv_heads // draft.heads
         scoring = self.scorings[layer].of_head(head)
         try:
             read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)

@@ -125,6 +125,7 @@ class ModelCard:
     heads: int  # H
     kv_heads: int  # G
     head_size: int  # D
+    latent: int  # numbers of a row that all heads share; 0: K and V of heads
     vocab_size: int  # V
     context: int  # most tokens of a text
     windows: tuple[int | None, ...]  # the attention window of each layer in tokens; null: full

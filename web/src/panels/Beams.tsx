@@ -33,8 +33,8 @@ export default function Beams() {
   return (
     <>
       <Lead>
-        A search keeps several texts at once and ends with the most probable one. Search from the prompt above: the tree
-        shows what it tried, and what greedy decoding would have taken.
+        A beam search continues several texts at once and returns the most probable one. It starts from the prompt above.
+        The tree shows every text that it kept, and the one that greedy decoding writes.
       </Lead>
       <form
         class="panel-form"
@@ -148,8 +148,8 @@ function Branch({ first, card, children }: { first: number; card: BeamCard; chil
   const best = card.best[0] && onWay(card, card.best[0].node, end);
   return (
     <li class={`${dead ? "dropped" : ""} ${best ? "best" : ""}`}>
-      <span class="beam-line" data-greedy={last.greedy} data-rank={last.rank ?? ""} title={dead ? "no text goes on from here" : ""}>
-        {last.greedy && <span class="beam-mark" title="the way of greedy decoding">G</span>}
+      <span class="beam-line" data-greedy={last.greedy} data-rank={last.rank ?? ""} title={dead ? "no text continues from here" : ""}>
+        {last.greedy && <span class="beam-mark" title="the text of greedy decoding">G</span>}
         <span class="beam-text">{text.replaceAll("\n", "⏎")}</span>
         <span class="beam-score">{last.score.toFixed(2)}</span>
         {last.rank !== null && <b class="beam-rank">{ordinal(last.rank)}</b>}

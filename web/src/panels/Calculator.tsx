@@ -61,8 +61,8 @@ export default function Calculator() {
   return (
     <>
       <Lead>
-        How much memory K and V need, and how fast a step can be at most. Change a number: the planner calculates, and a
-        cache of that size is allocated to confirm it.
+        The memory that a KV cache needs, and the most tokens per second that memory bandwidth allows. Change a number:
+        the planner calculates, and the engine allocates a cache of that size to confirm it.
       </Lead>
       <div class="panel-form">
         <Choice
@@ -132,7 +132,7 @@ function Shown({ card }: { card: CalculatorCard }) {
           ? `Not allocated: ${card.refused}.`
           : agrees
             ? "A cache of this size was allocated and measured: it has exactly the planned bytes."
-            : "The allocated cache has other bytes than planned."}
+            : "The allocated cache does not have the planned bytes."}
       </p>
       <h2>A decode step at the full context</h2>
       <p class="calc-formula">

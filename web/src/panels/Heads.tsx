@@ -32,7 +32,6 @@ const MEANINGS: Record<Kind, string> = {
   local: "reads the last eight tokens",
   mixed: "does none of these in this text",
 };
-const REPEATED = " moon river stone apple cloud seven garden horse winter music paper bridge".repeat(3).trim();
 
 export default function Heads() {
   const { layer, head } = selected.value;
@@ -49,8 +48,8 @@ export default function Heads() {
   return (
     <>
       <Lead>
-        Every head of every layer at this step, named by what it does in this text. Choose one: the beams follow, and its
-        whole matrix is below.
+        Every attention head of every layer, named by what it reads in this text. Choose one: the beams on the stage show
+        it, and its whole matrix is below.
       </Lead>
       {!live.value || frame.value === null ? (
         <Nothing />
@@ -107,7 +106,7 @@ function Kinds({ card }: { card: AtlasCard }) {
             type="button"
             class="panel-go"
             onClick={() => {
-              form.prompt.value = REPEATED;
+              form.prompt.value = form.REPEATED;
               void start();
             }}
           >
@@ -301,7 +300,7 @@ function Lens() {
               <th scope="col">after</th>
               <th scope="col">its guess</th>
               <th scope="col">probability</th>
-              <th scope="col" title="how many tokens it holds more probable">
+              <th scope="col" title="how many tokens this layer gives a higher probability">
                 rank of {marked(found.chosen.text)}
               </th>
             </tr>

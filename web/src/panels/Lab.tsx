@@ -43,8 +43,8 @@ export default function Lab() {
   return (
     <>
       <Lead>
-        Keep less of K and V, and see what it costs: the text of this run is scored again with the cache that you choose,
-        and with the full one.
+        Choose a smaller KV cache, and see its effect: the model scores the text of this run with that cache, and with
+        the full one.
       </Lead>
       {!live.value || last.value < 0 ? (
         <Nothing />
@@ -144,7 +144,7 @@ const MOST = 24; // changes that are listed
 
 function Changes({ card }: { card: LabCard }) {
   if (card.changed.length === 0)
-    return <p class="panel-note">Every first guess is the same: greedy decoding would write the same text.</p>;
+    return <p class="panel-note">The most probable token is the same at every position: greedy decoding would write the same text.</p>;
   return (
     <div class="panel-scroll">
       <table class="panel-table lab-changes">

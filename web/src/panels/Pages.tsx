@@ -51,7 +51,7 @@ export default function Pages() {
     <>
       <Lead>
         Each square is a page of the KV cache: room for {found?.page_size ?? 16} tokens in all layers. Start the prompts
-        below: where they begin alike, they share pages.
+        below: texts with the same beginning share its pages.
       </Lead>
       <Form />
       <Failed of={pool} />
@@ -275,7 +275,7 @@ function Sequences({ card }: { card: PoolCard }) {
   if (card.sequences.length === 0) return <p class="panel-note">No sequence is in the engine.</p>;
   return (
     <>
-      <h2>Whose pages these are</h2>
+      <h2>The texts that hold pages</h2>
       <div class="panel-scroll">
         <table class="panel-table">
           <thead>

@@ -24,8 +24,8 @@ export default function Panel() {
   return (
     <>
       <p class="panel-lead">
-        Go back to a step and go on with another token. The new run uses the same pages of the KV cache up to there; only
-        the last page is copied, if it is not full. Choose a token below, or under Next token.
+        Choose another token at a step: the text continues with it in a branch. A branch uses the pages of the KV cache
+        that the run filled up to that step, so the beginning is not computed again.
       </p>
       {live.value ? (
         <>
@@ -33,7 +33,7 @@ export default function Panel() {
           <Tree />
         </>
       ) : (
-        <p class="sentence">A recording has no engine that could go on. Press Run first.</p>
+        <p class="sentence">This is a recording: no engine can continue it. Press Run first.</p>
       )}
     </>
   );
@@ -61,7 +61,7 @@ function Choices() {
               key={token}
               disabled={asking.value}
               data-fork={token}
-              title={`Go on with ${quoted(current.named(token).text)} in a branch`}
+              title={`Continue with ${quoted(current.named(token).text)} in a branch`}
               onClick={() => void branches.fork(step.step, token)}
             >
               <b>{quoted(current.named(token).text)}</b> {percent(Math.exp(logprob))}
@@ -72,7 +72,7 @@ function Choices() {
         type="button"
         class="ways-rewind"
         disabled={asking.value || shown.value === last.value}
-        title="Go on from this step with the token that was written: a branch, and the text after it stays as it is"
+        title="Continue from this step with the token that was written, in a branch. The text after it stays in the first run"
         onClick={() => void branches.fork(step.step, null)}
       >
         Rewind to this step, keep {quoted(current.named(step.token).text)}

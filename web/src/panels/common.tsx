@@ -86,8 +86,8 @@ export function Lead({ children }: { children: ComponentChildren }) {
 export function Nothing() {
   const current = run.value;
   if (current !== null && current.origin !== "live")
-    return <p class="panel-note">This is a recording. Run a prompt: then the engine can be asked.</p>;
-  return <p class="panel-note">Nothing was computed yet. Run a prompt, or make a step.</p>;
+    return <p class="panel-note">This is a recording, and this panel needs the engine. Press Run.</p>;
+  return <p class="panel-note">There is no step yet. Press Run, or make a step.</p>;
 }
 
 export function Failed({ of }: { of: Asked<unknown> }) {

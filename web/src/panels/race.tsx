@@ -2,10 +2,13 @@
 // really computes all of them at every step. Every number is the server's; the page draws them as they come.
 
 import { computed, signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import * as api from "../api";
 import * as form from "../form";
+import * as lanes from "../lanes";
 import * as player from "../player";
 import { count, flop, joined, micros, sentence } from "../format";
+import type { SceneToken } from "../renderers/renderer";
 import { model } from "../store";
 import { quoted } from "../text";
 import { RACE_STEP, RACE_SUMS, type RaceCard, type RaceEnd, type RaceStep } from "../schema/race";
@@ -18,6 +21,7 @@ const steps = signal<readonly RaceStep[]>([]);
 const end = signal<RaceEnd | null>(null);
 const failure = signal("");
 const running = signal<AbortController | null>(null);
+let prompt: readonly SceneToken[] = []; // of the race, as the stage shows it
 const tokens = signal(64);
 const every = signal(1);
 const budget = signal(20);
@@ -27,11 +31,15 @@ const last = computed(() => steps.value.at(-1) ?? null);
 const compared = computed(() => steps.value.findLast((step) => step.uncached_us !== null) ?? null);
 
 export default function Race() {
+  useEffect(() => {
+    stage(); // a race that was run before is there again with its panel
+    return lanes.hide;
+  }, []);
   return (
     <>
       <p class="panel-lead">
         Two lanes write the same text. One keeps the keys and values of every token; the other computes the whole text
-        again for each new token. Press Race.
+        again for each new token. Press Race: the stage shows both.
       </p>
       <Controls />
       {failure.value !== "" && <p class="panel-problem">{failure.value}</p>}
@@ -55,9 +63,10 @@ async function start(): Promise<void> {
   steps.value = [];
   card.value = end.value = null;
   failure.value = "";
-  const { temperature, top_k, top_p, seed, prompt } = form.request(true, 0, 0);
-  const wanted = { prompt, temperature, top_k, top_p, seed, max_tokens: tokens.value };
+  const { temperature, top_k, top_p, seed, prompt: text } = form.request(true, 0, 0);
+  const wanted = { prompt: text, temperature, top_k, top_p, seed, max_tokens: tokens.value };
   try {
+    prompt = lanes.looksOf(text, await api.tokenize(text));
     await api.race({ ...wanted, every: every.value, budget_s: budget.value }, control.signal, take);
     if (end.value === null) failure.value = "The connection ended before the race did. Is the engine still running?";
   } catch (error) {
@@ -72,6 +81,11 @@ function take(message: RaceCard | RaceStep | RaceEnd): void {
   if (message.kind === "race") card.value = message;
   else if (message.kind === "step") steps.value = [...steps.value, message];
   else end.value = message;
+  if (message.kind !== "race") stage();
+}
+
+function stage(): void {
+  if (card.value !== null) lanes.show(card.value, prompt, steps.value, end.value);
 }
 
 function stop(): void {
@@ -102,7 +116,7 @@ function Controls() {
         </select>
       </label>
       <Whole name="budget, s" state={budget} most={120} />
-      <button type="submit" class="primary" disabled={model.value === null || form.prompt.value === ""}>
+      <button type="submit" class="bright" disabled={model.value === null || form.prompt.value === ""}>
         {busy ? "Stop" : "Race"}
       </button>
     </form>
@@ -264,7 +278,7 @@ function Sums() {
           {cell("uncached_tokens", sums?.uncached_tokens)}
         </tr>
         <tr>
-          <th scope="row">slower</th>
+          <th scope="row">time without / with</th>
           <td />
           {cell("times", sums?.times)}
         </tr>
@@ -282,12 +296,12 @@ function AgreementMeter() {
   return (
     <section class="race-agreement" data-agrees={agrees}>
       <h3>
-        AGREEMENT <span>{agrees ? "✓ the same argmax at every step" : "✗ the lanes differ"}</span>
+        AGREEMENT <span>{agrees ? "✓ both lanes prefer the same token at every step" : "✗ the lanes prefer different tokens"}</span>
       </h3>
       <div
         class="race-meter"
         role="meter"
-        aria-label="steps with the same argmax"
+        aria-label="steps at which both lanes have the same most probable token"
         aria-valuemin={0}
         aria-valuemax={sums.compared}
         aria-valuenow={sums.equal}
@@ -296,19 +310,19 @@ function AgreementMeter() {
       </div>
       <dl class="pairs">
         <div>
-          <dt>argmax equal</dt>
+          <dt title="argmax: the most probable token">same argmax</dt>
           <dd>
             <Told name="race_equal" value={sums.equal} about={RACE_SUMS.equal} /> of {count(sums.compared)}
           </dd>
         </div>
         <div>
-          <dt>max |Δ logit|</dt>
+          <dt title="the largest difference of any logit at any step">largest Δ of a logit</dt>
           <dd>
             <Small name="race_max_delta" value={sums.max_delta} />
           </dd>
         </div>
         <div>
-          <dt>KL, mean</dt>
+          <dt title="Kullback-Leibler divergence of the two distributions: 0 where they are equal">KL, mean</dt>
           <dd>
             <Small name="race_kl" value={sums.kl} /> nat
           </dd>
@@ -321,7 +335,7 @@ function AgreementMeter() {
           </dd>
         </div>
         <div>
-          <dt>first divergent step</dt>
+          <dt>first step that differs</dt>
           <dd>
             {apart ? `${apart.step}, ${quoted(apart.token.text)}` : <span class="none">none</span>}
             <span class="sr" data-stat="race_divergent" data-value={sums.divergent ?? ""} data-src="counted" />

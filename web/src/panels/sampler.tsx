@@ -53,12 +53,12 @@ export default function Sampler() {
   return (
     <>
       <p class="panel-lead">
-        The sampler turns logits into one token. Move a dial: it is applied again to the logits of the shown step, and
-        the model computes nothing.
+        The model gives every token a number, its logit. The sampler makes probabilities of them and draws one token. Move
+        a dial: the sampler runs again on the logits of this step, and the model computes nothing.
       </p>
       {!live.value || step === null ? (
         <p class="sentence">
-          {live.value ? "No token was chosen at this step." : "A recording has no logits to try. Press Run first."}
+          {live.value ? "No token was chosen at this step." : "This is a recording, without logits. Press Run first."}
         </p>
       ) : (
         <>
@@ -88,7 +88,7 @@ function Dials() {
         <button
           type="button"
           disabled={!changed || asking.value}
-          title="Goes on from the last step with these settings, in a branch on the same pages of the KV cache"
+          title="Continue from the last step with these settings, in a branch on the same pages of the KV cache"
           onClick={() => void use()}
         >
           Use from the next step

@@ -63,22 +63,41 @@ export function layerTicks(layers: number, height: number, selected: number): nu
   return kept;
 }
 
+/** The slices that are named, the most important first: of two walls the first layer of each goes before the others. */
+export function sliceTicks({ layers, lanes, layer }: Scene, height: number): number[] {
+  const wall = layers / lanes;
+  const ticks = layerTicks(wall, height, layer);
+  if (lanes === 1) return ticks;
+  const firsts = Array.from({ length: lanes }, (_, lane) => lane * wall);
+  return [...firsts, ...firsts.flatMap((first) => ticks.filter((tick) => tick > 0).map((tick) => first + tick))];
+}
+
 /** Distance between named positions. */
 export function positionStep(pitch: number): number {
   return [1, 2, 5, 10, 20, 50, 100, 200, 500].find((every) => every * pitch >= 34) ?? 1000;
 }
 
+/** The name of a slice: its layer. With two walls the count begins again at the second. */
+export const layerName = ({ layers, lanes }: Scene, slice: number): string => `L${slice % Math.max(1, layers / lanes)}`;
+
 /** What the wall is, in words, the longest first. */
-export const wallNames = (scene: Scene): readonly string[] =>
-  scene.cache
+export function wallNames({ lanes, cache }: Scene): readonly string[] {
+  if (lanes > 1)
+    return [
+      "upper wall: with the cache. Lower wall: without it, computed again at every step",
+      "upper wall: with the cache. Lower wall: without",
+      "above with the cache, below without",
+    ];
+  return cache
     ? ["the cache: saved keys and values, one column per token", "the cache: saved keys and values", "the cache"]
     : ["nothing is saved: every step computes all columns and throws them away", "nothing is saved"];
+}
 
 /** The column that a step with the cache computed, and its name, the longest first; null where it computed several. */
 export function freshColumn(scene: Scene): { position: number; names: readonly string[] } | null {
   const position = scene.head - 1;
   const state = (at: number) => scene.cells[at * scene.layers];
-  if (!scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
+  if (scene.lanes > 1 || !scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
   return { position, names: ["the only column computed in this step", "computed in this step"] };
 }
 

@@ -28,11 +28,12 @@ export interface SceneRow {
 export interface Scene {
   tokens: SceneToken[]; // all up to the shown step; the newest is the last one
   head: number; // position of the write head: that of the newest token
-  layers: number;
+  layers: number; // slices of a column: those of all its walls
+  lanes: number; // walls under the tokens, one above the other: 2 in a race, else 1
   cells: Uint8Array; // cells[position * layers + layer]: a value of Cell. The newest token's are empty until the next step
   layerShare: Float32Array; // for each layer the share of the step's layer time that had passed when it was done, up to 1
   row: SceneRow | null;
-  layer: number; // the selected one
+  layer: number; // the selected one; -1: none
   cache: boolean; // whether the shown step used the cache
   progress: number; // of the step's animation, 0..1; 1 is at rest
   hovered: number | null; // position of a token

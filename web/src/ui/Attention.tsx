@@ -4,8 +4,8 @@
 import { useSignal } from "@preact/signals";
 import { percent } from "../format";
 import { MEASURES, type Measure, masses, measure } from "../heads";
-import { obtainable, row, select, selected } from "../rows";
-import { WEIGHTS } from "../scene";
+import { hideFirst, obtainable, row, select, selected } from "../rows";
+import { WEIGHTS, strongest } from "../scene";
 import { card, frame, hovered, run } from "../store";
 import { quoted } from "../text";
 import type { AttentionRow } from "../schema";
@@ -15,19 +15,35 @@ import { Selectors } from "./Stage";
 const GRID = 600; // cells of the layer and head grid; a larger model has the steppers alone
 const COLUMNS = 320; // of the plot; more positions share a column, which shows the largest
 
+const SCALES = ["linear", "root", "log"] as const;
+type Scale = (typeof SCALES)[number];
+const LEAST = Math.log(255 ** 2); // of a logarithmic scale: the smallest weight that a row can tell from none
+
 export function Attention() {
-  const linear = useSignal(false);
+  const scale = useSignal<Scale>("root");
   const found = row.value;
-  const scale = linear.value ? "linear" : "square root";
   return (
     <Instrument name="Attention" id="attention" hint="what one head read">
       <Selectors />
       <Grid />
-      {found ? <Plot row={found} linear={linear.value} /> : <Missing />}
+      {found ? <Plot row={found} scale={scale.value} /> : <Missing />}
       <div class="attention-foot">
-        <span class="under">by position, {scale}</span>
-        <button type="button" class="quiet" aria-pressed={linear.value} onClick={() => (linear.value = !linear.value)}>
-          {linear.value ? "show square root" : "show linear"}
+        <span class="under">weight by position</span>
+        <div class="scales" role="group" aria-label="Scale of the weights">
+          {SCALES.map((name) => (
+            <button type="button" key={name} aria-pressed={scale.value === name} onClick={() => (scale.value = name)}>
+              {name}
+            </button>
+          ))}
+        </div>
+        <button
+          type="button"
+          class="quiet"
+          aria-pressed={hideFirst.value}
+          title="Many heads leave their weight on the first token. Hidden, the others are seen; their figures stay (S)"
+          onClick={() => (hideFirst.value = !hideFirst.value)}
+        >
+          {hideFirst.value && found ? `first token hidden: ${percent(weight(found, 0))}` : "hide the first token"}
         </button>
       </div>
       <dl class="pairs">
@@ -68,17 +84,23 @@ function Missing() {
   return <div class="plot missing">{words}</div>;
 }
 
-function Plot({ row: found, linear }: { row: AttentionRow; linear: boolean }) {
+function Plot({ row: found, scale }: { row: AttentionRow; scale: Scale }) {
   const size = found.codes.length;
   const count = Math.min(COLUMNS, size);
-  const most = weight(found, found.argmax) || 1;
-  const height = (code: number) => (linear ? (WEIGHTS[code] ?? 0) / most : code / 255 / Math.sqrt(most)) * 100;
+  const argmax = strongest(found, hideFirst.value);
+  const most = weight(found, argmax) || 1;
+  const height = (code: number): number => {
+    const share = (WEIGHTS[code] ?? 0) / most;
+    if (scale === "linear") return share * 100;
+    if (scale === "root") return Math.sqrt(share) * 100;
+    return share > 0 ? Math.max(0, 1 + Math.log(share) / LEAST) * 100 : 0;
+  };
   let path = "";
   for (let column = 0; column < count; column++) {
     const from = Math.floor((column * size) / count);
     const to = Math.max(from + 1, Math.floor(((column + 1) * size) / count));
     let code = 0;
-    for (let i = from; i < to; i++) code = Math.max(code, found.codes[i] ?? 0);
+    for (let i = Math.max(from, hideFirst.value ? 1 : 0); i < to; i++) code = Math.max(code, found.codes[i] ?? 0);
     const high = Math.min(100, height(code));
     if (high > 0.4) path += `M${column + 0.06} 100V${(100 - high).toFixed(2)}h0.88V100z`;
   }
@@ -100,7 +122,7 @@ function Plot({ row: found, linear }: { row: AttentionRow; linear: boolean }) {
     >
       {over !== null && over < size && <rect class="plot-over" x={place(over)} y="0" width="1" height="100" />}
       <path class="plot-bars" d={path} />
-      <rect class="plot-most" x={place(found.argmax)} y="97" width="1" height="3" />
+      <rect class="plot-most" x={place(argmax)} y="97" width="1" height="3" />
     </svg>
   );
 }

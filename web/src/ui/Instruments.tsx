@@ -97,7 +97,7 @@ export function Compute() {
             </td>
           </tr>
           <tr>
-            <th scope="row">cache read</th>
+            <th scope="row">K and V read</th>
             <td>
               <Stat name="kv_read" />
             </td>
@@ -188,7 +188,8 @@ export function KvCache() {
   );
 }
 
-function perTokenFormula({ layers, kv_heads, head_size, dtype }: ModelCard): string {
+function perTokenFormula({ layers, kv_heads, head_size, latent, dtype }: ModelCard): string {
+  if (latent) return `${layers} layers × a row of ${latent} numbers for all heads × bytes of ${dtype}`;
   return `2 (K and V) × ${layers} layers × ${kv_heads} KV heads × head size ${head_size} × bytes of ${dtype}`;
 }
 

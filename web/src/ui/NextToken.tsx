@@ -1,6 +1,7 @@
 // How the newest token was chosen: the likeliest candidates with what the model gave them (outline) and what the
 // sampler left of it (fill), the one that was taken, and the random number that decided.
 
+import { useSignal } from "@preact/signals";
 import { percent } from "../format";
 import { fork } from "../branches";
 import { asking, frame, live, run } from "../store";
@@ -9,7 +10,7 @@ import type { Candidate, StepFrame } from "../schema";
 import { Instrument } from "./Instruments";
 import { Stat } from "./Stat";
 
-const LISTED = 8;
+const LISTED = 8; // at first; the frame has twenty
 const WHOLE = 0.995; // of the sampler's mass that must be listed for the draw to be drawn
 
 export function NextToken() {
@@ -17,7 +18,7 @@ export function NextToken() {
   const current = run.value;
   const token = step?.token ?? null;
   return (
-    <Instrument name="Next token" id="next" hint="chances, and what was drawn">
+    <Instrument name="Next token" id="next" hint="probabilities, and the draw">
       {step === null || current === null || token === null ? (
         <p class="sentence">
           {step === null ? "No step yet." : "This step read a part of the prompt; nothing was chosen."}
@@ -70,10 +71,12 @@ export function NextToken() {
 }
 
 function Bars({ step, token }: { step: StepFrame; token: number }) {
-  const shown = step.candidates.slice(0, LISTED);
+  const all = useSignal(false);
+  const room = all.value ? step.candidates.length : LISTED;
+  const shown = step.candidates.slice(0, room);
   const chosen = step.candidates.find((candidate) => candidate.token === token);
   if (!shown.some((candidate) => candidate.token === token))
-    shown.splice(LISTED - 1, 1, chosen ?? { token, logprob: step.logprob ?? -Infinity, sampled: step.sampled ?? 0 });
+    shown.splice(room - 1, 1, chosen ?? { token, logprob: step.logprob ?? -Infinity, sampled: step.sampled ?? 0 });
   const most = Math.max(...step.candidates.map((c) => Math.max(Math.exp(c.logprob), c.sampled)), 1e-9);
   return (
     <>
@@ -85,6 +88,11 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
       <p class="bars-key" aria-hidden="true">
         <span class="swatch outline" /> p, model <span class="swatch fill" /> p, sampler
       </p>
+      {step.candidates.length > LISTED && (
+        <button type="button" class="bars-more" aria-expanded={all.value} onClick={() => (all.value = !all.value)}>
+          {all.value ? `the first ${LISTED}` : `all ${step.candidates.length} candidates`}
+        </button>
+      )}
     </>
   );
 }
@@ -116,8 +124,8 @@ function Bar({ step, candidate, most, chosen }: BarProps) {
           type="button"
           class="bar-fork"
           disabled={asking.value}
-          aria-label={`Go on with ${quoted(text)} instead, in a branch`}
-          title={`${words}. Click: go on with it instead, in a branch`}
+          aria-label={`Continue with ${quoted(text)} instead, in a branch`}
+          title={`${words}. Click: continue with this token instead, in a branch`}
           onClick={() => void fork(step, candidate.token)}
         />
       )}

@@ -8,6 +8,7 @@ import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as form from "../form";
 import { plural, sentence } from "../format";
+import { lanes } from "../lanes";
 import * as session from "../session";
 import { alone, last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
 import { loaded } from "../words";
@@ -43,7 +44,7 @@ export function Centre() {
   return (
     <>
       {run.value?.origin === "recorded" && <p class="watermark">Recorded</p>}
-      {run.value === null && (
+      {run.value === null && lanes.value === null && (
         <div class="centre">
           <State />
         </div>
@@ -125,7 +126,7 @@ function State() {
 const AFTERWARDS = {
   none: "The prompt runs as soon as it is there.",
   recorded: "Then this recorded run gives way to a real one.",
-  live: "Then this run goes on.",
+  live: "Then this run continues.",
   file: "",
 };
 
@@ -196,7 +197,7 @@ function Failure() {
 
 function Disconnected() {
   const broken = link.value === "broken";
-  const kept = run.value?.origin === "live" ? " What was written stays, and the run goes on from there." : "";
+  const kept = run.value?.origin === "live" ? " What was written stays, and the run will continue from there." : "";
   const hint = !reachable.value && run.value?.origin !== "live" ? " Start it with: tokenwright explore" : "";
   const text = (
     <>
@@ -232,12 +233,12 @@ function Countdown() {
 function Expired() {
   return (
     <Say
-      title="The engine has let go of this run"
+      title="The engine freed the cache of this run"
       tone="warn"
-      text="Its cache is freed. From the text it can be built again, and the run goes on alike."
+      text="It can be rebuilt from the text. The run then continues with the same tokens."
     >
       <button type="button" onClick={() => void session.revive()}>
-        Build it again
+        Rebuild it
       </button>
     </Say>
   );

@@ -71,6 +71,7 @@ export function Prompt() {
       <div class="prompt-line">
         <Chips />
         <div class="dials">
+          <Stop />
           <Dial
             label="max tokens"
             value={String(form.maxTokens.value)}
@@ -102,6 +103,31 @@ export function Prompt() {
       </div>
       <Trouble />
     </form>
+  );
+}
+
+/** The text that ends the run: a button until somebody wants one, so that the tokens have the room. */
+function Stop() {
+  const open = useSignal(false);
+  const title = "The run ends where the model writes this text, which is left out";
+  if (!open.value && form.stop.value === "")
+    return (
+      <button type="button" class="dial-open" title={title} onClick={() => (open.value = true)}>
+        stop at…
+      </button>
+    );
+  return (
+    <label class="dial" title={title}>
+      <span>stop at</span>
+      <input
+        type="text"
+        class="dial-text"
+        maxLength={200}
+        value={form.stop.value}
+        ref={(input) => void (form.stop.value === "" && input?.focus())}
+        onChange={(event) => (form.stop.value = event.currentTarget.value)}
+      />
+    </label>
   );
 }
 

@@ -15,6 +15,7 @@ export function Result() {
   if (sum === null || current === null) return null;
   const end = ending(current.state.value);
   const uncached = sum.layer_tokens >= sum.naive;
+  const mixed = !uncached && sum.layer_tokens !== sum.cached;
   return (
     <section class="result" aria-labelledby="result-name">
       <header>
@@ -25,12 +26,13 @@ export function Result() {
         </button>
       </header>
       <p class="result-times">
-        <span class="result-lead">Without the cache this text {uncached ? "took" : "would have taken"}</span>
+        <span class="result-lead">Without the cache this text {uncached ? "took" : "would take"}</span>
         <Exact of={sum} name="times" class="huge" />
-        <span class="result-lead">as much computing</span>
-        <span class="result-how">{uncached ? "as with it, which is calculated, not run" : "calculated, not run"}</span>
+        <span class="result-lead">as much computing as with it</span>
+        <span class="result-how">{mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}</span>
       </p>
       <Bars sum={sum} />
+      <p class="result-note">a layer-token: one token through one layer</p>
       <dl class="result-facts">
         <Fact of={sum} name="written" />
         <Fact of={sum} name="tokens_per_s" />
@@ -65,7 +67,7 @@ function Bars({ sum }: { sum: Summary }) {
   // What this run did is counted; the other way of doing it is a formula.
   if (sum.layer_tokens === sum.cached) rows[0] = ["layer_tokens", "kept", "with the cache"];
   else if (sum.layer_tokens === sum.naive) rows[1] = ["layer_tokens", "recomputed", "without"];
-  else rows.unshift(["layer_tokens", "mixed", "this run"]);
+  else rows.unshift(["layer_tokens", "mixed", "this run, mixed"]);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
   return (
     <dl class="result-bars" title="Computing in layer-tokens: one is one token that goes through one layer">

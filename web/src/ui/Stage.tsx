@@ -3,8 +3,11 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../actions";
+import { lanes } from "../lanes";
+import { percent } from "../format";
 import { CAMERAS, type Camera, camerasOf } from "../renderers/renderer";
-import { selected } from "../rows";
+import { hideFirst, row, selected } from "../rows";
+import { WEIGHTS } from "../scene";
 import * as stage from "../stage";
 import { cache, camera, card, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
 import { Icon } from "./icons";
@@ -26,12 +29,12 @@ export function Stage() {
         <span class="fill" />
         <Cameras />
       </div>
-      {run.value !== null && <Story />}
+      {(run.value !== null || lanes.value !== null) && <Story />}
       {run.value !== null && <Figures />}
       <Banners />
-      <Result />
+      {lanes.value === null && <Result />}
       <View />
-      {run.value !== null && <Minimap />}
+      {run.value !== null && lanes.value === null && <Minimap />}
       <div class="stage-foot">
         <Legend />
         <Selectors />
@@ -56,7 +59,7 @@ function View() {
   useEffect(() => (host.current ? stage.mount(host.current) : undefined), []);
   return (
     <div class="view">
-      <div class={run.value === null ? "canvas blank" : "canvas"} ref={host} />
+      <div class={run.value === null && lanes.value === null ? "canvas blank" : "canvas"} ref={host} />
       <Versus />
       <Centre />
     </div>
@@ -67,7 +70,7 @@ function View() {
 function Versus() {
   const step = frame.value;
   const layers = card.value?.layers ?? 0;
-  if (step === null || step.cache || step.recomputed === 0 || summary.value !== null) return null;
+  if (step === null || lanes.value !== null || step.cache || step.recomputed === 0 || summary.value !== null) return null;
   const first = step.length - step.recomputed;
   const bar = (share: number, role: string) => (
     <span class={`result-bar ${role}`} aria-hidden="true">
@@ -100,7 +103,7 @@ const PATIENCE = 6; // steps before the lesson is offered
 
 /** The next thing to do, until it has been done once; and the way back from it. */
 function Hint() {
-  if (!live.value || summary.value !== null) return null;
+  if (!live.value || lanes.value !== null || summary.value !== null) return null;
   if (!cache.value && frame.value?.cache === false)
     return (
       <button type="button" class="hint-next back" onClick={() => actions.setCache(true)}>
@@ -197,7 +200,7 @@ const CACHED: readonly Role[] = [
   ["kept", "in the cache"],
   ["fresh", "computed in this step"],
 ];
-const UNCACHED: readonly Role[] = [
+const UNCACHED: readonly [Role, Role] = [
   ["recomputed", "computed again, thrown away"],
   ["fresh scratch", "computed first, thrown away"],
 ];
@@ -206,15 +209,27 @@ const REFILLED: readonly Role[] = [
   ["fresh", "computed in this step"],
 ];
 const SHARED: Role = ["kept shared", "pages shared with a branch"];
-const BEAM: Role = ["beam", "attention"];
 
 /** Of what is in the picture: a wall that is kept, one that is thrown away, or one that is filled again. */
 function Legend() {
   const step = frame.value;
+  if (lanes.value !== null) return <Roles of={[...TOKENS, ...CACHED, UNCACHED[0]]} />;
   const columns = step === null || (step.cache && step.recomputed === 0) ? CACHED : step.cache ? REFILLED : UNCACHED;
   return (
+    <Roles of={[...TOKENS, ...columns, ...((run.value?.shared.value ?? 0) > 0 ? [SHARED] : []), beam()]} />
+  );
+}
+
+function beam(): Role {
+  const first = row.value?.codes[0];
+  const name = hideFirst.value && first !== undefined ? `attention, without ${percent(WEIGHTS[first] ?? 0)} on the first token` : "attention";
+  return ["beam", name];
+}
+
+function Roles({ of }: { of: readonly Role[] }) {
+  return (
     <ul class="legend" aria-label="Legend">
-      {[...TOKENS, ...columns, ...((run.value?.shared.value ?? 0) > 0 ? [SHARED] : []), BEAM].map(([role, name]) => (
+      {of.map(([role, name]) => (
         <li key={role}>
           <span class={`swatch ${role}`} aria-hidden="true" />
           {name}

@@ -1,9 +1,11 @@
 // The narration: which of the five parts of the story is on, and the sentence about the step that is shown.
 
+import { lanes } from "../lanes";
 import { CHAPTERS, sentence } from "../story";
 
 export function Story() {
-  const told = sentence.value;
+  const race = lanes.value;
+  const told = race === null ? sentence.value : null;
   const at = CHAPTERS.findIndex(([id]) => id === told?.chapter);
   return (
     <div class={`story in-${told?.chapter ?? "none"}`}>
@@ -15,6 +17,12 @@ export function Story() {
         ))}
       </ol>
       <p class="story-line">
+        {race && (
+          <>
+            <b class="story-race">The race</b>
+            <span data-narration="race">{race.told}</span>
+          </>
+        )}
         {told && (
           <>
             <b class="story-title">{CHAPTERS[at]?.[1]}</b>

@@ -1,9 +1,9 @@
 // The top bar: what runs here, whether it can be reached, and what concerns the page as a whole.
 
 import { useSignal } from "@preact/signals";
-import { chooseTrace } from "../actions";
+import { chooseTrace, openPanel } from "../actions";
 import { linkable, share } from "../address";
-import { alone, card, helpOpen, pageState, run } from "../store";
+import { alone, card, helpOpen, pageState, panel, run } from "../store";
 import { connection } from "../words";
 import { Export } from "./Export";
 import { Icon } from "./icons";
@@ -25,6 +25,14 @@ export function Top() {
             Explorer
           </a>
           <a href="chat">Chat</a>
+          <button
+            type="button"
+            aria-pressed={panel.value === "learn"}
+            title="Eight cards beside the stage, with challenges (L)"
+            onClick={() => openPanel("learn")}
+          >
+            Learn
+          </button>
         </nav>
       )}
       <p class="facts">
@@ -50,7 +58,7 @@ export function Top() {
         {!alone.value && <CopyLink />}
         <button
           type="button"
-          class="tool"
+          class="tool wide-only"
           onClick={chooseTrace}
           title="Open a trace.json; dropping it on the page does the same"
         >

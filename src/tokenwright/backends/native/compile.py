@@ -10,21 +10,26 @@ from typing import Any
 
 import torch
 
+from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import NativeKernels, matrix, routing_of
 from tokenwright.backends.packed import Packed
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
+from tokenwright.models.latent import LatentAttention
 
 
 class NativeModel:
-    """A graph and its weights as structs. It keeps the tensors alive that the structs point into."""
+    """A graph, its weights and its adapters as structs. It keeps the tensors alive that the structs point into."""
 
-    def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights) -> None:
+    def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside) -> None:
         self.graph = graph
         self.kernels = kernels
         self._weights = dict(weights)
+        self._adapters = adapters
+        self._updates: list[object] = []  # the arrays that ops point to
+        self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
         self._zeros = torch.zeros(graph.width)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
         pairs = [lib.Op(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
@@ -35,6 +40,18 @@ class NativeModel:
         packed = self._weights[of.name]
         assert isinstance(packed, Packed), "matrices are packed"
         return matrix(packed)
+
+    def updates(self, of: Matrix) -> int | None:
+        """The address of the adapters' updates of a matrix, by their numbers less one; None without adapters."""
+        if not self._count:
+            return None
+        mine = self._adapters.get(of.name, {})
+        every = (lib.LowRank * self._count)()
+        for number, one in mine.items():
+            assert isinstance(one.down, Packed) and isinstance(one.up, Packed), "they are packed as the model is"
+            every[number - 1] = lib.LowRank(matrix(one.down), matrix(one.up))
+        self._updates.append(every)
+        return ctypes.addressof(every)
 
     def norm(self, of: Norm | None) -> lib.Norm:
         """The struct of a norm; for None one without weights, which the kernels skip."""
@@ -61,7 +78,7 @@ def _embed(op: Embed, model: NativeModel) -> lib.EmbedOp:
     return lib.EmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
 
 
-def _after(op: Attention | MLP | Experts, model: NativeModel) -> lib.After:
+def _after(op: Attention | LatentAttention | MLP | Experts, model: NativeModel) -> lib.After:
     return lib.After(model.norm(op.post_norm), op.residual_scale)
 
 
@@ -73,28 +90,60 @@ def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     return lib.AttentionOp(
         op.layer,
-        lib.Heads(op.heads, op.kv_heads, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
+        lib.Heads(op.heads, op.kv_heads, op.head_size, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
         model.norm(op.q_norm),
         model.norm(op.k_norm),
-        op.q_norm is not None and op.q_norm.size != op.head_size,
+        _head_norms(op),
         model.matrix(op.out),
         _after(op, model),
+        model.updates(op.qkv),
+        model.updates(op.out),
+    )
+
+
+def _head_norms(op: Attention) -> int:
+    """What the norms of q and k are over, as `HeadNorms` in step.h numbers it."""
+    if op.q_norm is None or op.q_norm.size == op.head_size:
+        return lib.EACH_HEAD
+    return lib.ALL_HEADS if op.q_norm.parts == 1 else lib.OWN_WEIGHTS
+
+
+def _latent(op: LatentAttention, model: NativeModel) -> lib.LatentOp:
+    sizes = (1, op.rank + op.rope_size, op.rank)
+    return lib.LatentOp(
+        op.layer,
+        lib.Heads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
+        -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
+        op.nope_size,
+        model.norm(op.norm),
+        model.matrix(op.down),
+        model.norm(op.q_norm),
+        lib.Matrix() if op.q_up is None else model.matrix(op.q_up),
+        model.norm(op.kv_norm),
+        model.matrix(op.k_up),
+        model.matrix(op.v_up),
+        model.matrix(op.out),
+        _after(op, model),
+        model.updates(op.down),
+        None if op.q_up is None else model.updates(op.q_up),
+        model.updates(op.out),
     )
 
 
 def _mlp(op: MLP, model: NativeModel) -> lib.MLPOp:
     activation = lib.ACTIVATIONS[op.activation]
     up, down = model.matrix(op.up), model.matrix(op.down)
-    return lib.MLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model))
+    updates = model.updates(op.up), model.updates(op.down)
+    return lib.MLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model), *updates)
 
 
 def _experts(op: Experts, model: NativeModel) -> lib.ExpertsOp:
     shared = [model.matrix(one) for one in op.shared] if op.shared else [lib.Matrix(), lib.Matrix()]
     return lib.ExpertsOp(
-        routing_of(op.routing),
+        routing_of(op.routing, None if op.correction is None else model.address(f"{op.correction}.weight")),
         lib.ACTIVATIONS[op.activation],
         model.norm(op.norm),
         model.matrix(op.router),
@@ -112,6 +161,7 @@ def _head(op: Head, model: NativeModel) -> lib.HeadOp:
 COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Embed: _embed,
     Attention: _attention,
+    LatentAttention: _latent,
     MLP: _mlp,
     Experts: _experts,
     Parallel: _parallel,

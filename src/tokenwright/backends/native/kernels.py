@@ -17,8 +17,8 @@ import torch
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Linear, Scored
-from tokenwright.cache import ChunkRows, KVView, Side
-from tokenwright.config import Environment
+from tokenwright.cache import ChunkRows, KVPart, KVView, Side
+from tokenwright.environment import Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
 from tokenwright.models.rotary import Rotation
@@ -84,12 +84,15 @@ class NativeKernels:
         self.library.tw_gated(self.handle, kind, y.numel() // size, size, lib.address(rows), lib.address(y))
         return y
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         scores = logits.clone(memory_format=torch.contiguous_format)  # overwritten
         ids = torch.empty(len(logits), routing.chosen, dtype=torch.int64)
         weights = torch.empty(len(logits), routing.chosen + routing.shared_gate)
         places = (lib.address(scores), lib.address(ids), lib.address(weights))
-        self.library.tw_route(byref(routing_of(routing)), len(logits), *places)
+        biases = None if correction is None else correction.float().contiguous()
+        self.library.tw_route(byref(routing_of(routing, lib.address(biases))), len(logits), *places)
         return ids, weights
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
@@ -107,11 +110,9 @@ class NativeKernels:
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = k.contiguous(), v.contiguous()
-        heads = lib.Heads(0, k.shape[1], k.shape[2], 0, 0)
+        heads = lib.Heads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
-            layer = lib.KVLayer(
-                1, (lib.Part * 2)(lib.Part(0, -1, 0, _kv_tensor(part.k), _kv_tensor(part.v))), 0, 0, None
-            )
+            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, *_kv_tensors(part))), 0, 0, None)
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
@@ -126,15 +127,16 @@ class NativeKernels:
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
-        out, width = torch.empty_like(rows), q.shape[1] * q.shape[2]
+        layout = view.spec.layout
+        out = torch.empty(*q.shape[:2], layout.value_size)
+        width, out_width = q.shape[1] * q.shape[2], q.shape[1] * layout.value_size
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
         learned = None if scoring.sink_logits is None else scoring.sink_logits.float().contiguous()
-        heads = lib.Heads(
-            q.shape[1], view.spec.heads.kv_heads, q.shape[2], scoring.scale, scoring.cap or 0, lib.address(learned)
-        )
+        sizes = (layout.kv_heads, layout.key_size, layout.value_size)
+        heads = lib.Heads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, lib.address(learned))
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
-        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, width)
+        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
         self.compute(self.library.tw_attend, *read, byref(queries), torch.get_num_threads())
         return out
@@ -215,13 +217,16 @@ def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
 def matrix(packed: Packed) -> lib.Matrix:
     """The struct of a packed weight."""
     places = (lib.address(packed.codes), lib.address(packed.scales), lib.address(packed.bias))
-    return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places)
+    scaling = (packed.super, packed.minima)
+    return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places, *scaling)
 
 
-def routing_of(routing: Routing) -> lib.Routing:
-    """The struct of a router's choice."""
+def routing_of(routing: Routing, correction: int | None = None) -> lib.Routing:
+    """The struct of a router's choice. correction: the address of the biases of ranks."""
+    groups = (routing.groups, routing.chosen_groups, routing.group_best)
     scores = lib.SCORES[routing.scores]
-    return lib.Routing(routing.experts, routing.chosen, scores, routing.renormalise, routing.shared_gate)
+    facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
+    return lib.Routing(routing.experts, routing.chosen, *facts)
 
 
 def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
@@ -231,13 +236,18 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
             part.window.start,
             -1 if part.window.stop is None else part.window.stop,
             part.group,
-            _kv_tensor(part.k),
-            _kv_tensor(part.v),
+            *_kv_tensors(part),
         )
         for part in view.parts
     ]
     window = view.spec.window
     return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
+
+
+def _kv_tensors(part: KVPart) -> tuple[lib.KVTensor, lib.KVTensor]:
+    """K and V; of a latent twice the rows that are both."""
+    k = _kv_tensor(part.k)
+    return k, k if part.v.size < part.k.size else _kv_tensor(part.v)
 
 
 def _kv_tensor(side: Side) -> lib.KVTensor:

@@ -18,7 +18,7 @@ from tokenwright.errors import RequestError
 
 NAME = "_native.so"
 ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
-FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int5": 6, "int6": 7}
 SCORES = {"softmax": 0, "sigmoid": 1}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 
@@ -32,6 +32,8 @@ class Matrix(Structure):
         ("codes", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
+        ("super", c_int64),
+        ("minima", c_int64),
     )
 
 
@@ -72,6 +74,7 @@ class Heads(Structure):
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("size", c_int64),
+        ("values", c_int64),
         ("scale", c_double),
         ("cap", c_double),
         ("sink_logits", c_void_p),
@@ -86,6 +89,13 @@ class EmbedOp(Structure):
     _fields_ = (("table", Matrix), ("positions", c_void_p), ("scale", c_double))
 
 
+EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = 0, 1, 2  # what norms of q and k are over
+
+
+class LowRank(Structure):
+    _fields_ = (("down", Matrix), ("up", Matrix))
+
+
 class AttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
@@ -95,9 +105,11 @@ class AttentionOp(Structure):
         ("qkv", Matrix),
         ("q_norm", Norm),
         ("k_norm", Norm),
-        ("whole_norms", c_int64),
+        ("head_norms", c_int64),
         ("out", Matrix),
         ("after", After),
+        ("qkv_updates", c_void_p),
+        ("out_updates", c_void_p),
     )
 
 
@@ -109,6 +121,8 @@ class MLPOp(Structure):
         ("up", Matrix),
         ("down", Matrix),
         ("after", After),
+        ("up_updates", c_void_p),
+        ("down_updates", c_void_p),
     )
 
 
@@ -123,6 +137,11 @@ class Routing(Structure):
         ("scores", c_int64),
         ("renormalise", c_int64),
         ("shared_gate", c_int64),
+        ("groups", c_int64),
+        ("chosen_groups", c_int64),
+        ("group_best", c_int64),
+        ("factor", c_double),
+        ("correction", c_void_p),
     )
 
 
@@ -144,7 +163,28 @@ class ParallelOp(Structure):
     _fields_ = (("attention", AttentionOp), ("mlp", MLPOp))
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ParallelOp, ExpertsOp)  # an op's kind is its index here
+class LatentOp(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("heads", Heads),
+        ("rotation", c_int64),
+        ("still", c_int64),
+        ("norm", Norm),
+        ("down", Matrix),
+        ("q_norm", Norm),
+        ("q_up", Matrix),
+        ("kv_norm", Norm),
+        ("k_up", Matrix),
+        ("v_up", Matrix),
+        ("out", Matrix),
+        ("after", After),
+        ("down_updates", c_void_p),
+        ("q_up_updates", c_void_p),
+        ("out_updates", c_void_p),
+    )
+
+
+OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ParallelOp, ExpertsOp, LatentOp)  # an op's kind is its index here
 
 
 class Op(Structure):
@@ -153,6 +193,10 @@ class Op(Structure):
 
 class Model(Structure):
     _fields_ = (("width", c_int64), ("rotations", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
+
+
+class AdaptedRows(Structure):
+    _fields_ = (("adapter", c_int64), ("rows", c_int64), ("row", c_void_p))
 
 
 class Batch(Structure):
@@ -171,6 +215,8 @@ class Batch(Structure):
         ("hidden", c_int64),
         ("hidden_row", c_void_p),
         ("states", c_void_p),
+        ("adapted", c_int64),
+        ("adapter", c_void_p),
     )
 
 
@@ -189,7 +235,10 @@ class Queries(Structure):
     )
 
 
-_STRUCTS = (Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads, *OPS, Op, Model, Batch, Queries, Routing)
+_STRUCTS = (
+    *(Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads),
+    *(*OPS, Op, Model, Batch, Queries, Routing, LowRank, AdaptedRows),
+)
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
 # pointer, `s`: a C string, `n`: an integer, `d`: a double.

@@ -12,6 +12,7 @@ from ctypes import byref
 import torch
 
 from tokenwright.backends import Kernels, Logits
+from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
@@ -28,7 +29,8 @@ from tokenwright.models.taps import Tap, ignore
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
 assert ctypes.sizeof(lib.ChunkRows) == 5 * 8, "the rows of a chunk are five words"
-assert ctypes.sizeof(lib.Batch) == 14 * 8, "a batch is fourteen words"
+assert ctypes.sizeof(lib.Batch) == 16 * 8, "a batch is sixteen words"
+assert ctypes.sizeof(lib.AdaptedRows) == 3 * 8, "the rows of an adapter are three words"
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
@@ -38,9 +40,11 @@ class NativeDecoder(Decoder):
     kernels: the native kernels, or a wrapper that counts their calls.
     """
 
-    def __init__(self, graph: Graph, kernels: Kernels, native: NativeKernels, weights: Weights) -> None:
-        self.native = NativeModel(graph, native, weights)
-        super().__init__(graph, kernels, weights)
+    def __init__(
+        self, graph: Graph, kernels: Kernels, native: NativeKernels, weights: Weights, adapters: Beside = NO_ADAPTERS
+    ) -> None:
+        self.native = NativeModel(graph, native, weights, adapters)
+        super().__init__(graph, kernels, weights, adapters)
 
 
 class Program:
@@ -51,7 +55,7 @@ class Program:
         self.model = model
         self.store = store
         self._workspace = Workspace(model.kernels.library)
-        ropes, size = model.graph.ropes, model.graph.head_size
+        ropes, size = model.graph.ropes, model.graph.rotary_size
         self._rotary = RotaryCache(ropes, size) if ropes else None
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
         self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
@@ -86,6 +90,7 @@ class Program:
             len(batch.hidden_rows),
             batch.hidden_rows.buffer_info()[0],
             0 if hidden is None else hidden.data_ptr(),
+            *self._adapted(batch, alive),
         )
         struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
         at = struct.buffer_info()[0]
@@ -107,12 +112,23 @@ class Program:
             at += size
         return array("q", words)
 
+    @staticmethod
+    def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:
+        """The number of adapters in a batch, and the address of a `lib.AdaptedRows` for each."""
+        if not batch.adapters:
+            return 0, 0
+        words: list[int] = []
+        for number, rows in batch.rows_of_adapters().items():
+            row = array("q", rows)
+            alive.append(row)
+            words += (number - 1, len(row), row.buffer_info()[0])
+        structs = array("q", words)
+        alive.append(structs)
+        return len(words) // 3, structs.buffer_info()[0]
+
 
 class NativeBackend:
-    """Implements `Backend` with one native call per step.
-
-    With a tap, and in a step where a request has an adapter, the same kernels run op by op.
-    """
+    """Implements `Backend` with one native call per step; with a tap the same kernels run op by op."""
 
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -122,7 +138,7 @@ class NativeBackend:
         self.op_by_op = TorchBackend(decoder, store)
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        if tap is not ignore or batch.adapters:
+        if tap is not ignore:
             found = self.op_by_op(batch, tap)
             return Logits(found.rows, *self.decoder.native.kernels.summarise(found.rows), found.hidden)
         self.decoder.layer_tokens += len(batch.tokens) * self._layers

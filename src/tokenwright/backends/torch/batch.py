@@ -31,7 +31,7 @@ class Batcher:
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
-        self.tables = {rope: RotaryTable(rope, graph.head_size, store.device) for rope in graph.ropes}
+        self.tables = {rope: RotaryTable(rope, graph.rotary_size, store.device) for rope in graph.ropes}
         layers = zip(graph.attention, store.specs, strict=True)
         self.sinking = {(op.rope, spec.window) for op, spec in layers if op.rope is not None and spec.window.sinks}
 
@@ -58,14 +58,10 @@ class Batcher:
                 (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
                 for rope, window in self.sinking
             },
-            adapted=self._adapted(batch),
+            adapted={
+                adapter: torch.tensor(rows, device=store.device) for adapter, rows in batch.rows_of_adapters().items()
+            },
         )
-
-    def _adapted(self, batch: Batch) -> Mapping[int, torch.Tensor]:
-        rows: dict[int, list[int]] = {}
-        for adapter, each in batch.adapters:
-            rows.setdefault(adapter, []).extend(each)
-        return {adapter: torch.tensor(each, device=self.store.device) for adapter, each in rows.items()}
 
     def _rotation(self, rope: Rope, positions: Sequence[torch.Tensor], limits: Sequence[int]) -> Rotation:
         table = self.tables[rope]

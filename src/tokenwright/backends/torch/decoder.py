@@ -1,13 +1,12 @@
 """One decoder for every graph: embed, then the blocks' ops on a residual stream, then the head."""
 
 from copy import copy
-from types import MappingProxyType
 from typing import Self
 
 import torch
 
 from tokenwright.backends import Kernels, Scored
-from tokenwright.backends.adapters import Beside
+from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.ops import (
@@ -32,11 +31,10 @@ class Decoder:
     removes the tensors that it concatenates from `weights`. `adapters`: what requests with an adapter add.
     """
 
-    adapters: Beside = MappingProxyType({})
-
-    def __init__(self, graph: Graph, kernels: Kernels, weights: Weights) -> None:
+    def __init__(self, graph: Graph, kernels: Kernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
         self.graph = graph
         self.kernels = kernels
+        self.adapters = adapters
         self.weight_bytes = nbytes(weights)
         self.embed = TorchEmbed(graph.embed, weights)
         self.blocks = [running(op, kernels, weights) for op in graph.blocks]

@@ -79,15 +79,24 @@ class ReferenceKernels:
             return self._clamped(gates, values)
         return self.activate(gates, activation) * values  # [T, m]
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = _as(logits, self.wide)
         experts, gates = wide[:, : routing.experts], wide[:, routing.experts :]
         scores = experts.softmax(-1) if routing.scores == "softmax" else experts.sigmoid()  # [T, experts]
-        order = scores.sort(dim=-1, descending=True, stable=True).indices  # the lowest number first among equals
-        ids = order[:, : routing.chosen].sort(-1).values
+        ranks = scores if correction is None else scores + correction
+        if routing.groups > 1:
+            grouped = ranks.reshape(len(ranks), routing.groups, -1)  # [T, groups, experts of one]
+            best = _highest(grouped.topk(routing.group_best).values.sum(-1), routing.chosen_groups)
+            outside = torch.ones(grouped.shape[:2], dtype=torch.bool, device=best.device).scatter(1, best, False)
+            ranks = grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
+        ids = _highest(ranks, routing.chosen)
         weights = scores.gather(1, ids)  # [T, k]
         if routing.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
+        if routing.factor != 1:
+            weights = weights * routing.factor
         return ids, _as(torch.cat((weights, gates.sigmoid()), 1), logits.dtype)
 
     def _clamped(self, gates: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -116,7 +125,7 @@ class ReferenceKernels:
         scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], view.spec.layout.value_size)
         for chunk in chunks:
             k, positions = self.keys(view, chunk)  # [t, G, D], [t]
             values = self.values(view, chunk).permute(1, 0, 2)[:, None]  # [G, 1, t, D]
@@ -126,7 +135,7 @@ class ReferenceKernels:
                 others = None if sink_q is None else sink_q[rows]
                 weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scoring, others)
                 mixed = weights @ values  # [G, R, n, D]
-                out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, D], rounded once
+                out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, value size], rounded once
         return out
 
     def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,6 +186,11 @@ class ReferenceKernels:
         """q k [G, H / G, n, t] in `wide`, of rows [n, H, D] and keys [t, G, D]."""
         queries = _as(q, self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
         return queries @ k.permute(1, 2, 0)[:, None]
+
+
+def _highest(ranks: torch.Tensor, count: int) -> torch.Tensor:
+    """The indices [T, count] of the highest ranks [T, n], in ascending order; the lowest ones among equals."""
+    return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

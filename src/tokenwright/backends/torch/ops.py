@@ -4,7 +4,7 @@
 few branches. The changing state (the batch, the cache) is an argument.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from types import MethodType
@@ -19,6 +19,7 @@ from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
+from tokenwright.models.latent import LatentAttention
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -76,7 +77,7 @@ class TorchAttention:
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
-        self.names = (op.qkv.name, op.out.name)
+        self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
         self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
@@ -105,7 +106,9 @@ class TorchAttention:
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
         tap(Site.QUERY, self.layer, q)
-        sink_q = self._sink_query(plain, view, state)
+        sink_q = self._rotated_for_sinks(plain, view, state)
+        if sink_q is not None:
+            tap(Site.SINK_QUERY, self.layer, sink_q)
         tap(Site.KEY, self.layer, k)
         tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, batch.slots, k, v)
@@ -116,13 +119,64 @@ class TorchAttention:
     def _rotated(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
 
-    def _sink_query(self, q: torch.Tensor, view: KVView, state: RunState) -> torch.Tensor | None:
-        """The queries [T, H, D] for the keys of sinks; None if the layer has no sinks or no rotation."""
+    def _rotated_for_sinks(self, q: torch.Tensor, view: KVView, state: RunState) -> torch.Tensor | None:
+        """The queries [T, H, D] rotated for the keys of sinks; None if the layer has no sinks or no rotation."""
         if self.rope is None or not view.spec.window.sinks:
             return None
-        turned = self.kernels.rotate(q, state.batch.sink_rotations[self.rope, view.spec.window])
-        state.tap(Site.SINK_QUERY, self.layer, turned)
-        return turned
+        return self.kernels.rotate(q, state.batch.sink_rotations[self.rope, view.spec.window])
+
+
+class TorchLatentAttention(TorchAttention):
+    """One layer's latent attention: the cache has one row for all heads, and queries meet it absorbed."""
+
+    def __init__(self, op: LatentAttention, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap)
+        self.rope = op.rotary
+        self.sizes = [op.q_rows, op.rank, op.rope_size]
+        self.head_sizes = [op.nope_size, op.rope_size]
+        self.names = (op.down.name, "" if op.q_up is None else op.q_up.name, op.out.name)
+        self.norm = norm(op.norm, kernels, weights)
+        self.down = linear(weights, op.down)
+        self.q_norm = norm(op.q_norm, kernels, weights)
+        self.q_up = None if op.q_up is None else linear(weights, op.q_up)
+        self.kv_norm = norm(op.kv_norm, kernels, weights)
+        self.k_up, self.v_up = (linear(weights, one).split(op.heads) for one in (op.k_up, op.v_up))
+        self.out = linear(weights, op.out)
+        self.after = _after(op, kernels, weights)
+
+    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+        """[T, width] -> [T, width]: what the op adds to the residual stream."""
+        batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
+        normed = self.norm(x)
+        tap(Site.ATTENTION_INPUT, self.layer, normed)
+        projected = state.linear(self.kernels, normed, self.down, self.names[0])
+        q, latent, part = torch.split(projected, self.sizes, -1)
+        if self.q_up is not None:
+            q = state.linear(self.kernels, self.q_norm(q), self.q_up, self.names[1])
+        heads = q.reshape(len(x), -1, sum(self.head_sizes))  # [T, H, nope + rope]
+        still, turning = torch.split(heads, self.head_sizes, -1)
+        absorbed = self._by_head(still, self.k_up)  # [T, H, R]
+        rows = torch.cat((absorbed, self._rotated(turning, state)), -1)  # [T, H, R + rope]
+        tap(Site.QUERY, self.layer, rows)
+        sink_part = self._rotated_for_sinks(turning, view, state)
+        sink_rows = None if sink_part is None else torch.cat((absorbed, sink_part), -1)
+        if sink_rows is not None:
+            tap(Site.SINK_QUERY, self.layer, sink_rows)
+        latent = self.kv_norm(latent)[:, None]  # [T, 1, R]
+        key = torch.cat((latent, self._rotated(part[:, None], state)), -1)  # [T, 1, R + rope]
+        tap(Site.KEY, self.layer, key)
+        tap(Site.VALUE, self.layer, latent)
+        self.kernels.store(view, batch.slots, key, latent)
+        mixed = self.kernels.attention(rows, view, batch.chunks, self.scoring, sink_rows)  # [T, H, R]
+        tap(Site.MIXED, self.layer, mixed)
+        values = self._by_head(mixed, self.v_up).flatten(1)  # [T, H x value]
+        return self.after(state.linear(self.kernels, values, self.out, self.names[2]))  # [T, width]
+
+    def _by_head(self, x: torch.Tensor, weights: Sequence[Linear]) -> torch.Tensor:
+        """[T, H, in] -> [T, H, out], each head by a matrix of its own."""
+        return torch.stack([self.kernels.linear(x[:, head], one) for head, one in enumerate(weights)], 1)
 
 
 class TorchMLP:
@@ -174,6 +228,7 @@ class TorchExperts:
         self.kernels = kernels
         self.layer = op.layer
         self.routing = op.routing
+        self.correction = None if op.correction is None else dense(weights, f"{op.correction}.weight")
         self.activation = op.activation
         self.norm = norm(op.norm, kernels, weights)
         self.router = linear(weights, op.router)
@@ -185,7 +240,7 @@ class TorchExperts:
     def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
         rows = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, rows)
-        chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing)
+        chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing, self.correction)
         total = torch.zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
             at, place = (chosen == expert).nonzero(as_tuple=True)  # [n], [n]
@@ -219,6 +274,7 @@ class TorchHead:
 
 OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Attention: TorchAttention,
+    LatentAttention: TorchLatentAttention,
     MLP: TorchMLP,
     Experts: TorchExperts,
     Parallel: TorchParallel,
@@ -286,13 +342,17 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
 
 def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:
     """The norm of q or k [T, heads, D]: over each head, or over all heads together."""
+    if of is not None and of.parts > 1:
+        weight, eps = dense(weights, f"{of.name}.weight").view(of.parts, head_size), of.eps
+        one, zero = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
+        return lambda x: kernels.layer_norm(x, one, zero, eps) * weight
     function = norm(of, kernels, weights)
     if of is None or of.size == head_size:
         return function
     return lambda x: function(x.flatten(1)).view_as(x)
 
 
-def _after(op: Attention | MLP | Experts, kernels: Kernels, weights: Weights) -> Function:
+def _after(op: Attention | LatentAttention | MLP | Experts, kernels: Kernels, weights: Weights) -> Function:
     """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
     function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
     return lambda x: scale(function(x))

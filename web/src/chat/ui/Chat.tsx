@@ -83,7 +83,7 @@ function Notices() {
       {model.value?.template === false && (
         <p class="notice">
           This model has no chat template: it was made to continue texts, not for conversations. What you write is the
-          beginning of a text, and the model goes on with it.
+          beginning of a text, and the model continues it.
         </p>
       )}
       {unkept.value && (

@@ -51,7 +51,7 @@ export function Settings() {
           />
         </label>
       </div>
-      <p class="under">They count for the next answer. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.</p>
+      <p class="under">The next answer uses these settings. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.</p>
     </aside>
   );
 }

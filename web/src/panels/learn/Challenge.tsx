@@ -10,6 +10,8 @@ import { Facts } from "./Facts";
 import { done, solved } from "./progress";
 import * as server from "./server";
 
+const SENTENCE = 60; // characters from which a label is a sentence, with a row of its own
+
 type Values = Record<string, number | string>;
 
 export function Challenge({ of }: { of: ChallengeCard }) {
@@ -99,7 +101,7 @@ interface EntryProps {
 function Entry({ id, field, value, set }: EntryProps) {
   const typed = (event: Event) => (event.currentTarget as HTMLInputElement | HTMLSelectElement).value;
   return (
-    <div class={`learn-field learn-${field.kind}`}>
+    <div class={`learn-field learn-${field.kind} ${field.label.length > SENTENCE ? "learn-sentence" : ""}`}>
       <label for={id}>{field.label}</label>
       {field.kind === "choice" ? (
         <select id={id} value={value} onChange={(event) => set(typed(event))}>

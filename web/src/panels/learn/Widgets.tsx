@@ -215,9 +215,9 @@ function Savings({ facts }: Props) {
     <>
       <div class="learn-drives">
         <Drive does={without} pressed={!cache.value}>
-          Take the cache away, and make a step
+          Switch the cache off, and make a step
         </Drive>
-        <Drive does={back}>Give it back, and make a step</Drive>
+        <Drive does={back}>Switch it on, and make a step</Drive>
         <Elsewhere id="race">Race both ways</Elsewhere>
       </div>
       <dl class="learn-facts">
@@ -269,7 +269,7 @@ function Dial() {
         <Row name="rank of the token that was drawn">
           <Stat name="rank" />
         </Row>
-        <Row name="its probability after the dial">
+        <Row name="its probability after the sampler">
           <Stat name="sampled" />
         </Row>
         <Row name="the random number u">
@@ -297,8 +297,8 @@ function Smaller({ facts }: Props) {
   return (
     <>
       <div class="learn-drives">
-        <Drive does={() => choose(found?.sink)}>A head that rests on the first token</Drive>
-        <Drive does={() => choose(found?.local)}>A head that reads the last eight</Drive>
+        <Drive does={() => choose(found?.sink)}>The head with most weight on the first token</Drive>
+        <Drive does={() => choose(found?.local)}>The head with most weight on the last eight</Drive>
         {found === null && <Drive does={() => stepOn()}>Make a step first</Drive>}
         <Elsewhere id="lab">Try formats and windows in the lab</Elsewhere>
         <Elsewhere id="pages">See the pages</Elsewhere>

@@ -19,14 +19,14 @@ export const CARDS: readonly Card[] = [
     name: "The loop",
     title: "A text is a loop that runs once for each token",
     short:
-      "The model does not write a text. It writes one token, a word or a part of a word, like a typewriter with one stroke at a time. The text so far goes in, a chance for every possible token comes out, one is drawn and appended. Then the same again, until an end token or the limit.",
+      "The model does not write a text. It writes one token, a word or a part of a word, like a typewriter with one stroke at a time. The text so far goes in, a probability for every possible token comes out, one is drawn and appended. Then the same again, until an end token or the limit.",
     full: [
-      "A language model has one function: from the tokens so far to a chance for every token of its vocabulary. What looks like a finished answer is a loop around it. Each new token is appended to the text, and the longer text is the input of the next step. This is called autoregressive.",
+      "A language model has one function: from the tokens so far to a probability for every token of its vocabulary. What looks like a finished answer is a loop around it. Each new token is appended to the text, and the longer text is the input of the next step. This is called autoregressive.",
       "Two things are often mixed up. What usually follows a phrase was learned in training; it is in the weights, which are fixed now. What this text says is in the context, and the model looks at it anew at every step.",
       "The loop ends when the end token is drawn, when a stop text appears, or when max tokens are written. The limit truncates: it cuts an answer, it does not make it shorter. To get a short answer, ask for a short form.",
     ],
     formulas: [
-      ["p(x₁ … x_T) = ∏ p(x_t | x₁ … x_{t−1})", "the chance of a text is the product of its steps"],
+      ["p(x₁ … x_T) = ∏ p(x_t | x₁ … x_{t−1})", "the probability of a text is the product of those of its steps"],
       ["x_t ~ softmax(z_t / T)", "a step: logits z_t, one number for each id of the vocabulary; one id is drawn"],
       ["E2E = TTFT + (n − 1) · TPOT", "time of an answer of n tokens: first token, then n − 1 strokes"],
     ],
@@ -51,9 +51,9 @@ export const CARDS: readonly Card[] = [
   {
     id: "qkv",
     name: "Q, K and V",
-    title: "Q asks once and is thrown away; K and V are asked again",
+    title: "Q is used once and thrown away; K and V are read again",
     short:
-      "In each layer a token makes three vectors. Its query Q is compared with the keys K of all earlier tokens; the result says how much of each value V it takes. Later tokens need its K and V, so these are kept. Nobody ever needs its Q again: it was the question of this one step.",
+      "In each layer a token makes three vectors. Its query Q is compared with the keys K of all earlier tokens; the result says how much of each value V it takes. Later tokens need its K and V, so these are kept. Its Q is never needed again: it was the question of this one step.",
     full: [
       "Attention is how a token looks at the tokens before it. The query of the newest token is compared with every key; the softmax of these scores is a weight for each position, and the weighted sum of the values goes on. The beams on the stage are these weights for one head.",
       "Why not keep Q? The score of positions i and j uses the query of the later one and the key of the earlier one. When token t + 1 arrives, it brings its own query, and asks for all keys up to t. The query of token t would only be needed to compute row t again, and that row is done.",
@@ -101,19 +101,19 @@ export const CARDS: readonly Card[] = [
   },
   {
     id: "dial",
-    name: "The dial",
-    title: "The model gives chances; the dial decides how daring the draw is",
+    name: "Sampling",
+    title: "The model gives probabilities; temperature decides how varied the draw is",
     short:
-      "The last layer gives a number for every id: the logits. Temperature divides them before they become chances: low sharpens, high flattens, 0 takes the largest. Top-k and top-p cut the tail. Then one random number picks an id. The seed fixes that number, so the same seed writes the same text.",
+      "The last layer gives a number for every id: the logits. Temperature divides them before they become probabilities: low sharpens, high flattens, 0 takes the largest. Top-k and top-p cut the tail. Then one random number picks an id. The seed fixes that number, so the same seed writes the same text.",
     full: [
-      "Sampling is not part of the model. The same logits give a dull text at temperature 0 and a wild one at 2. The entropy says in bits how open a step is: 0 is certain, 1 a coin.",
-      "Top-k keeps the k most probable ids, top-p the smallest set whose chances reach p. What is cut can never be drawn; the rest is scaled up to 1.",
+      "Sampling is not part of the model. The same logits give a predictable text at temperature 0 and a chaotic one at 2. The entropy says in bits how open a step is: 0 is certain, 1 a coin.",
+      "Top-k keeps the k most probable ids, top-p the smallest set whose probabilities reach p. What is cut can never be drawn; the rest is scaled up to 1.",
       "Greedy takes the likeliest token at each step. That is not the likeliest text: a good first word may lead nowhere. Beam search keeps several texts at once and compares their sums of log-probabilities.",
     ],
     formulas: [
       ["p_i = exp(z_i / T) / Σ_j exp(z_j / T)", "temperature T on logits z"],
       ["H = −Σ p_i log₂ p_i", "entropy in bits"],
-      ["x = F⁻¹(u), u = hash(seed, position)", "the draw: the id where the summed chances pass u"],
+      ["x = F⁻¹(u), u = hash(seed, position)", "the draw: the id where the summed probabilities pass u"],
     ],
   },
   {
@@ -125,7 +125,7 @@ export const CARDS: readonly Card[] = [
     full: [
       "Window: older K and V are dropped, and memory stops growing. What was in them is gone. Softmax weights must sum to 1, so heads that find nothing put their weight on the first token. If that falls out of the window, the text breaks; keeping a few sinks saves it.",
       "Sharing: K and V depend on all tokens before, and on nothing behind. So texts with the same first tokens have the same first pages. They are shared by whole pages; a text that differs in its first token shares nothing. A salt keeps the pages of one client from another.",
-      "Fewer bits: 32 numbers share a scale, so int8 is 1.0625 bytes a number and int4 0.5625. Keys and values need not have the same format: here keys need more.",
+      "Fewer bits: 32 numbers share a scale, so int8 is 1.0625 bytes a number and int4 0.5625. Keys and values need not have the same format.",
     ],
     formulas: [
       ["row t reads {1 … s} ∪ {t − W + 1 … t}", "window W with s sinks"],
@@ -138,7 +138,7 @@ export const CARDS: readonly Card[] = [
     name: "Training",
     title: "Training reads a text once; inference writes it in a loop",
     short:
-      "In training the whole text is there. One pass gives every position its chances for the next token, and the causal mask hides what comes later. The loss is how surprised it is at the real one. No loop, no cache. Inference has only the past, so it must go step by step: that is what the cache is for.",
+      "In training the whole text is there. One pass gives every position its probabilities for the next token, and the causal mask hides what comes later. The loss is how surprised it is at the real one. No loop, no cache. Inference has only the past, so it must go step by step: that is what the cache is for.",
     full: [
       "Teacher forcing: at each position the model sees the true tokens before it, never its own guesses. All positions are computed at once, each in its own row under the mask, so a text of n tokens gives n − 1 losses in one pass. Training then changes the weights so that the mean loss falls.",
       "In one pass each token makes its Q, K and V exactly once. Nothing is computed again, so there is nothing to cache.",

@@ -7,10 +7,11 @@ import {
   fontSize,
   freshColumn,
   labelOf,
-  layerTicks,
+  layerName,
   positionStep,
   roomFor,
   shorten,
+  sliceTicks,
   tiltOf,
   wallNames,
 } from "../labels";
@@ -91,10 +92,10 @@ export function placeLabels(p: Picture, important: boolean): void {
 /** The names of the layers, left of the wall. */
 export function placeLayers({ palette, scene, frame, layout }: Picture): void {
   if (frame.cell === 0) return;
-  for (const layer of layerTicks(scene.layers, frame.cell, scene.layer)) {
+  for (const layer of sliceTicks(scene, frame.cell)) {
     const selected = layer === scene.layer;
     layout.add({
-      text: `L${layer}`,
+      text: layerName(scene, layer),
       x: frame.x0 - 8,
       y: frame.cellsTop + (layer + 0.5) * frame.cell,
       size: 10.5,

@@ -10,10 +10,11 @@ import {
   fontSize,
   freshColumn,
   labelOf,
-  layerTicks,
+  layerName,
   positionStep,
   roomFor,
   shorten,
+  sliceTicks,
   tiltOf,
   wallNames,
 } from "../labels";
@@ -149,12 +150,12 @@ function layers({ scene, sight, palette, layout }: Page): void {
   if (pose.wall < 0.05) return;
   const at = (share: number) => sight.spot(onWall(place, scene.head + 0.62, share, pose));
   const high = distance(at(0), at(1)) / Math.max(1, scene.layers);
-  for (const layer of layerTicks(scene.layers, high, scene.layer)) {
+  for (const layer of sliceTicks(scene, high)) {
     const spot = at((layer + 0.5) / scene.layers);
     if (!inside(sight, spot, 2)) continue;
     const selected = layer === scene.layer;
     const colour = selected ? palette.ink : palette.dim;
-    layout.add({ text: `L${layer}`, x: spot.x + 4, y: spot.y, size: 10.5, bold: selected, alignX: 0, colour });
+    layout.add({ text: layerName(scene, layer), x: spot.x + 4, y: spot.y, size: 10.5, bold: selected, alignX: 0, colour });
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace tw {
 
-enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5 };
+enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5, INT5 = 6, INT6 = 7 };
 enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4 };
 
 constexpr int64_t LANES = 16;   // outputs of a block
@@ -22,17 +22,48 @@ constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
 //   BF16, F16   32 inputs a slab    [pair 16][output 16][2]               1,024 bytes
 //   INT8        64 inputs a slab    [four 16][output 16][4], code + 128   1,024 bytes
 //   INT4        64 inputs a slab    [four 8][output 16][4], code + 8; inputs 0..31 in the lower halves, 32..63 above
+//   INT5        64 inputs a slab    as INT4, code + 16, and then its fifth bits [2][output 16][4]: input i has bit
+//                                   i / 4 % 8 of byte i % 4 in line i / 32                                 640 bytes
+//   INT6        64 inputs a slab    as INT4, code + 32, and then its upper bits [4][output 16][4]: input i has the bits
+//                                   from 2 (i / 4 % 4) on of byte i % 4 in line i / 16                     768 bytes
 //
-// scales: float16 [block][inputs / group][output 16], for INT8 and INT4 only. AMX loads the lines of a slab as a tile,
-// and VNNI multiplies each line as a vector.
+// Of a matrix with minima the codes are stored as they are, from 0 on: a weight is scale * code - minimum.
+//
+// scales: of a quantised format alone, for each block and each group of inputs float16 [output 16], and with minima
+// another float16 [output 16]. With super-blocks of `super` inputs, for each block and super-block
+//
+//   float16 [output 16], with minima [2][output 16]; and for each of its groups int8 [output 16], with minima [2][16]
+//
+// where the scale of a group is the product of both, and so is its minimum. AMX loads the lines of a slab as a tile, and
+// VNNI multiplies each line as a vector.
 struct Matrix {
   int64_t out, in;
   int64_t format;
-  int64_t group;  // inputs that share a scale: 32 or 64, else 0
+  int64_t group;  // inputs that share a scale: 16, 32 or 64, else 0
   const void* codes;
   const uint16_t* scales;
   const float* bias;  // [out], or null
+  int64_t super;      // inputs of a super-block: 64, 128 or 256; 0: there are none
+  int64_t minima;     // whether groups have a minimum beside their scale
 };
+
+// static: each instruction set has these functions for itself.
+static constexpr bool quantised(int64_t format) {
+  return format == INT8 || format == INT4 || format == INT5 || format == INT6;
+}
+static constexpr int64_t slab_inputs(int64_t format) {
+  return format == F32 ? 16 : format == BF16 || format == F16 ? 32 : 64;
+}
+static constexpr int64_t slab_bytes(int64_t format) {
+  return format == INT4 ? 512 : format == INT5 ? 640 : format == INT6 ? 768 : 1024;
+}
+// The bytes of a block's scales: of one super-block, or of one group; and of `slabs` slabs.
+static inline int64_t scale_bytes(const Matrix& m) {
+  return (m.minima ? 2 : 1) * (2 * LANES + (m.super ? m.super / m.group * LANES : 0));
+}
+static inline int64_t block_scale_bytes(const Matrix& m, int64_t slabs) {
+  return m.group ? slabs * 64 / (m.super ? m.super : m.group) * scale_bytes(m) : 0;
+}
 
 struct Norm {
   const float* weight;
@@ -41,6 +72,7 @@ struct Norm {
 };
 
 // K or V of one layer's part: codes [slots][G][bytes], and for INT8 and INT4 float16 scales [slots][G][ceil(D / 32)].
+// Of a latent both are the same rows of K.
 struct KVTensor {
   int64_t format;
   void* codes;
@@ -75,6 +107,7 @@ struct ChunkRows {
 
 struct Heads {
   int64_t heads, kv_heads, size;
+  int64_t values;  // numbers of a value: `size`, or fewer in a latent, where it is the first part of its key
   double scale;  // of q k
   double cap;    // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
   const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null

@@ -26,6 +26,7 @@ struct QueryRows {
   float* numbers;  // [depth][beside], multiplied by the attention scale
   int32_t* pairs;  // [depth / 2][beside]: two codes of 16 bits each, in the order of the keys' lines
   float* scales;   // [queries][groups]
+  int32_t* low;    // [depth / 2][beside]: for a latent on the matrix unit, as `pairs`
 };
 
 // Queries that are processed together (all of the given heads of some rows), and their state.
@@ -34,13 +35,15 @@ struct Tile {
   int64_t kv_head, kv_heads, shared;  // their first KV head; how many KV heads; query heads per KV head
   int64_t position;  // position of the first row
   int64_t rows;
-  int64_t size, depth, groups;  // of a head: its size, that rounded up to whole groups of 32, the groups
+  int64_t size, depth, groups;  // of a key: its size, that rounded up to whole groups of 32, the groups
+  int64_t values, value_groups;  // of a value: its size, which is that of a key or smaller, and its groups
   int64_t beside;               // the number of queries, rounded up to whole vectors
+  bool in_tiles;                // whether the matrix unit takes the products with keys and values
   float cap;                    // soft cap of the scores; 0: none
   QueryRows q, sink_q;
   float* weights;          // [queries][64]: scores, then their exponentials
-  int16_t* weight_codes;   // [groups][queries][64]: weights times the values' scales, as integer codes
-  float* weight_scales;    // [queries][groups]
+  int16_t* weight_codes;   // [value groups][queries][64]: weights times the values' scales, as integer codes
+  float* weight_scales;    // [queries][groups], of which the value groups are used
   float* mixed;            // [queries][depth]: sums of weights times values
   float* sums;             // [queries][16]: sums of weights, by lane modulo 16
   float* highest;          // [queries]: the largest score so far
@@ -51,15 +54,22 @@ struct Tile {
   float* scales;           // [groups][64]: the block's scales, in a quantised part,
   float* factors;          // [groups][64]: the factors from weights to their codes,
   float* worth;            // [groups]: and the value of one unit of such a code
+  float* totals;           // [queries][stretch sums]: of a latent, the sums of the stretches so far
   int64_t queries() const { return rows * heads; }
 };
+
+// A query's sums over a stretch of a latent's positions: sixteen sums of weights, the largest score, padding up to
+// SUMS, and the sums of weights times values.
+constexpr int64_t SUMS = 32;
+static int64_t stretch_sums(const Heads& heads) { return SUMS + heads.values; }
 
 TW_INLINE int64_t rows_together(int64_t heads) { return most(1, QUERIES_TOGETHER / heads); }
 
 static int64_t attention_scratch(const Heads& heads) {
   const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
-  const int64_t each = 2 * (depth + depth / 2 + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 1 + 4;
+  const int64_t totals = heads.values < heads.size ? stretch_sums(heads) : 0;
+  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 1 + 4;
   return queries * each + (BLOCK + 32) * depth + groups * (2 * BLOCK + 1) + 16;
 }
 
@@ -67,7 +77,7 @@ TW_INLINE float* take(float*& scratch, int64_t n) { return (scratch += n) - n; }
 
 static QueryRows query_rows(int64_t queries, const Tile& tile, float*& scratch) {
   return {take(scratch, tile.beside * tile.depth), (int32_t*)take(scratch, tile.beside * tile.depth / 2),
-          take(scratch, queries * tile.groups)};
+          take(scratch, queries * tile.groups), (int32_t*)take(scratch, tile.beside * tile.depth / 2)};
 }
 
 static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& queries, int64_t first, float* scratch) {
@@ -81,6 +91,8 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.position = chunk.start + first;
   tile.size = heads.size;
   tile.groups = row_scales(heads.size);
+  tile.values = heads.values;
+  tile.value_groups = row_scales(heads.values);
   tile.depth = tile.groups * SCALED;
   const int64_t n = tile.queries();
   tile.beside = whole(n, 16);
@@ -92,8 +104,8 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.factors = take(scratch, BLOCK * tile.groups);
   tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // keeps the next arrays aligned
   tile.weights = take(scratch, n * BLOCK);
-  tile.weight_codes = (int16_t*)take(scratch, n * tile.groups * BLOCK / 2);
-  tile.mixed = take(scratch, n * tile.depth);
+  tile.weight_codes = (int16_t*)take(scratch, tile.beside * tile.groups * BLOCK / 2);
+  tile.mixed = take(scratch, tile.beside * tile.depth);  // whole tiles of queries, for the matrix unit
   tile.sums = take(scratch, n * 16);
   tile.q = query_rows(n, tile, scratch);
   tile.sink_q = query_rows(n, tile, scratch);
@@ -101,6 +113,7 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.highest = take(scratch, n);
   tile.shares = take(scratch, n);
   tile.worth = take(scratch, tile.groups);
+  tile.totals = take(scratch, tile.values < tile.size ? n * stretch_sums(heads) : 0);
   return tile;
 }
 
@@ -402,9 +415,16 @@ struct StoredCodeScores {
   }
 };
 
+#if defined(TW_TILES)
+#include "latent_tiles.inl.h"
+#endif
+
 // Computes the scores of the queries [first, last) with the block's keys.
 static void score_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   const int64_t format = block.k.format;
+#if defined(TW_TILES)
+  if (tile.in_tiles) return score_in_tiles(tile, block, first, last);
+#endif
   if (scaled(format)) load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
   if (last - first <= GROUP_QUERIES) switch (format) {
       case F32: return side_by_side<GROUP_QUERIES>(StoredScores<F32>{tile, block}, first, last);
@@ -587,7 +607,7 @@ struct Mix {
   void lanes(int64_t query, Stretch read) const {
     if (read.low >= read.high) return;
     constexpr int fit = N > QUERIES ? VECTORS / 2 : VECTORS;
-    const int64_t columns = whole(tile.size, 16);  // the padding after them is uninitialised
+    const int64_t columns = whole(tile.values, 16);  // the padding after them is uninitialised
     int64_t column = 0;
     for (; column + 16 * fit <= columns; column += 16 * fit) vectors<N, fit>(query, column, read);
     if (fit > 2 && column + 32 < columns) return vectors<N, 3>(query, column, read);
@@ -616,7 +636,7 @@ static void mix_stored(const Tile& tile, const Block& block, int64_t first, int6
 
 // For queries that read these lanes: the factors from weights to codes, and the value of one unit of a code.
 static void weigh_scales(const Tile& tile, Stretch read) {
-  for (int64_t g = 0; g < tile.groups; g++) {
+  for (int64_t g = 0; g < tile.value_groups; g++) {
     F x[4], highest = all(0.0f);
     for (int v = 0; v < 4; v++) {
       x[v] = load(tile.scales + g * BLOCK + 16 * v);
@@ -637,7 +657,7 @@ static void encode_weights(const Tile& tile, int64_t first, int64_t last) {
     const Stretch read = tile.read[query];
     if (read.low != weighed.low || read.high != weighed.high) weigh_scales(tile, weighed = read);
     const float* weights = tile.weights + query * BLOCK;
-    for (int64_t g = 0; g < tile.groups; g++) {
+    for (int64_t g = 0; g < tile.value_groups; g++) {
       uint16_t* codes = (uint16_t*)tile.weight_codes + (g * tile.queries() + query) * BLOCK;
       for (int v = 0; v < 4; v++)
         store_16(codes + 16 * v, nearest(load(weights + 16 * v) * load(tile.factors + g * BLOCK + 16 * v)));
@@ -657,7 +677,7 @@ struct CodeMix {
   void run(int64_t query) const {
     constexpr int64_t of_group = row_bytes(FORMAT, SCALED);
     const int64_t bytes = row_bytes(FORMAT, tile.size);
-    for (int64_t g = 0; g < tile.groups; g++) {
+    for (int64_t g = 0; g < tile.value_groups; g++) {
       const int16_t* weights = tile.weight_codes + (g * tile.queries() + query) * BLOCK;
       I total[N][2] = {};
       for (int64_t lane = block.low & -2; lane < block.high;) {
@@ -705,22 +725,25 @@ template <int64_t FORMAT>
 static void mix_codes(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.scales);
   encode_weights(tile, first, last);
-  if (last - first <= GROUP_QUERIES && tile.size % SCALED == 0)
+  if (last - first <= GROUP_QUERIES && tile.values % SCALED == 0)
     return side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, true>{tile, block}, first, last);
-  decode_values(block, tile.size, tile.depth, tile.numbers);
+  decode_values(block, tile.size, tile.values, tile.depth, tile.numbers);
   side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, last);
 }
 
 static void mix_queries(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   const int64_t format = block.v.format;
-  if (last - first <= GROUP_QUERIES && tile.size % 16 == 0) {
+#if defined(TW_TILES)
+  if (tile.in_tiles) return mix_in_tiles(tile, block, first, last);
+#endif
+  if (last - first <= GROUP_QUERIES && tile.values % 16 == 0) {
     if (format == F32) return mix_stored<F32>(tile, block, first, last);
     if (format == BF16) return mix_stored<BF16>(tile, block, first, last);
     if (format == F16) return mix_stored<F16>(tile, block, first, last);
   }
   if (format == INT8) return mix_codes<INT8>(tile, block, first, last);
   if (format == INT4) return mix_codes<INT4>(tile, block, first, last);
-  decode_values(block, tile.size, tile.depth, tile.numbers);
+  decode_values(block, tile.size, tile.values, tile.depth, tile.numbers);
   const DecodedValues kind{tile};
   side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
 }
@@ -741,12 +764,14 @@ struct Text {
   const ChunkRows& chunk;
   int64_t page_size;
   int64_t start;  // position of the next block
+  int64_t stop;   // of all blocks
 
   // Sets up the next block and its lanes; false after the last.
   bool next(const Tile& tile, Block& block) {
     const int64_t near = layer.window ? most(0, tile.position - layer.window + 1) : 0;
-    while (start < tile.position + tile.rows) {
+    while (start < least(stop, tile.position + tile.rows)) {
       if (start >= layer.sinks) start = most(start, near & -BLOCK);
+      if (start >= stop) return false;
       begin_block(layer, start, block);
       start = block.stop;
       const Stretch rows = rows_of(layer, tile, block);
@@ -784,7 +809,7 @@ static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
     Block &block = blocks[i], &next = blocks[1 - i];
     Ahead ahead;
     more = text.next(tile, next);
-    if (more) begin_fetch(next, tile.size, tile.kv_head, tile.kv_heads, ahead);
+    if (more) begin_fetch(next, tile.size, tile.kv_head, tile.kv_heads, tile.values < tile.size, ahead);
     block.ahead = &ahead;
     read_block(layer, tile, block);
   }
@@ -794,31 +819,139 @@ static void write_out(const Tile& tile, float* out, int64_t stride) {
   for (int64_t row = 0, query = 0; row < tile.rows; row++)
     for (int64_t head = 0; head < tile.heads; head++, query++) {
       const F total = all(sum(load(tile.sums + query * 16)));
-      for (int64_t i = 0; i < tile.size; i += 16)
-        store(out + row * stride + head * tile.size + i, load(tile.mixed + query * tile.depth + i) / total,
-              least(16, tile.size - i));
+      for (int64_t i = 0; i < tile.values; i += 16)
+        store(out + row * stride + head * tile.values + i, load(tile.mixed + query * tile.depth + i) / total,
+              least(16, tile.values - i));
     }
+}
+
+// The tile of the rows from `first` on, with its queries.
+static Tile begin_tile(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, const Queries& queries,
+                       int64_t first, float* scratch) {
+  Tile tile = tile_of(heads, chunk, queries, first, scratch);
+  const int64_t row = chunk.row + first, column = queries.head * heads.size;
+  tile.in_tiles = false;
+#if defined(TW_TILES)
+  tile.in_tiles = fits_tiles(layer, tile);
+#endif
+  load_queries(layer, heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
+  if (queries.sink_q)
+    load_queries(layer, heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride,
+                 tile.sink_q);
+  else
+    tile.sink_q = tile.q;
+#if defined(TW_TILES)
+  if (tile.in_tiles) begin_tiles(tile, queries.sink_q);
+#endif
+  return tile;
+}
+
+TW_INLINE void end_tile(const Tile& tile) {
+#if defined(TW_TILES)
+  if (tile.in_tiles) release();
+#else
+  (void)tile;
+#endif
+}
+
+static void begin_sums(const Heads& heads, const Queries& queries, const Tile& tile) {
+  memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
+  memset(tile.sums, 0, 4 * tile.queries() * 16);
+  for (int64_t i = 0; i < tile.queries(); i++) {
+    tile.highest[i] = heads.sink_logits ? heads.sink_logits[queries.head + i % tile.heads] : -__builtin_inff();
+    if (heads.sink_logits) tile.sums[16 * i] = 1.0f;  // exp(logit - highest)
+  }
+}
+
+// ---- Latents ----
+
+static void save_sums(const Tile& tile, int64_t query, float* to) {
+  store(to, load(tile.sums + query * 16));
+  store(to + 16, all(tile.highest[query]));
+  memcpy(to + SUMS, tile.mixed + query * tile.depth, 4 * tile.values);
+}
+
+// Adds the sums of a later stretch. One in which the query read nothing has sums of zero. Not inlined, so that it
+// rounds the same wherever it is called.
+static __attribute__((noinline)) void merge_sums(int64_t values, const float* from, float* to) {
+  if (sum(load(from)) == 0.0f) return;
+  if (sum(load(to)) == 0.0f) {
+    memcpy(to, from, 4 * (SUMS + values));
+    return;
+  }
+  const float highest = from[16] > to[16] ? from[16] : to[16];
+  const F before = exponential(all(to[16] - highest)), more = exponential(all(from[16] - highest));
+  store(to, fma(load(from), more, load(to) * before));
+  store(to + 16, all(highest));
+  for (int64_t i = SUMS; i < SUMS + values; i += 16) store(to + i, fma(load(from + i), more, load(to + i) * before));
+}
+
+static void finish_sums(int64_t values, const float* from, float* out) {
+  const F total = all(sum(load(from)));
+  for (int64_t i = 0; i < values; i += 16) store(out + i, load(from + SUMS + i) / total, least(16, values - i));
+}
+
+// Reads one stretch for a tile; false if it has no position that a row reads.
+static bool read_stretch(const Heads& heads, const Queries& queries, const Tile& tile, const Text& text) {
+  Text ahead = text;
+  Block block;
+  if (!ahead.next(tile, block)) return false;
+  begin_sums(heads, queries, tile);
+  read_text(text.layer, tile, text);
+  return true;
+}
+
+static void attend_latent(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size,
+                          const Queries& queries, int64_t first, const Tile& tile) {
+  const int64_t each = stretch_sums(heads);
+  float* some = tile.numbers;  // one query's
+  for (int64_t query = 0; query < tile.queries(); query++) memset(tile.totals + query * each, 0, 4 * SUMS);
+  for (int64_t start = 0; start < tile.position + tile.rows; start += STRETCH) {
+    if (!read_stretch(heads, queries, tile, {layer, heads, chunk, page_size, start, start + STRETCH})) continue;
+    for (int64_t query = 0; query < tile.queries(); query++) {
+      save_sums(tile, query, some);
+      merge_sums(tile.values, some, tile.totals + query * each);
+    }
+  }
+  for (int64_t query = 0; query < tile.queries(); query++) {
+    const int64_t row = chunk.row + first + query / tile.heads, head = queries.head + query % tile.heads;
+    finish_sums(tile.values, tile.totals + query * each, queries.out + row * queries.out_stride + head * tile.values);
+  }
+}
+
+static void attend_stretch(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size,
+                           const Queries& queries, int64_t start, float* sums, float* scratch) {
+  const Tile tile = begin_tile(layer, heads, chunk, queries, queries.first, scratch);
+  const bool any =
+      read_stretch(heads, queries, tile, {layer, heads, chunk, page_size, start, start + STRETCH});
+  for (int64_t query = 0; query < tile.queries(); query++) {
+    float* to = sums + query * stretch_sums(heads);
+    if (any)
+      save_sums(tile, query, to);
+    else
+      memset(to, 0, 4 * SUMS);
+  }
+  end_tile(tile);
+}
+
+static void merge_stretches(const Heads& heads, int64_t count, int64_t apart, float* sums, float* out) {
+  for (int64_t i = 1; i < count; i++) merge_sums(heads.values, sums + i * apart, sums);
+  finish_sums(heads.values, sums, out);
 }
 
 static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size,
                    const Queries& queries, float* scratch) {
   for (int64_t first = queries.first; first < queries.last;) {
-    Tile tile = tile_of(heads, chunk, queries, first, scratch);
-    const int64_t row = chunk.row + first, column = queries.head * heads.size;
-    load_queries(layer, heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
-    if (queries.sink_q)
-      load_queries(layer, heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride,
-                   tile.sink_q);
-    else
-      tile.sink_q = tile.q;
-    memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
-    memset(tile.sums, 0, 4 * tile.queries() * 16);
-    for (int64_t i = 0; i < tile.queries(); i++) {
-      tile.highest[i] = heads.sink_logits ? heads.sink_logits[queries.head + i % tile.heads] : -__builtin_inff();
-      if (heads.sink_logits) tile.sums[16 * i] = 1.0f;  // exp(logit - highest)
+    const Tile tile = begin_tile(layer, heads, chunk, queries, first, scratch);
+    if (tile.values < tile.size) {
+      attend_latent(layer, heads, chunk, page_size, queries, first, tile);
+    } else {
+      begin_sums(heads, queries, tile);
+      read_text(layer, tile, {layer, heads, chunk, page_size, 0, chunk.start + chunk.rows});
+      const int64_t row = chunk.row + first, column = queries.head * heads.values;
+      write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     }
-    read_text(layer, tile, {layer, heads, chunk, page_size, 0});
-    write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
+    end_tile(tile);
     first += tile.rows;
   }
 }

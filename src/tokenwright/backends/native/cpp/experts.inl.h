@@ -39,13 +39,47 @@ void score(const Routing& r, float* x) {
   for (int64_t i = 0; i < r.experts; i++) x[i] /= total;
 }
 
-// The experts of the highest scores, sorted by number. Takes them out of the scores, which are at least 0 or NaN.
+constexpr float TAKEN = -1;  // the score of an expert that cannot be chosen any more; scores are at least 0 or NaN
+
+float rank_of(const Routing& r, const float* scores, int64_t expert) {
+  return r.correction ? scores[expert] + r.correction[expert] : scores[expert];
+}
+
+// Takes the experts out of the scores whose groups are not chosen.
+void choose_groups(const Routing& r, float* scores) {
+  const int64_t size = r.experts / r.groups;
+  float sums[MOST_GROUPS];
+  bool chosen[MOST_GROUPS] = {};
+  for (int64_t group = 0; group < r.groups; group++) {
+    float best = -INFINITY, second = -INFINITY;
+    for (int64_t i = group * size; i < (group + 1) * size; i++) {
+      const float rank = rank_of(r, scores, i);
+      if (rank > best) {
+        second = best;
+        best = rank;
+      } else if (rank > second) {
+        second = rank;
+      }
+    }
+    sums[group] = r.group_best == 2 ? best + second : best;
+  }
+  for (int64_t count = 0; count < r.chosen_groups; count++) {
+    int64_t best = -1;
+    for (int64_t group = 0; group < r.groups; group++)
+      if (!chosen[group] && (best < 0 || sums[group] > sums[best])) best = group;
+    chosen[best] = true;
+  }
+  for (int64_t i = 0; i < r.experts; i++)
+    if (!chosen[i / size]) scores[i] = TAKEN;
+}
+
+// The experts of the highest ranks, sorted by number. Takes them out of the scores.
 void choose(const Routing& r, float* scores, int64_t* ids, float* weights) {
-  constexpr float TAKEN = -1;
+  if (r.groups > 1) choose_groups(r, scores);
   for (int64_t count = 0; count < r.chosen; count++) {
     int64_t best = -1, place = count;
     for (int64_t i = 0; i < r.experts; i++)
-      if (scores[i] != TAKEN && (best < 0 || scores[i] > scores[best])) best = i;
+      if (scores[i] != TAKEN && (best < 0 || rank_of(r, scores, i) > rank_of(r, scores, best))) best = i;
     for (; place > 0 && ids[place - 1] > best; place--) {
       ids[place] = ids[place - 1];
       weights[place] = weights[place - 1];
@@ -54,20 +88,22 @@ void choose(const Routing& r, float* scores, int64_t* ids, float* weights) {
     weights[place] = scores[best];
     scores[best] = TAKEN;
   }
-  if (!r.renormalise) return;
-  float total = 0;
-  for (int64_t i = 0; i < r.chosen; i++) total += weights[i];
-  for (int64_t i = 0; i < r.chosen; i++) weights[i] /= total;
+  if (r.renormalise) {
+    float total = 0;
+    for (int64_t i = 0; i < r.chosen; i++) total += weights[i];
+    for (int64_t i = 0; i < r.chosen; i++) weights[i] /= total;
+  }
+  if (r.factor != 1) scale_row(r.chosen, r.factor, weights);
 }
 
 // Expert `index` of `count` that lie in one matrix.
 Matrix expert_of(const Matrix& all, int64_t index, int64_t count) {
   Matrix one = all;
   one.out = all.out / count;
-  const int64_t slabs = depth_of(all) / slab_inputs(all.format), scales = all.group ? depth_of(all) / all.group : 0;
+  const int64_t slabs = depth_of(all) / slab_inputs(all.format);
   const int64_t first = index * one.out / LANES;
-  one.codes = (const char*)all.codes + first * slabs * (all.format == INT4 ? 512 : 1024);
-  if (all.scales) one.scales = all.scales + first * scales * LANES;
+  one.codes = (const char*)all.codes + first * slabs * slab_bytes(all.format);
+  if (all.scales) one.scales = all.scales + first * block_scale_bytes(all, slabs) / 2;
   if (all.bias) one.bias = all.bias + index * one.out;
   return one;
 }
@@ -124,7 +160,7 @@ class Sorting {
       m_.places.of<int64_t>(0)[i] = place;
       visit_[place].row = i / op_.routing.chosen;
     }
-    if (op_.shared_up.out) {
+    if (op_.shared_up.out && rows) {  // an expert without visits has no work items
       for (int64_t row = 0; row < rows; row++) visit_[choices + row].row = row;
       list(op_.shared_up, op_.shared_down, m_.shared_in.of(p_.k, op_.shared_up, rows),
            m_.shared_middle.of(p_.k, op_.shared_down, rows));

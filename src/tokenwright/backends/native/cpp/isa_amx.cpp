@@ -1,4 +1,4 @@
-// Linear layers on the matrix unit (AMX); the AVX-512 kernels do all else.
+// Linear layers, and attention over a latent in bfloat16, on the matrix unit (AMX); the AVX-512 kernels do all else.
 //
 // A slab's memory layout is that of a tile: 16 outputs over 64 bytes of inputs. Rows form tiles of 16; a short last
 // tile is padded and the results of the padding are ignored, so the computation of a row does not depend on its
@@ -8,8 +8,12 @@
 #define TW_ISA amx
 #include "kernels.h"
 #include "lanes.h"
+#include "forms.inl.h"
 #include "quantise.inl.h"
 #include "tiles.h"
+
+#define TW_TILES
+#include "attention.inl.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -99,45 +103,55 @@ static void bf16_tiles(const Work& work, int64_t row) {
   if (ROWS == 2 && BLOCKS == 2) tile_store<3>(work.at(row + TILE_ROWS, 1), 64);
 }
 
-// ---- int8 and int4 ----
+// ---- Quantised formats ----
+
+// The offset that the codes of a matrix without minima are stored with.
+constexpr int offset_of(int64_t format) {
+  return format == INT8 ? 128 : format == INT4 ? 8 : format == INT5 ? 16 : 32;
+}
 
 // Decodes slabs to signed bytes. DISTANCE: prefetch distance in bytes, or 0.
-template <int64_t FORMAT, int64_t DISTANCE>
+template <int64_t FORMAT, int SCALES, int64_t DISTANCE>
 static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
-  constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE;
+  constexpr int64_t bytes = slab_bytes(FORMAT);
+  const __m512i offset = _mm512_set1_epi8((char)(SCALES & MINIMA ? 0 : offset_of(FORMAT)));
   for (int64_t s = 0; s < slabs; s++)
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < bytes; i += 64) {
-      if (DISTANCE) __builtin_prefetch(from + s * bytes + i + DISTANCE);
-      __m512i line = _mm512_loadu_si512(from + s * bytes + i);
-      if (FORMAT == INT8) {
-        _mm512_store_si512(to + s * TILE + i, _mm512_xor_si512(line, _mm512_set1_epi8((char)0x80)));
-      } else {
-        const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
-        _mm512_store_si512(to + s * TILE + i, _mm512_sub_epi8(_mm512_and_si512(line, low), eight));
-        line = _mm512_and_si512(_mm512_srli_epi16(line, 4), low);
-        _mm512_store_si512(to + s * TILE + i + TILE / 2, _mm512_sub_epi8(line, eight));
-      }
+    for (int64_t four = 0; four < 16; four++) {
+      const uint8_t* slab = from + s * bytes;
+      if (DISTANCE && four < bytes / LINE) __builtin_prefetch(slab + four * LINE + DISTANCE);
+      const __m512i codes = (__m512i)codes_of<FORMAT>(slab, four).p[0];
+      _mm512_store_si512(to + s * TILE + four * LINE, _mm512_sub_epi8(codes, offset));
     }
 }
 
-// For one group: the sums of a tile of rows and a block += integer sums * scales of the outputs * scale of the row.
-TW_INLINE void scale_group(F (&acc)[TILE_ROWS], const int32_t* totals, const uint16_t* scales, const float* x_scales) {
-  const F scale = load_f16(scales);
+// For one group: the sums of a tile of rows and a block += integer sums * scales of the outputs * scale of the row, and
+// minima of the outputs * factors of the row.
+template <int SCALES>
+TW_INLINE void scale_group(F (&acc)[TILE_ROWS], const int32_t* totals, F scale, F minimum, const QuantisedRows& rows,
+                           int64_t row, int64_t group) {
+  const int64_t at = (row / TILE_ROWS * rows.groups + group) * TILE_ROWS;
+  const float *x_scales = rows.scales + at, *x_minima = (const float*)rows.sums + at;
 #pragma GCC unroll 16
   for (int r = 0; r < TILE_ROWS; r++) {
     I total;
     memcpy(&total, totals + r * LANES, 64);
     acc[r] = fma(to_float(total), scale * all(x_scales[r]), acc[r]);
+    if (SCALES & MINIMA) acc[r] = fma(minimum, all(x_minima[r]), acc[r]);
   }
 }
 
-// The scales of a block of outputs, or of a tile of rows, from a group on.
-TW_INLINE const uint16_t* scales_of(const Matrix& m, const QuantisedRows& rows, int64_t block, int64_t group) {
-  return m.scales + (block * rows.groups + group) * LANES;
-}
-TW_INLINE const float* x_scales_of(const QuantisedRows& rows, int64_t row, int64_t group) {
-  return rows.scales + (row / TILE_ROWS * rows.groups + group) * TILE_ROWS;
+// As scale_group, for all groups of a slab. The reader stands at the slab.
+template <int64_t GROUP, int SCALES>
+TW_INLINE void scale_slab(F (&acc)[TILE_ROWS], const int32_t (*totals)[TILE_ROWS * LANES],
+                          const ScaleReader<GROUP, SCALES>& scales, const QuantisedRows& rows, int64_t row,
+                          int64_t slab) {
+  constexpr int64_t groups = 64 / GROUP;
+#pragma GCC unroll 4
+  for (int g = 0; g < groups; g++) {
+    const F minimum = SCALES & MINIMA ? scales.minimum_of(g) : F{};
+    scale_group<SCALES>(acc, totals[g], scales.scale_of(g), minimum, rows, row, slab * groups + g);
+  }
 }
 
 TW_INLINE void store_tile(float* sums, const F (&acc)[TILE_ROWS]) {
@@ -145,29 +159,34 @@ TW_INLINE void store_tile(float* sums, const F (&acc)[TILE_ROWS]) {
   for (int r = 0; r < TILE_ROWS; r++) store(sums + r * LANES, acc[r]);
 }
 
-TW_INLINE void scale_tile(const Work& work, int64_t row, int64_t b, int64_t group, int64_t groups,
-                          const int32_t (*totals)[TILE_ROWS * LANES]) {
+// Adds some slabs of the chunk to the sums of a tile of rows and a block.
+template <int64_t GROUP, int SCALES>
+static void scale_tile(const Work& work, int64_t row, int64_t b, int64_t slab, int64_t slabs,
+                       const int32_t (*totals)[TILE_ROWS * LANES]) {
   float* sums = work.at(row, b);
-  const float* x_scales = x_scales_of(work.rows, row, group);
-  const uint16_t* scales = scales_of(work.m, work.rows, work.block + b, group);
+  ScaleReader<GROUP, SCALES> scales;
+  scales.begin(work.m, work.block + b, work.all_slabs);
   F acc[TILE_ROWS];
 #pragma GCC unroll 16
-  for (int r = 0; r < TILE_ROWS; r++) acc[r] = group ? load(sums + r * LANES) : F{};
-  for (int64_t g = 0; g < groups; g++) scale_group(acc, totals[g], scales + g * LANES, x_scales + g * TILE_ROWS);
+  for (int r = 0; r < TILE_ROWS; r++) acc[r] = slab ? load(sums + r * LANES) : F{};
+  for (int64_t i = 0; i < slabs; i++) {
+    scales.to(slab + i);
+    scale_slab(acc, totals + i * (64 / GROUP), scales, work.rows, row, slab + i);
+  }
   store_tile(sums, acc);
 }
 
-// As bf16_tiles, with G groups per slab.
-template <int G, int ROWS, int BLOCKS, int64_t FETCHED>
+// As bf16_tiles, group by group.
+template <int64_t GROUP, int SCALES, int ROWS, int BLOCKS, int64_t FETCHED>
 static void integer_tiles(const Work& work, int64_t row) {
-  constexpr int64_t run = 64 / G;
+  constexpr int64_t run = GROUP, G = 64 / GROUP;
   alignas(64) int32_t totals[ROWS * BLOCKS][KEPT * G][TILE_ROWS * LANES];
   const uint8_t *x0 = work.x(row), *x1 = x0 + (ROWS - 1) * work.all_slabs * TILE;
   for (int64_t s = 0; s < work.slabs; s += KEPT) {
     const int64_t slabs = work.slabs - s < KEPT ? work.slabs - s : KEPT;
     for (int64_t i = 0; i < slabs; i++) {
       fetch<FETCHED, BLOCKS>(work, s + i);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int g = 0; g < G; g++) {
         const int64_t x = (s + i) * TILE + g * run, w = (s + i) * TILE + g * run / 4 * 64, kept = i * G + g;
         tile_load<4>(x0 + x, 64);
@@ -198,26 +217,26 @@ static void integer_tiles(const Work& work, int64_t row) {
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
       for (int b = 0; b < BLOCKS; b++)
-        scale_tile(work, row + r * TILE_ROWS, b, (work.slab + s) * G, slabs * G, totals[r * BLOCKS + b]);
+        scale_tile<GROUP, SCALES>(work, row + r * TILE_ROWS, b, work.slab + s, slabs, totals[r * BLOCKS + b]);
   }
 }
 
 // One tile of rows times a block whose weights come from memory. While the unit multiplies one slab, the code scales
 // the integer sums of the slab before; the fp32 sums stay in registers.
-template <int64_t FORMAT, int G>
+template <int64_t FORMAT, int64_t GROUP, int SCALES>
 struct Stream {
-  static constexpr int64_t bytes = FORMAT == INT4 ? TILE / 2 : TILE, run = 64 / G;
+  static constexpr int64_t groups = 64 / GROUP;
   const uint8_t *codes, *x;
   alignas(64) uint8_t wide[2][TILE];
-  alignas(64) int32_t totals[2][G][TILE_ROWS * LANES];
+  alignas(64) int32_t totals[2][groups][TILE_ROWS * LANES];
 
   template <int ODD>
   __attribute__((always_inline)) void multiply(int64_t slab) {
-    widen<FORMAT, AHEAD>(codes + slab * bytes, 1, wide[ODD]);
-#pragma GCC unroll 2
-    for (int g = 0; g < G; g++) {
-      tile_load<4 + ODD>(x + slab * TILE + g * run, 64);
-      tile_load<6 + ODD>(wide[ODD] + g * run / 4 * 64, 64);
+    widen<FORMAT, SCALES, AHEAD>(codes + slab * slab_bytes(FORMAT), 1, wide[ODD]);
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; g++) {
+      tile_load<4 + ODD>(x + slab * TILE + g * GROUP, 64);
+      tile_load<6 + ODD>(wide[ODD] + g * GROUP / 4 * 64, 64);
       tile_zero<ODD>();
       tile_dot_bytes<ODD, 4 + ODD, 6 + ODD>();
       tile_store<ODD>(totals[ODD][g], 64);
@@ -225,21 +244,18 @@ struct Stream {
   }
 };
 
-template <int64_t FORMAT, int G>
+template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void stream_block(const Matrix& m, const QuantisedRows& rows, int64_t block, float* sums) {
   const int64_t slabs = rows.depth / 64;
-  Stream<FORMAT, G> stream;
-  stream.codes = (const uint8_t*)m.codes + block * slabs * stream.bytes;
+  Stream<FORMAT, GROUP, SCALES> stream;
+  stream.codes = (const uint8_t*)m.codes + block * slabs * slab_bytes(FORMAT);
   stream.x = (const uint8_t*)rows.numbers;
-  const uint16_t* scales = scales_of(m, rows, block, 0);
-  const float* x_scales = x_scales_of(rows, 0, 0);
+  ScaleReader<GROUP, SCALES> scales;
+  scales.begin(m, block, slabs);
   F acc[TILE_ROWS] = {};
   const auto scale = [&](int64_t slab) __attribute__((always_inline)) {
-#pragma GCC unroll 2
-    for (int g = 0; g < G; g++) {
-      const int64_t group = slab * G + g;
-      scale_group(acc, stream.totals[slab & 1][g], scales + group * LANES, x_scales + group * TILE_ROWS);
-    }
+    scales.to(slab);
+    scale_slab(acc, stream.totals[slab & 1], scales, rows, 0, slab);
   };
   stream.template multiply<0>(0);
   for (int64_t slab = 1; slab < slabs; slab += 2) {
@@ -289,14 +305,16 @@ struct ToMemory {
 
 // Quantises inputs [input, input + n) of a row into its tiles; zeros if n is 0. Scales after the last row are set to 0,
 // because leftover numbers there may be subnormal, which processors multiply slowly.
-TW_INLINE void to_tiles(const QuantisedRows& rows, int64_t group, const float* x, int64_t row, int64_t input,
+TW_INLINE void to_tiles(const QuantisedRows& rows, const Matrix& m, const float* x, int64_t row, int64_t input,
                         int64_t n) {
   const int64_t bytes = rows.kind == ROWS_BF16 ? 2 : 1, slabs = rows.depth * bytes / 64, at = input * bytes;
   char* to = (char*)rows.numbers + (row / TILE_ROWS * slabs + at / 64) * TILE + row % TILE_ROWS * 64 + at % 64;
   if (rows.kind == ROWS_BF16) return store_bf16((uint16_t*)to, load(x, n));
-  const int64_t scale = (row / TILE_ROWS * rows.groups + input / group) * TILE_ROWS + row % TILE_ROWS;
-  quantise(x, n, group, (int8_t*)to, rows.scales + scale, rows.sums + scale);
-  for (int64_t i = 1; row + 1 == rows.rows && (row + i) % TILE_ROWS; i++) rows.scales[scale + i] = 0;
+  const int64_t scale = (row / TILE_ROWS * rows.groups + input / m.group) * TILE_ROWS + row % TILE_ROWS;
+  quantise(x, n, m.group, (int8_t*)to, rows.scales + scale, rows.sums + scale);
+  if (m.minima) keep_minimum_factor(rows.scales[scale], rows.sums + scale);
+  for (int64_t i = 1; row + 1 == rows.rows && (row + i) % TILE_ROWS; i++)
+    rows.scales[scale + i] = 0, rows.sums[scale + i] = 0;
 }
 
 struct ToRows {
@@ -304,7 +322,7 @@ struct ToRows {
 
   void operator()(const Work& work, const Columns& columns) const {
     const QuantisedRows& to = between.to;
-    const int64_t group = between.down.group, step = to.kind == ROWS_BF16 ? LANES : group;
+    const int64_t step = to.kind == ROWS_BF16 ? LANES : between.down.group;
     const int64_t units = between.gated ? 1 : columns.count * LANES / ACTIVATED;
     for (int64_t row = work.top; row < work.bottom; row++)
       for (int64_t unit = 0; unit < units; unit++) {
@@ -317,67 +335,69 @@ struct ToRows {
         else
           avx512_kernels()->activate(between.activation, ACTIVATED, up, act);
         const int64_t input = columns.first * LANES + unit * ACTIVATED;
-        for (int64_t i = 0; i < ACTIVATED; i += step) to_tiles(to, group, act + i, row, input + i, step);
+        for (int64_t i = 0; i < ACTIVATED; i += step) to_tiles(to, between.down, act + i, row, input + i, step);
       }
   }
 };
 
-template <int64_t FORMAT, int ROWS, int BLOCKS, int64_t FETCHED>
+template <int64_t FORMAT, typename SCHEME, int ROWS, int BLOCKS, int64_t FETCHED>
 static void tiles_of(const Work& work, int64_t row) {
   if constexpr (FORMAT == BF16)
     bf16_tiles<ROWS, BLOCKS, FETCHED>(work, row);
-  else if (work.m.group == 32)
-    integer_tiles<2, ROWS, BLOCKS, FETCHED>(work, row);
   else
-    integer_tiles<1, ROWS, BLOCKS, FETCHED>(work, row);
+    integer_tiles<SCHEME::group, SCHEME::scales, ROWS, BLOCKS, FETCHED>(work, row);
 }
 
 // A chunk of the weights of one or two blocks, times some rows. The first tiles of rows prefetch the following weights.
-template <int64_t FORMAT, int BLOCKS>
+template <int64_t FORMAT, typename SCHEME, int BLOCKS>
 static void past_rows(Work& work) {
-  constexpr int64_t fetched = FORMAT == INT4 ? TILE / 2 : TILE;
+  constexpr int64_t fetched = slab_bytes(FORMAT);
   alignas(64) uint8_t wide[FORMAT == BF16 ? 1 : BLOCKS][FORMAT == BF16 ? 64 : CHUNK * TILE];
-  for (int b = 0; FORMAT != BF16 && b < BLOCKS; b++) {
-    widen<FORMAT, 0>(work.tiles[b], work.slabs, wide[b]);
-    work.tiles[b] = wide[b];
-  }
-  if (work.bottom - work.top <= TILE_ROWS) return tiles_of<FORMAT, 1, BLOCKS, fetched>(work, work.top);
-  tiles_of<FORMAT, 2, BLOCKS, fetched>(work, work.top);
+  if constexpr (FORMAT != BF16)
+    for (int b = 0; b < BLOCKS; b++) {
+      widen<FORMAT, SCHEME::scales, 0>(work.tiles[b], work.slabs, wide[b]);
+      work.tiles[b] = wide[b];
+    }
+  if (work.bottom - work.top <= TILE_ROWS) return tiles_of<FORMAT, SCHEME, 1, BLOCKS, fetched>(work, work.top);
+  tiles_of<FORMAT, SCHEME, 2, BLOCKS, fetched>(work, work.top);
   int64_t row = work.top + 2 * TILE_ROWS;
-  for (; row + TILE_ROWS < work.bottom; row += 2 * TILE_ROWS) tiles_of<FORMAT, 2, BLOCKS, 0>(work, row);
-  if (row < work.bottom) tiles_of<FORMAT, 1, BLOCKS, 0>(work, row);
+  for (; row + TILE_ROWS < work.bottom; row += 2 * TILE_ROWS) tiles_of<FORMAT, SCHEME, 2, BLOCKS, 0>(work, row);
+  if (row < work.bottom) tiles_of<FORMAT, SCHEME, 1, BLOCKS, 0>(work, row);
 }
 
+// `Work::sums`. One for all formats: a thread's memory has every such variable.
+static thread_local float chunk_sums[SUPER_ROWS / TILE_ROWS * SUPER_BLOCKS][TILE_ROWS * LANES]
+    __attribute__((aligned(64)));
+
 // All rows times a group of blocks.
-template <int64_t FORMAT, typename To>
-static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
-  constexpr int64_t slab_bytes = FORMAT == INT4 ? TILE / 2 : TILE, inputs = FORMAT == BF16 ? 32 : 64;
-  static thread_local float sums[SUPER_ROWS / TILE_ROWS * SUPER_BLOCKS][TILE_ROWS * LANES] __attribute__((aligned(64)));
-  const int64_t slabs = (m.in + inputs - 1) / inputs, run = slabs * slab_bytes;
+template <int64_t FORMAT, typename SCHEME, typename To>
+static void columns_in(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
+  constexpr int64_t bytes = slab_bytes(FORMAT), inputs = slab_inputs(FORMAT);
+  const int64_t slabs = (m.in + inputs - 1) / inputs, run = slabs * bytes;
   const bool few = rows.rows <= TILE_ROWS;
   const int64_t chunk = few ? slabs : CHUNK;
   for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS) {
     const int64_t bottom = rows.rows - top < SUPER_ROWS ? rows.rows : top + SUPER_ROWS;
-    Work work{m, rows, top, bottom, 0, 0, slabs, sums[0], {nullptr, nullptr}, {nullptr, nullptr}, 0, 0};
+    Work work{m, rows, top, bottom, 0, 0, slabs, chunk_sums[0], {nullptr, nullptr}, {nullptr, nullptr}, 0, 0};
     for (; work.slab < slabs; work.slab += chunk) {
       work.slabs = slabs - work.slab < chunk ? slabs - work.slab : chunk;
       for (work.column = 0; work.column < columns.count; work.column += 2) {
         const bool two = work.column + 1 < columns.count, last = work.column + 2 >= columns.count;
         work.block = columns.block(work.column);
-        if (FORMAT != BF16 && few) {
-          for (int64_t b = 0; b <= two; b++)
-            m.group == 32 ? stream_block<FORMAT, 2>(m, rows, work.block + b, work.at(0, b))
-                          : stream_block<FORMAT, 1>(m, rows, work.block + b, work.at(0, b));
-          continue;
-        }
-        const uint8_t* codes = (const uint8_t*)m.codes + work.slab * slab_bytes;
-        const uint8_t* next = last ? codes + columns.first * run + work.slabs * slab_bytes
+        if constexpr (FORMAT != BF16)
+          if (few) {
+            for (int64_t b = 0; b <= two; b++)
+              stream_block<FORMAT, SCHEME::group, SCHEME::scales>(m, rows, work.block + b, work.at(0, b));
+            continue;
+          }
+        const uint8_t* codes = (const uint8_t*)m.codes + work.slab * bytes;
+        const uint8_t* next = last ? codes + columns.first * run + work.slabs * bytes
                                    : codes + columns.block(work.column + 2) * run;
         for (int64_t b = 0; b < 2; b++) {
           work.tiles[b] = codes + (work.block + b) * run;
           work.next[b] = few ? work.tiles[b] + AHEAD : next + b * run;
         }
-        two ? past_rows<FORMAT, 2>(work) : past_rows<FORMAT, 1>(work);
+        two ? past_rows<FORMAT, SCHEME, 2>(work) : past_rows<FORMAT, SCHEME, 1>(work);
       }
     }
     work.column = 0;
@@ -385,17 +405,27 @@ static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns
   }
 }
 
+template <int64_t FORMAT, typename To>
+static void quantised_columns(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
+  with_scheme<FORMAT>(m, [&](auto scheme) { columns_in<FORMAT, decltype(scheme)>(m, rows, columns, to); });
+}
+
 template <typename To>
 static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns& columns, const To& to) {
-  if (m.format == BF16) return columns_of<BF16>(m, rows, columns, to);
-  m.format == INT8 ? columns_of<INT8>(m, rows, columns, to) : columns_of<INT4>(m, rows, columns, to);
+  switch (m.format) {
+    case BF16: return columns_in<BF16, Scheme<0, PLAIN>>(m, rows, columns, to);
+    case INT8: return quantised_columns<INT8>(m, rows, columns, to);
+    case INT4: return quantised_columns<INT4>(m, rows, columns, to);
+    case INT5: return quantised_columns<INT5>(m, rows, columns, to);
+    case INT6: return quantised_columns<INT6>(m, rows, columns, to);
+  }
 }
 
 static void begin_tiles(const Matrix& m, const QuantisedRows& rows) {
   set_tiles(m.format == BF16 && rows.rows < TILE_ROWS ? rows.rows : TILE_ROWS, m.group ? m.group : 64);
 }
 
-static bool in_tiles(int64_t format) { return format == BF16 || format == INT8 || format == INT4; }
+static bool in_tiles(int64_t format) { return format == BF16 || quantised(format); }
 
 static int64_t row_kind(int64_t format) { return format == BF16 ? ROWS_BF16 : avx512_kernels()->row_kind(format); }
 
@@ -437,7 +467,7 @@ static void quantise_row(const Matrix& m, const float* x, int64_t row, const Qua
   const int64_t step = rows.kind == ROWS_BF16 ? LANES : m.group;
   for (int64_t input = 0; input < rows.depth; input += step) {
     const int64_t left = m.in - input, n = left < 0 ? 0 : left < step ? left : step;
-    to_tiles(rows, m.group, x + (n ? input : 0), row, input, n);
+    to_tiles(rows, m, x + (n ? input : 0), row, input, n);
   }
 }
 
@@ -467,6 +497,13 @@ static Kernels made() {
   k.fuses = fuses;
   k.up_rows = up_rows;
   k.multiply = multiply;
+  k.rotate = rotate;
+  k.store_kv = store_kv;
+  k.attend = attend;
+  k.attention_scratch = attention_scratch;
+  k.stretch_sums = stretch_sums;
+  k.attend_stretch = attend_stretch;
+  k.merge_stretches = merge_stretches;
   return k;
 }
 

@@ -54,6 +54,8 @@ struct Queries {
   int64_t stride, sink_stride, out_stride;
 };
 
+constexpr int64_t STRETCH = 256;  // positions of a latent whose sums are made apart and then merged in order
+
 struct Kernels {
   const char* name;
 
@@ -86,6 +88,13 @@ struct Kernels {
   // Attention of some rows and query heads of one chunk. scratch: `attention_scratch` floats.
   void (*attend)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* scratch);
   int64_t (*attention_scratch)(const Heads&);
+  // The same in two parts for the heads of one row over a latent, so that threads can share it. attend_stretch: the
+  // sums [heads][stretch_sums] of the stretch that begins at position `start`. merge_stretches: the result [values] of
+  // one head, from `count` such sums in order, `apart` floats from one to the next.
+  int64_t (*stretch_sums)(const Heads&);
+  void (*attend_stretch)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&,
+                         int64_t start, float* sums, float* scratch);
+  void (*merge_stretches)(const Heads&, int64_t count, int64_t apart, float* sums, float* out);
 
   // Packs fp32, bf16 or fp16 rows, `stride` numbers apart, as rows [first, first + count) of a matrix; writes only the
   // codes and scales of these rows. Returns how many numbers are not finite.

@@ -175,7 +175,7 @@ static void store_kv(const KVLayer& layer, const Heads& heads, const ChunkRows& 
   if (slot < 0) return;
   for (int64_t g = 0; g < heads.kv_heads; g++) {
     encode(part.k, heads.size, slot * heads.kv_heads + g, k + g * heads.size);
-    encode(part.v, heads.size, slot * heads.kv_heads + g, v + g * heads.size);
+    if (heads.values == heads.size) encode(part.v, heads.size, slot * heads.kv_heads + g, v + g * heads.size);
   }
 }
 
@@ -244,14 +244,14 @@ TW_INLINE Fetch fetch_of(const Block& block, const void* first, int64_t row, int
   return f;
 }
 
-// Starts the prefetch of a block for some heads.
-static void begin_fetch(const Block& block, int64_t size, int64_t head, int64_t heads, Ahead& ahead) {
+// Starts the prefetch of a block for some heads; `shared`: of rows that are keys and values.
+static void begin_fetch(const Block& block, int64_t size, int64_t head, int64_t heads, bool shared, Ahead& ahead) {
   const KVTensor &k = block.part->k, &v = block.part->v;
   const int64_t scales = 2 * row_scales(size);
   ahead.k = fetch_of(block, k.codes, row_bytes(k.format, size), head, heads);
-  ahead.v = fetch_of(block, v.codes, row_bytes(v.format, size), head, heads);
+  ahead.v = shared ? Fetch() : fetch_of(block, v.codes, row_bytes(v.format, size), head, heads);
   ahead.k_scales = scaled(k.format) ? fetch_of(block, k.scales, scales, head, heads) : Fetch();
-  ahead.v_scales = scaled(v.format) ? fetch_of(block, v.scales, scales, head, heads) : Fetch();
+  ahead.v_scales = scaled(v.format) && !shared ? fetch_of(block, v.scales, scales, head, heads) : Fetch();
 }
 
 // Evenly spaced rows of a block: row i at `at + i * step`.
@@ -488,18 +488,19 @@ TW_INLINE F load_numbers(const uint8_t* x) {
   return load_fp8(x);
 }
 
+// size: numbers of a row, of which the first `columns` are values.
 template <int64_t FORMAT>
-static void decode_values_of(const Block& block, int64_t size, int64_t depth, float* values) {
+static void decode_values_of(const Block& block, int64_t size, int64_t columns, int64_t depth, float* values) {
   const uint8_t* codes = (const uint8_t*)block.v.codes;
   const int64_t bytes = row_bytes(FORMAT, size), step = row_bytes(FORMAT, 16);
   for (int64_t lane = block.low; lane < block.high; lane++) {
     const uint8_t* from = codes + block.places[lane] * bytes;
     block.ahead->v.after(bytes);
     int64_t i = 0;
-    for (; i + 16 <= size; i += 16, from += step) store(values + lane * depth + i, load_numbers<FORMAT>(from));
-    if (i == size) continue;
+    for (; i + 16 <= columns; i += 16, from += step) store(values + lane * depth + i, load_numbers<FORMAT>(from));
+    if (i == columns) continue;
     uint8_t last[64] = {};
-    memcpy(last, from, row_bytes(FORMAT, size - i));
+    memcpy(last, from, row_bytes(FORMAT, columns - i));
     store(values + lane * depth + i, load_numbers<FORMAT>(last));
   }
 }
@@ -541,19 +542,20 @@ TW_INLINE void in_order(F& a, F& b) {
 
 // Decoded value codes form rows of two positions each: values[lane / 2 * depth + column].
 template <int64_t FORMAT>
-static void decode_value_codes(const Block& block, int64_t size, int64_t depth, float* values) {
+static void decode_value_codes(const Block& block, int64_t size, int64_t columns, int64_t depth, float* values) {
   const uint8_t* codes = (const uint8_t*)block.v.codes;
   const int64_t bytes = row_bytes(FORMAT, size), of_group = row_bytes(FORMAT, SCALED);
+  const int64_t end = row_bytes(FORMAT, columns);
   for (int64_t lane = block.low & -2; lane < block.high; lane += 2) {
     const uint8_t *a = codes + block.places[lane] * bytes, *b = codes + block.places[lane + 1] * bytes;
     float* to = values + lane / 2 * depth;
     block.ahead->v.after(2 * bytes);
-    for (int64_t i = 0; i < bytes; i += of_group, to += SCALED) {
+    for (int64_t i = 0; i < end; i += of_group, to += SCALED) {
       uint8_t last[2][32] = {};
-      const bool all_there = i + of_group <= bytes;
+      const bool all_there = i + of_group <= end;
       if (!all_there) {
-        memcpy(last[0], a + i, bytes - i);
-        memcpy(last[1], b + i, bytes - i);
+        memcpy(last[0], a + i, end - i);
+        memcpy(last[1], b + i, end - i);
       }
       I x[2];
       pair_values<FORMAT>(all_there ? a + i : last[0], all_there ? b + i : last[1], x);
@@ -563,14 +565,14 @@ static void decode_value_codes(const Block& block, int64_t size, int64_t depth, 
   }
 }
 
-static void decode_values(const Block& block, int64_t size, int64_t depth, float* values) {
+static void decode_values(const Block& block, int64_t size, int64_t columns, int64_t depth, float* values) {
   switch (block.v.format) {
-    case F32: return decode_values_of<F32>(block, size, depth, values);
-    case BF16: return decode_values_of<BF16>(block, size, depth, values);
-    case F16: return decode_values_of<F16>(block, size, depth, values);
-    case FP8: return decode_values_of<FP8>(block, size, depth, values);
-    case INT8: return decode_value_codes<INT8>(block, size, depth, values);
-    case INT4: return decode_value_codes<INT4>(block, size, depth, values);
+    case F32: return decode_values_of<F32>(block, size, columns, depth, values);
+    case BF16: return decode_values_of<BF16>(block, size, columns, depth, values);
+    case F16: return decode_values_of<F16>(block, size, columns, depth, values);
+    case FP8: return decode_values_of<FP8>(block, size, columns, depth, values);
+    case INT8: return decode_value_codes<INT8>(block, size, columns, depth, values);
+    case INT4: return decode_value_codes<INT4>(block, size, columns, depth, values);
   }
 }
 

@@ -72,7 +72,7 @@ static int64_t multiply_as(int64_t rounds) {
 }
 
 static int64_t multiply(int64_t format, int64_t rounds) {
-  return format == INT8 || format == INT4 ? multiply_as<true>(rounds) : multiply_as<false>(rounds);
+  return quantised(format) ? multiply_as<true>(rounds) : multiply_as<false>(rounds);
 }
 
 }  // namespace TW_ISA

@@ -17,7 +17,6 @@ constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1, FEW_ROWS = 4, SIDE
 constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1, FEW_ROWS = 2, SIDE_BY_SIDE = 1;
 #endif
 
-constexpr int64_t LINE = 64;           // bytes: four bytes of inputs for each of 16 outputs
 constexpr int64_t AHEAD = 4096;        // prefetch distance in bytes of a block's weights
 constexpr int64_t SUPER_ROWS = 256;    // rows that a group of blocks processes together
 constexpr int64_t SUPER_BLOCKS = 8;    // blocks of such a group
@@ -26,13 +25,11 @@ constexpr int64_t CHUNK_BYTES = 1024;  // bytes of a row per chunk: rows and wei
 
 template <int64_t FORMAT>
 struct Slab {
-  static constexpr int64_t inputs = FORMAT == F32 ? 16 : FORMAT == BF16 || FORMAT == F16 ? 32 : 64;
-  static constexpr int64_t bytes = FORMAT == INT4 ? 512 : 1024;
+  static constexpr int64_t inputs = slab_inputs(FORMAT), bytes = slab_bytes(FORMAT);
 };
 
 TW_INLINE int64_t slabs_of(const Matrix& m) {
-  const int64_t inputs = m.format == F32 ? 16 : m.format == BF16 || m.format == F16 ? 32 : 64;
-  return (m.in + inputs - 1) / inputs;
+  return (m.in + slab_inputs(m.format) - 1) / slab_inputs(m.format);
 }
 
 struct Work {  // a kernel's work: some rows over a chunk of inputs, for one block or two adjacent ones
@@ -78,12 +75,6 @@ TW_INLINE void end(const Work& work, F (&acc)[R][B]) {
         store(work.sums + r * work.sums_stride + b * LANES, acc[r][b]);
     }
   }
-}
-
-TW_INLINE I load_line(const uint8_t* x) {
-  I r;
-  memcpy(&r, x, LINE);
-  return r;
 }
 
 // One half of each lane of a line as fp32: the inputs 2 i (which = 0) or 2 i + 1 (which = 1).
@@ -156,11 +147,10 @@ static void float_kernel(const Work& work) {
 
 // The correction to sum(code * x) per unit of sum(x): kernels that read codes as unsigned include their offset.
 TW_INLINE int32_t offset(int64_t format) {
-#if defined(__AVX512VNNI__)
-  return format == INT8 ? -128 : -8;
-#else
-  return format == INT8 ? 0 : -8;
+#if !defined(__AVX512VNNI__)
+  if (format == INT8) return 0;
 #endif
+  return format == INT8 ? -128 : format == INT4 ? -8 : format == INT5 ? -16 : -32;
 }
 
 // acc[lane] += the sum of four codes of the lane times four of x; exact.
@@ -195,27 +185,32 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
   return acc;
 }
 
-template <int64_t FORMAT, int64_t GROUP, int R, int B, int TOGETHER>
+template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B, int TOGETHER>
 static void integer_kernel(const Work& work) {
   constexpr int64_t groups = 64 / GROUP, fours = GROUP / 4;
   const int64_t run = work.all_slabs * Slab<FORMAT>::bytes;
   const uint8_t* w = (const uint8_t*)work.matrix.codes + work.block * run + work.slab * Slab<FORMAT>::bytes;
-  const uint16_t* scales = work.matrix.scales + (work.block * work.all_slabs + work.slab) * groups * LANES;
+  ScaleReader<GROUP, SCALES> scales[B];
+#pragma GCC unroll 4
+  for (int b = 0; b < B; b++) scales[b].begin(work.matrix, work.block + b, work.all_slabs);
   using Pointers = RowPointers<int32_t, R, TOGETHER>;
-  using Scales = RowPointers<float, R, TOGETHER>;
+  using Floats = RowPointers<float, R, TOGETHER>;
   const auto x = Pointers::from(work, work.rows.numbers, work.rows.depth / 4, work.slab * 16);
   const auto x_sums = Pointers::from(work, work.rows.sums, work.rows.groups, work.slab * groups);
-  const auto x_scales = Scales::from(work, work.rows.scales, work.rows.groups, work.slab * groups);
+  const auto x_minima = Floats::from(work, work.rows.sums, work.rows.groups, work.slab * groups);
+  const auto x_scales = Floats::from(work, work.rows.scales, work.rows.groups, work.slab * groups);
   F acc[R][B];
   begin<R, B>(work, acc);
   for (int64_t s = 0; s < work.slabs; s++) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) scales[b].to(work.slab + s);
+#pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
       I sums[R][B];
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) sums[r][b] = all(x_sums.get(r, s * groups + g));
+        for (int b = 0; b < B; b++) sums[r][b] = SCALES & MINIMA ? I{} : all(x_sums.get(r, s * groups + g));
 #pragma GCC unroll 16
       for (int q = 0; q < fours; q++) {
         const int64_t four = g * fours + q;  // the index in the slab
@@ -223,14 +218,8 @@ static void integer_kernel(const Work& work) {
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) {
           const uint8_t* at = w + b * run + s * Slab<FORMAT>::bytes;
-          if (FORMAT == INT8) {
-            if (work.ahead) __builtin_prefetch(at + four * LINE + work.ahead);
-            codes[b] = load_line(at + four * LINE);
-          } else {
-            if (work.ahead && four < 8) __builtin_prefetch(at + four * LINE + work.ahead);
-            const I both = load_line(at + (four & 7) * LINE);
-            codes[b] = (four < 8 ? both : both >> 4) & all(0x0f0f0f0f);
-          }
+          if (work.ahead && four < Slab<FORMAT>::bytes / LINE) __builtin_prefetch(at + four * LINE + work.ahead);
+          codes[b] = codes_of<FORMAT>(at, four);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -241,20 +230,22 @@ static void integer_kernel(const Work& work) {
       }
 #pragma GCC unroll 4
       for (int b = 0; b < B; b++) {
-        const F scale = load_f16(scales + (b * work.all_slabs + s) * groups * LANES + g * LANES);
+        const F scale = scales[b].scale_of(g), minimum = SCALES & MINIMA ? scales[b].minimum_of(g) : F{};
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
           acc[r][b] = fma(to_float(sums[r][b]), scale * all(x_scales.get(r, s * groups + g)), acc[r][b]);
+          if (SCALES & MINIMA) acc[r][b] = fma(minimum, all(x_minima.get(r, s * groups + g)), acc[r][b]);
+        }
       }
     }
   }
   end<R, B>(work, acc);
 }
 
-template <int64_t FORMAT, int64_t GROUP, int R, int B, int TOGETHER>
+template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B, int TOGETHER>
 TW_INLINE void kernel(const Work& work) {
-  if constexpr (FORMAT == INT8 || FORMAT == INT4)
-    integer_kernel<FORMAT, GROUP, R, B, TOGETHER>(work);
+  if constexpr (quantised(FORMAT))
+    integer_kernel<FORMAT, GROUP, SCALES, R, B, TOGETHER>(work);
   else
     float_kernel<FORMAT, R, B, TOGETHER>(work);
 }
@@ -263,42 +254,44 @@ TW_INLINE void kernel(const Work& work) {
 static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE : 1; }
 
 // Few rows: the weights come from memory, and one pass over them computes all rows.
-template <int64_t FORMAT, int64_t GROUP, int R, int B>
+template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B>
 static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1;
   const int64_t slabs = slabs_of(m);
   for (int64_t block = first; block < last;) {
     const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, AHEAD};
     if (block + B <= last)
-      kernel<FORMAT, GROUP, R, B, side_by_side>(work);
+      kernel<FORMAT, GROUP, SCALES, R, B, side_by_side>(work);
     else
-      kernel<FORMAT, GROUP, R, 1, side_by_side>(work);
+      kernel<FORMAT, GROUP, SCALES, R, 1, side_by_side>(work);
     block += block + B <= last ? B : 1;
   }
 }
 
 // Many rows: the weights of a pair of blocks over a chunk of inputs stay in the cache, and all rows use them in turn.
-template <int64_t FORMAT, int64_t GROUP, int B>
+template <int64_t FORMAT, int64_t GROUP, int SCALES, int B>
 static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
-  constexpr int most = FORMAT == INT8 || FORMAT == INT4 ? MOST_ROWS : MOST_FLOAT_ROWS;
+  constexpr int most = quantised(FORMAT) ? MOST_ROWS : MOST_FLOAT_ROWS;
   for (work.row = top; work.row < bottom; work.row += work.live) {
     const int64_t left = bottom - work.row;
     work.live = left < most ? left : most;
     work.sums = sums + (work.row - top) * work.sums_stride;
     if (most > 8 && left <= 8 && left > 4)
-      kernel<FORMAT, GROUP, (most > 8 ? 8 : most), B, SIDE_BY_SIDE>(work);
+      kernel<FORMAT, GROUP, SCALES, (most > 8 ? 8 : most), B, SIDE_BY_SIDE>(work);
     else if (most > 4 && left <= 4)
-      kernel<FORMAT, GROUP, (most > 4 ? 4 : most), B, SIDE_BY_SIDE>(work);
+      kernel<FORMAT, GROUP, SCALES, (most > 4 ? 4 : most), B, SIDE_BY_SIDE>(work);
     else
-      kernel<FORMAT, GROUP, most, B, SIDE_BY_SIDE>(work);
+      kernel<FORMAT, GROUP, SCALES, most, B, SIDE_BY_SIDE>(work);
   }
 }
 
-template <int64_t FORMAT, int64_t GROUP>
+// The sums over the chunks so far, in `in_chunks`. One for all formats: a thread's memory has every such variable.
+static thread_local float chunk_sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
+
+template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
-  static thread_local float sums[SUPER_ROWS * SUPER_BLOCKS * LANES] __attribute__((aligned(64)));
-  constexpr int64_t number = FORMAT == INT8 || FORMAT == INT4 ? 1 : 4;  // bytes of one input in a row
-  constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (FORMAT == INT8 || FORMAT == INT4 ? 2 : 1);
+  constexpr int64_t number = quantised(FORMAT) ? 1 : 4;  // bytes of one input in a row
+  constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (quantised(FORMAT) ? 2 : 1);
   const int64_t slabs = slabs_of(m);
   for (int64_t group = first; group < last; group += SUPER_BLOCKS)
     for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS)
@@ -309,18 +302,18 @@ static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first,
           const int64_t some = slabs - slab < chunk ? slabs - slab : chunk;
           const Work work{m,    rows, 0, 0, block, slab, some, slabs, nullptr, SUPER_BLOCKS * LANES, slab == 0,
                           slab + chunk >= slabs, out, 0};
-          float* kept = sums + (block - group) * LANES;
+          float* kept = chunk_sums + (block - group) * LANES;
           if (block + BLOCKS <= end)
-            past_rows<FORMAT, GROUP, BLOCKS>(work, top, bottom, kept);
+            past_rows<FORMAT, GROUP, SCALES, BLOCKS>(work, top, bottom, kept);
           else
-            past_rows<FORMAT, GROUP, 1>(work, top, bottom, kept);
+            past_rows<FORMAT, GROUP, SCALES, 1>(work, top, bottom, kept);
           block += block + BLOCKS <= end ? BLOCKS : 1;
         }
       }
 }
 
 // Nine to sixteen rows: they fit in the cache only for a chunk of inputs. Prefetches the next block's weights.
-template <int64_t FORMAT, int64_t GROUP>
+template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void in_short_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   float sums[SUPER_BLOCKS][16 * LANES] __attribute__((aligned(64)));
   constexpr int64_t chunk = SHORT_CHUNK / Slab<FORMAT>::inputs;
@@ -333,39 +326,44 @@ static void in_short_chunks(const Matrix& m, const QuantisedRows& rows, int64_t 
         const int64_t next = block + 1 < end ? run : chunk * Slab<FORMAT>::bytes - (end - 1 - group) * run;
         const Work work{m,     rows, 0, rows.rows, block, slab, some, slabs, sums[block - group], LANES, slab == 0,
                         slab + chunk >= slabs, out,  next};
-        kernel<FORMAT, GROUP, 16, 1, SIDE_BY_SIDE>(work);
+        kernel<FORMAT, GROUP, SCALES, 16, 1, SIDE_BY_SIDE>(work);
       }
     }
 }
 
-template <int64_t FORMAT, int64_t GROUP>
+template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void blocks_of(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   const int64_t count = rows.rows;
-  if (count == 1) return in_one_go<FORMAT, GROUP, 1, BLOCKS>(m, rows, first, last, out);
-  if (count == 2) return in_one_go<FORMAT, GROUP, 2, BLOCKS>(m, rows, first, last, out);
-  if (FEW_ROWS >= 4 && count <= 4) return in_one_go<FORMAT, GROUP, 4, BLOCKS>(m, rows, first, last, out);
+  if (count == 1) return in_one_go<FORMAT, GROUP, SCALES, 1, BLOCKS>(m, rows, first, last, out);
+  if (count == 2) return in_one_go<FORMAT, GROUP, SCALES, 2, BLOCKS>(m, rows, first, last, out);
+  if (FEW_ROWS >= 4 && count <= 4) return in_one_go<FORMAT, GROUP, SCALES, 4, BLOCKS>(m, rows, first, last, out);
 #if defined(__AVX512F__)
-  if (count <= 8) return in_one_go<FORMAT, GROUP, 8, BLOCKS>(m, rows, first, last, out);
-  if (count <= 16) return in_short_chunks<FORMAT, GROUP>(m, rows, first, last, out);
+  if (count <= 8) return in_one_go<FORMAT, GROUP, SCALES, 8, BLOCKS>(m, rows, first, last, out);
+  if (count <= 16) return in_short_chunks<FORMAT, GROUP, SCALES>(m, rows, first, last, out);
 #endif
-  in_chunks<FORMAT, GROUP>(m, rows, first, last, out);
+  in_chunks<FORMAT, GROUP, SCALES>(m, rows, first, last, out);
+}
+
+template <int64_t FORMAT>
+static void quantised_blocks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
+  with_scheme<FORMAT>(m, [&](auto scheme) {
+    blocks_of<FORMAT, decltype(scheme)::group, decltype(scheme)::scales>(m, rows, first, last, out);
+  });
 }
 
 static void linear(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   switch (m.format) {
-    case F32: return blocks_of<F32, 0>(m, rows, first, last, out);
-    case BF16: return blocks_of<BF16, 0>(m, rows, first, last, out);
-    case F16: return blocks_of<F16, 0>(m, rows, first, last, out);
-    case INT8:
-      return m.group == 32 ? blocks_of<INT8, 32>(m, rows, first, last, out)
-                           : blocks_of<INT8, 64>(m, rows, first, last, out);
-    case INT4:
-      return m.group == 32 ? blocks_of<INT4, 32>(m, rows, first, last, out)
-                           : blocks_of<INT4, 64>(m, rows, first, last, out);
+    case F32: return blocks_of<F32, 0, PLAIN>(m, rows, first, last, out);
+    case BF16: return blocks_of<BF16, 0, PLAIN>(m, rows, first, last, out);
+    case F16: return blocks_of<F16, 0, PLAIN>(m, rows, first, last, out);
+    case INT8: return quantised_blocks<INT8>(m, rows, first, last, out);
+    case INT4: return quantised_blocks<INT4>(m, rows, first, last, out);
+    case INT5: return quantised_blocks<INT5>(m, rows, first, last, out);
+    case INT6: return quantised_blocks<INT6>(m, rows, first, last, out);
   }
 }
 
-static int64_t row_kind(int64_t format) { return format == INT8 || format == INT4 ? ROWS_INT8 : ROWS_F32; }
+static int64_t row_kind(int64_t format) { return quantised(format) ? ROWS_INT8 : ROWS_F32; }
 
 // The index of a row's first unit, with `units` units per row.
 TW_INLINE int64_t place(int64_t row, int64_t units, int64_t together) {
@@ -384,7 +382,10 @@ static void quantise_row(const Matrix& m, const float* x, int64_t row, const Qua
     const int64_t at = place(row, rows.groups, rows.together) + g * rows.together;
     int8_t codes[64];
     quantise(x + (n ? g * m.group : 0), n, m.group, codes, rows.scales + at, rows.sums + at);
-    rows.sums[at] *= offset(m.format);
+    if (m.minima)
+      keep_minimum_factor(rows.scales[at], rows.sums + at);
+    else
+      rows.sums[at] *= offset(m.format);
     char* to = (char*)rows.numbers + 4 * (place(row, rows.depth / 4, rows.together) + g * m.group / 4 * rows.together);
     for (int64_t i = 0; i < m.group / 4; i++) memcpy(to + 4 * i * rows.together, codes + 4 * i, 4);
   }
@@ -393,37 +394,56 @@ static void quantise_row(const Matrix& m, const float* x, int64_t row, const Qua
 static bool fuses(const Matrix&, const QuantisedRows&, const Between&) { return false; }
 static void up_rows(const Matrix&, const QuantisedRows&, int64_t, int64_t, const Between&) {}
 
+// A code of a quantised row; w: the row's four bytes of the first line.
+static float code_of(const Matrix& m, const uint8_t* w, int64_t input) {
+  const int64_t four = input % 64 / 4;
+  const uint8_t* at = w + input / 64 * slab_bytes(m.format) + input % 4;
+  if (m.format == INT8) return (float)(at[four * LINE] - 128);
+  const int both = at[(four & 7) * LINE], low = four < 8 ? both & 15 : both >> 4;
+  int upper = 0;
+  if (m.format == INT5) upper = (at[(8 + four / 8) * LINE] >> four % 8 & 1) << 4;
+  if (m.format == INT6) upper = (at[(8 + four / 4) * LINE] >> four % 4 * 2 & 3) << 4;
+  return (float)((low | upper) + (m.minima ? 0 : m.format == INT4 ? -8 : m.format == INT5 ? -16 : -32));
+}
+
+// The scale (which = 0) or minimum (which = 1) of a group of one row. scales: of the row's block.
+static float scale_of(const Matrix& m, const uint8_t* scales, int64_t lane, int64_t input, int64_t which) {
+  const int64_t fields = m.minima ? 2 : 1, span = m.super ? m.super : m.group;
+  const uint8_t* at = scales + input / span * scale_bytes(m);
+  uint16_t half;
+  memcpy(&half, at + which * 32 + 2 * lane, 2);
+  if (!m.super) return from_f16(half);
+  const int64_t group = input % m.super / m.group;
+  return from_f16(half) * (float)(int8_t)at[fields * 32 + (group * fields + which) * LANES + lane];
+}
+
 // Decodes row `index` of a matrix: it owns four bytes of each line of its block.
 static void embed(const Matrix& m, int64_t index, float* x) {
   const int64_t block = index / LANES, lane = index % LANES, slabs = slabs_of(m);
-  const uint8_t* w = (const uint8_t*)m.codes + block * slabs * (m.format == INT4 ? 512 : 1024) + 4 * lane;
-  const uint16_t* scales = m.group ? m.scales + block * slabs * (64 / m.group) * LANES + lane : nullptr;
+  const uint8_t* w = (const uint8_t*)m.codes + block * slabs * slab_bytes(m.format) + 4 * lane;
+  if (quantised(m.format)) {
+    const uint8_t* scales = (const uint8_t*)m.scales + block * block_scale_bytes(m, slabs);
+    for (int64_t first = 0; first < m.in; first += m.group) {
+      const float scale = scale_of(m, scales, lane, first, 0);
+      const float minimum = m.minima ? scale_of(m, scales, lane, first, 1) : 0;
+      for (int64_t i = first; i < first + m.group && i < m.in; i++) x[i] = code_of(m, w, i) * scale - minimum;
+    }
+    return;
+  }
   if (m.format == F32) {
     for (int64_t i = 0; i < m.in; i++) memcpy(x + i, w + i * LINE, 4);
     return;
   }
-  const bool halves = m.format == BF16 || m.format == F16;
-  float scale = 0;
-  for (int64_t i = 0; i < m.in; i += halves ? 2 : 4) {
-    const int64_t n = m.in - i;
-    if (halves) {
-      uint16_t two[2];
-      memcpy(two, w + i / 2 * LINE, 4);
-      for (int64_t k = 0; k < 2 && k < n; k++) {
-        const uint32_t wide = (uint32_t)two[k] << 16;
-        if (m.format == BF16)
-          memcpy(x + i + k, &wide, 4);
-        else
-          x[i + k] = from_f16(two[k]);
-      }
-      continue;
+  for (int64_t i = 0; i < m.in; i += 2) {
+    uint16_t two[2];
+    memcpy(two, w + i / 2 * LINE, 4);
+    for (int64_t k = 0; k < 2 && i + k < m.in; k++) {
+      const uint32_t wide = (uint32_t)two[k] << 16;
+      if (m.format == BF16)
+        memcpy(x + i + k, &wide, 4);
+      else
+        x[i + k] = from_f16(two[k]);
     }
-    if (i % m.group == 0) scale = from_f16(scales[i / m.group * LANES]);
-    const bool high = m.format == INT4 && i % 64 >= 32;
-    uint8_t four[4];
-    memcpy(four, w + (m.format == INT8 ? i / 4 : i / 64 * 8 + i % 32 / 4) * LINE, 4);
-    for (int64_t k = 0; k < 4 && k < n; k++)
-      x[i + k] = (float)(m.format == INT8 ? four[k] - 128 : (high ? four[k] >> 4 : four[k] & 15) - 8) * scale;
   }
 }
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "pool.h"
 
@@ -13,6 +15,7 @@ namespace tw {
 namespace {
 
 constexpr int64_t SUMMARY = 2048;      // logits per partial sum; the totals are merged in order
+constexpr int64_t SMALLEST_GROUP = 16; // inputs
 constexpr int64_t MANY_PIECES = 8;     // partial sums per thread from which on linear and summary are fused
 constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // with more than MANY_ROWS rows, a piece has at least MANY_BLOCKS
 constexpr int64_t QUERIES = 64;        // fewest queries of a chunk per piece of attention,
@@ -44,7 +47,6 @@ class Buffer {
   size_t size_ = 0;
 };
 
-int64_t slab_inputs(int64_t format) { return format == F32 ? 16 : format == BF16 || format == F16 ? 32 : 64; }
 int64_t depth_of(const Matrix& m) {
   const int64_t inputs = slab_inputs(m.format);
   return (m.in + inputs - 1) / inputs * inputs;
@@ -59,8 +61,8 @@ class RowStorage {
     const int64_t depth = depth_of(m);
     const int64_t whole = (count + 31) / 32 * 32;  // whole tiles
     numbers_.of<float>(whole * depth);
-    scales_.of<float>(whole * depth / 32);
-    sums_.of<int32_t>(whole * depth / 32);
+    scales_.of<float>(whole * depth / SMALLEST_GROUP);
+    sums_.of<int32_t>(whole * depth / SMALLEST_GROUP);
   }
 
   // The rows of a linear, in the memory that `reserve` made, after `before` rows of linears of the same depth: whole
@@ -73,8 +75,8 @@ class RowStorage {
                          groups,
                          kernels.together(m.format, count),
                          numbers_.of<float>(0) + before * depth,
-                         scales_.of<float>(0) + before * depth / 32,
-                         sums_.of<int32_t>(0) + before * depth / 32};
+                         scales_.of<float>(0) + before * depth / SMALLEST_GROUP,
+                         sums_.of<int32_t>(0) + before * depth / SMALLEST_GROUP};
   }
 
  private:
@@ -90,6 +92,18 @@ struct ExpertMemory {
   std::atomic<int64_t> up_pieces{0}, down_pieces{0};  // atomic: a late thread reads them after their phase
 };
 
+// The memory of one adapter's rows of a batch: its inputs, what `down` makes of them, and what it adds.
+struct AdapterMemory {
+  RowStorage in, low;
+  Buffer ranks, added;
+};
+
+// The memory of latent attention; latent.inl.h tells what lies in it.
+struct LatentMemory {
+  Buffer q, queries, values, sums;
+  RowStorage heads;
+};
+
 }  // namespace
 
 // The scratch memory of one call at a time.
@@ -98,6 +112,8 @@ struct Workspace {
   Buffer x, normed, before, qkv, sink, mixed, up, added, act, scratch, partial;
   RowStorage rows, next_rows;
   ExpertMemory experts;
+  std::vector<AdapterMemory> adapters;  // of each in the batch
+  LatentMemory latent;
 
   Workspace() { workspaces++; }
   ~Workspace() { workspaces--; }
@@ -110,7 +126,7 @@ namespace {
 // there are enough blocks, each thread gets the same number of pieces, and pieces differ by at most two blocks, because
 // a thread with less work would wait.
 int64_t pieces_of(const Matrix& m, int64_t rows, int64_t threads) {
-  const int64_t bits = m.format == F32 ? 32 : m.format == INT8 ? 8 : m.format == INT4 ? 4 : 16;
+  const int64_t bits = 8 * slab_bytes(m.format) / (slab_inputs(m.format) * LANES);
   const int64_t block_bytes = m.in * LANES * bits / 8, blocks = blocks_of(m);
   int64_t piece = WEIGHT_PIECE / (block_bytes > 0 ? block_bytes : 1);
   if (rows > MANY_ROWS && piece < MANY_BLOCKS) piece = MANY_BLOCKS;
@@ -156,14 +172,21 @@ void visit(const Op& op, F f) {
     case HEAD: return f(*(const HeadOp*)op.op);
     case EXPERTS: return f(*(const ExpertsOp*)op.op);
     case PARALLEL: return f(*(const ParallelOp*)op.op);
+    case LATENT: return f(*(const LatentOp*)op.op);
   }
+}
+
+// The blocks [first, last) of piece `i` of a linear's `pieces`.
+std::pair<int64_t, int64_t> blocks_of_piece(const Matrix& m, int64_t i, int64_t pieces) {
+  const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2;
+  return {pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks)};
 }
 
 // Piece `i` of a linear's `pieces`.
 void linear_piece(const Kernels& k, const Matrix& m, const QuantisedRows& rows, int64_t i, int64_t pieces,
                   const Out& out) {
-  const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2;
-  k.linear(m, rows, pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks), out);
+  const auto [first, last] = blocks_of_piece(m, i, pieces);
+  k.linear(m, rows, first, last, out);
 }
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& rows, const Out& out) {
@@ -198,10 +221,13 @@ int64_t chunk_of(const Batch& batch, int64_t row) {
 }
 
 // The norm of one row's heads in place: over each of them, or over all together.
-void norm_heads(const Kernels& k, const Norm& norm, bool whole, int64_t heads, int64_t size, float* x) {
+void norm_heads(const Kernels& k, Norm norm, int64_t over, int64_t heads, int64_t size, float* x) {
   if (!norm.weight) return;
-  if (whole) return k.norm(norm, heads * size, x, x);
-  for (int64_t i = 0; i < heads; i++) k.norm(norm, size, x + i * size, x + i * size);
+  if (over == ALL_HEADS) return k.norm(norm, heads * size, x, x);
+  for (int64_t i = 0; i < heads; i++) {
+    k.norm(norm, size, x + i * size, x + i * size);
+    if (over == OWN_WEIGHTS) norm.weight += size;
+  }
 }
 
 // The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
@@ -212,8 +238,8 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
-  norm_heads(p.k, op.q_norm, op.whole_norms, h.heads, size, q);
-  norm_heads(p.k, op.k_norm, op.whole_norms, h.kv_heads, size, key);
+  norm_heads(p.k, op.q_norm, op.head_norms, h.heads, size, q);
+  norm_heads(p.k, op.k_norm, op.head_norms, h.kv_heads, size, key);
   if (op.rotation >= 0) {
     const float* rotation = chunk.rotation + ((row - chunk.row) * p.model.rotations + op.rotation) * size;
     if (kv.sinks) {
@@ -272,7 +298,11 @@ void scale_row(int64_t size, double scale, float* x) {
   for (int64_t i = 0; i < size; i++) x[i] *= factor;
 }
 
-bool added_directly(const After& after) { return !after.norm.weight && after.scale == 1; }
+// Whether a linear may add its result to the residual stream itself. With adapters it may not: a row's numbers must be
+// the same in every batch, and those of an adapter are added to the result first.
+bool added_directly(const Batch& batch, const After& after) {
+  return !batch.adapted && !after.norm.weight && after.scale == 1;
+}
 
 void add(int64_t size, const float* x, float* to) {
   for (int64_t i = 0; i < size; i++) to[i] += x[i];
@@ -287,23 +317,87 @@ void add_row(Pass& p, const After& after, int64_t row) {
   add(width, added, p.x + row * width);
 }
 
-// x += after(linear(rows)).
-void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, const After& after) {
+void reserve_updates(Workspace& r, const Batch& batch, const LowRank* updates) {
+  r.adapters.resize(std::max<size_t>(r.adapters.size(), batch.adapted));
+  for (int64_t i = 0; i < batch.adapted; i++) {
+    const AdaptedRows& mine = batch.adapter[i];
+    const LowRank& update = updates[mine.adapter];
+    AdapterMemory& memory = r.adapters[i];
+    memory.in.reserve(update.down, mine.rows);
+    memory.low.reserve(update.up, mine.rows);
+    memory.ranks.of<float>(mine.rows * update.down.out);
+    memory.added.of<float>(mine.rows * update.up.out);
+  }
+}
+
+// y += up(down(input)) for the rows of each adapter in the batch. y: [rows][stride]. input(row) is the row that the
+// matrix itself reads, in fp32, in memory of the calling thread. The phases serve all adapters together.
+template <typename Input>
+void update(Pass& p, Team& team, const LowRank* updates, float* y, int64_t stride, Input input) {
+  const Batch& batch = p.batch;
+  if (!batch.adapted || !updates) return;
+  // Calls body(adapted rows, update, memory, i) for each unit i of each adapter: count(adapted rows, update) units.
+  const auto each = [&](auto count, auto body) {
+    int64_t all = 0;
+    for (int64_t a = 0; a < batch.adapted; a++) all += count(batch.adapter[a], updates[batch.adapter[a].adapter]);
+    team.each(all, [&](int64_t i) {
+      int64_t a = 0;
+      for (int64_t n; i >= (n = count(batch.adapter[a], updates[batch.adapter[a].adapter])); a++) i -= n;
+      body(batch.adapter[a], updates[batch.adapter[a].adapter], p.r.adapters[a], i);
+    });
+  };
+  const auto rows = [](const AdaptedRows& mine, const LowRank& u) { return u.down.out ? mine.rows : 0; };
+  const auto pieces = [&](const Matrix& m, int64_t count) { return m.out ? pieces_of(m, count, team.size()) : 0; };
+  const auto of_down = [&](const AdaptedRows& mine, const LowRank& u) { return pieces(u.down, mine.rows); };
+  const auto of_up = [&](const AdaptedRows& mine, const LowRank& u) { return pieces(u.up, mine.rows); };
+
+  each(rows, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
+    p.k.quantise_row(u.down, input(mine.row[i]), i, memory.in.of(p.k, u.down, mine.rows));
+  });
+  each(of_down, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
+    const Out low{memory.ranks.of<float>(0), nullptr, u.down.out};
+    linear_piece(p.k, u.down, memory.in.of(p.k, u.down, mine.rows), i, of_down(mine, u), low);
+  });
+  each(rows, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
+    const float* low = memory.ranks.of<float>(0) + i * u.down.out;
+    p.k.quantise_row(u.up, low, i, memory.low.of(p.k, u.up, mine.rows));
+  });
+  each(of_up, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
+    float* added = memory.added.of<float>(0);
+    linear_piece(p.k, u.up, memory.low.of(p.k, u.up, mine.rows), i, of_up(mine, u), Out{added, nullptr, u.up.out});
+    const auto [first, last] = blocks_of_piece(u.up, i, of_up(mine, u));
+    const int64_t from = first * LANES, to = std::min(last * LANES, u.up.out);
+    for (int64_t row = 0; row < mine.rows; row++)
+      add(to - from, added + row * u.up.out + from, y + mine.row[row] * stride + from);
+  });
+}
+
+// x += after(linear(rows), with the updates of adapters, whose input(row) is the row in fp32).
+template <typename Input>
+void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, const After& after,
+                const LowRank* updates, Input input) {
   const int64_t width = p.model.width;
-  if (added_directly(after)) return linears_of(p, team, m, rows, p.x, p.x, width);
+  if (added_directly(p.batch, after)) return linears_of(p, team, m, rows, p.x, p.x, width);
   linears_of(p, team, m, rows, p.added, nullptr, width);
+  update(p, team, updates, p.added, width, input);
   each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, after, row); });
+}
+
+// norm(x) of a row of `all` [rows][width], in memory of the thread; without a norm the row itself.
+const float* normed_row(const Pass& p, int64_t thread, const float* all, const Norm& norm, int64_t row) {
+  const int64_t width = p.model.width;
+  const float* x = all + row * width;
+  float* normed = p.normed + thread * width;
+  if (!norm.weight) return x;
+  p.k.norm(norm, width, x, normed);
+  return normed;
 }
 
 // Quantises norm(x) of all rows x [rows][width] for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, const Matrix& m) {
-  const int64_t rows = p.batch.rows, width = p.model.width;
-  const QuantisedRows quantised = p.r.rows.of(p.k, m, rows);
-  each_row(team, rows, [&](int64_t row) {
-    const float* x = all + row * width;
-    float* normed = p.normed + thread * width;
-    if (norm.weight) p.k.norm(norm, width, x, normed);
-    p.k.quantise_row(m, norm.weight ? normed : x, row, quantised);
+  const QuantisedRows quantised = p.r.rows.of(p.k, m, p.batch.rows);
+  each_row(team, p.batch.rows, [&](int64_t row) {
+    p.k.quantise_row(m, normed_row(p, thread, all, norm, row), row, quantised);
   });
   return quantised;
 }
@@ -330,7 +424,9 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   r.rows.reserve(op.out, batch.rows);
   needs.qkv = std::max(needs.qkv, op.qkv.out);
   needs.mixed = std::max(needs.mixed, q_width);
-  if (!added_directly(op.after)) needs.added = std::max(needs.added, op.out.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  reserve_updates(r, batch, op.qkv_updates);
+  reserve_updates(r, batch, op.out_updates);
   if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
   needs.scratch = std::max(needs.scratch, k.attention_scratch(op.heads));
 }
@@ -342,6 +438,8 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
 
   QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.qkv);
   linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
+  update(p, team, op.qkv_updates, p.qkv, op.qkv.out,
+         [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
   each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
   const Queries all{0,          0,       0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
                     op.qkv.out, q_width, q_width};
@@ -349,8 +447,9 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
              thread);
 
   quantised = p.r.rows.of(p.k, op.out, rows);
-  each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, p.mixed + row * q_width, row, quantised); });
-  add_linear(p, team, op.out, quantised, op.after);
+  const auto mixed = [&](int64_t row) { return p.mixed + row * q_width; };
+  each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });
+  add_linear(p, team, op.out, quantised, op.after, op.out_updates, mixed);
 }
 
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const MLPOp& op) {
@@ -358,7 +457,9 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   r.next_rows.reserve(op.down, batch.rows);
   needs.up = std::max(needs.up, op.up.out);
   needs.act = std::max(needs.act, op.down.in);
-  if (!added_directly(op.after)) needs.added = std::max(needs.added, op.down.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.down.out);
+  reserve_updates(r, batch, op.up_updates);
+  reserve_updates(r, batch, op.down_updates);
 }
 
 // Runs an MLP that reads x [rows][width] and adds to the residual stream.
@@ -367,22 +468,25 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
   const QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.up);
   const QuantisedRows last = p.r.next_rows.of(p.k, op.down, rows);
   const Between between{op.activation, op.gated, inner, op.down, last};
-  if (p.k.fuses(op.up, quantised, between)) {
+  const auto activated = [&](int64_t row) {
+    float* act = p.act + thread * inner;
+    if (op.gated)
+      p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
+    else
+      p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
+    return act;
+  };
+  if (!p.batch.adapted && p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
     });
   } else {
     linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
-    each_row(team, rows, [&](int64_t row) {
-      float* act = p.act + thread * inner;
-      if (op.gated)
-        p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
-      else
-        p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
-      p.k.quantise_row(op.down, act, row, last);
-    });
+    update(p, team, op.up_updates, p.up, op.up.out,
+           [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
+    each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.down, activated(row), row, last); });
   }
-  add_linear(p, team, op.down, last, op.after);
+  add_linear(p, team, op.down, last, op.after, op.down_updates, activated);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) { run_mlp(p, team, thread, p.x, op); }
@@ -401,6 +505,7 @@ void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
 }
 
 #include "experts.inl.h"
+#include "latent.inl.h"
 
 // The argmax and logsumexp of a row, from the partial summaries of its ranges.
 void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total) {

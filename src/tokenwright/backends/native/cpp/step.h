@@ -10,7 +10,7 @@ constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights in a thread's wor
 
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
 // functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
-enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5 };
+enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5, LATENT = 6 };
 
 // x = scale times the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
@@ -26,6 +26,15 @@ struct After {
   double scale;
 };
 
+// What an adapter adds to the result of a matrix for its rows: up(down(row)), with weights in fp32. `down` has no outputs
+// where the adapter leaves the matrix alone.
+struct LowRank {
+  Matrix down, up;
+};
+
+// Norms of q and k: over each head with the same weights, over all heads together, over each head with its own weights.
+enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
+
 // x += after(out(attention(q, k, v))), with q, k and v from norm(x); K and V go through the layer's KV cache.
 struct AttentionOp {
   int64_t layer;
@@ -33,11 +42,31 @@ struct AttentionOp {
   int64_t rotation;  // its index among the model's rotations; -1: none
   Norm norm;
   Matrix qkv;   // the heads of q, then those of k, then those of v
-  Norm q_norm;  // over each head, before the rotation
+  Norm q_norm;  // before the rotation
   Norm k_norm;
-  int64_t whole_norms;  // whether these two are over all heads together instead
+  int64_t head_norms;  // what these two are over: HeadNorms
   Matrix out;
   After after;
+  const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
+};
+
+// x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
+// part of the key that turns. A head's query is its `still` numbers times k_up, beside those that turn; its values are
+// the mixed latents times v_up.
+struct LatentOp {
+  int64_t layer;
+  Heads heads;       // of one KV head: its size is that of a row, its values that of the latent
+  int64_t rotation;  // its index among the model's rotations; -1: none
+  int64_t still;     // numbers of a head of q that do not turn; the others follow
+  Norm norm;
+  Matrix down;   // the rows of q, or of its latent; then those of the latent of K and V, then the key part that turns
+  Norm q_norm;
+  Matrix q_up;   // from q's latent to the heads of q; without outputs: none
+  Norm kv_norm;  // of the latent
+  Matrix k_up, v_up;  // one head after another, each in whole blocks
+  Matrix out;
+  After after;
+  const LowRank *down_updates, *q_up_updates, *out_updates;  // as in AttentionOp
 };
 
 // x += after(down(activation(up(norm(x))))).
@@ -47,6 +76,7 @@ struct MLPOp {
   Matrix up;  // if gated: the gates, then the values
   Matrix down;
   After after;
+  const LowRank *up_updates, *down_updates;  // as in AttentionOp
 };
 
 // The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
@@ -63,13 +93,19 @@ struct ParallelOp {
   MLPOp mlp;
 };
 
-// How a router's logits [experts] choose some experts for a row, the lowest number among equals first.
+// How a router's logits [experts] choose some experts for a row, by their ranks: scores, plus the correction. The
+// lowest number is first among equals. With more than one group of experts, they come from the groups whose
+// `group_best` highest ranks (1 or 2) have the largest sums; at most MOST_GROUPS.
+constexpr int64_t MOST_GROUPS = 64;
 enum Scores : int64_t { SOFTMAX = 0, SIGMOID = 1 };
 struct Routing {
   int64_t experts, chosen;
   int64_t scores;
   int64_t renormalise;  // whether the weights of the chosen are divided by their sum
   int64_t shared_gate;  // whether one more logit, through a sigmoid, is the weight of the shared expert
+  int64_t groups, chosen_groups, group_best;
+  double factor;            // of the weights
+  const float* correction;  // [experts], or null
 };
 
 // x += after(sum of weight * down(activation(up(norm(x)))) over the experts that the row chose), the shared one last.
@@ -96,6 +132,13 @@ struct Model {
   const Op* op;
 };
 
+// The rows of a batch whose requests chose one adapter.
+struct AdaptedRows {
+  int64_t adapter;  // its index among the updates of an op
+  int64_t rows;
+  const int64_t* row;  // [rows]: their indices in the batch
+};
+
 struct Batch {
   int64_t rows;
   const int64_t* tokens;
@@ -111,6 +154,8 @@ struct Batch {
   int64_t hidden;      // the number of rows whose hidden states are needed
   const int64_t* hidden_row;  // [hidden]: their indices in the batch
   float* states;       // [hidden][width]: the rows after the head's norm
+  int64_t adapted;     // the number of adapters in the batch
+  const AdaptedRows* adapter;  // [adapted], each adapter once
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.

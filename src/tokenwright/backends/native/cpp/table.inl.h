@@ -3,6 +3,7 @@
 #include "lanes.h"
 
 #include "attention.inl.h"
+#include "forms.inl.h"
 #include "quantise.inl.h"
 #include "linear.inl.h"
 #include "limits.inl.h"
@@ -16,7 +17,8 @@ namespace TW_ISA {
 #define TW_NAME(x) TW_STRING(x)
 
 static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row, linear, fuses, up_rows, embed,
-                              norm, activate, gated, soft_cap, rotate, store_kv, attend, attention_scratch, pack, summary, read,
+                              norm, activate, gated, soft_cap, rotate, store_kv, attend, attention_scratch, stretch_sums,
+                              attend_stretch, merge_stretches, pack, summary, read,
                               multiply};
 
 }  // namespace TW_ISA

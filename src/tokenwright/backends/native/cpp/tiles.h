@@ -28,10 +28,10 @@ static_assert(sizeof(TileConfig) == 64, "as the processor reads it");
 
 #if defined(TW_EMULATE_AMX)
 
-struct Tile {
+struct TileBytes {
   uint8_t at[16][64];
 };
-static thread_local Tile tiles[8];
+static thread_local TileBytes tiles[8];
 static thread_local TileConfig shape;
 
 TW_INLINE void configure(const TileConfig& to) {
@@ -41,11 +41,11 @@ TW_INLINE void configure(const TileConfig& to) {
 TW_INLINE void release() { shape = TileConfig{}; }
 template <int T>
 TW_INLINE void tile_zero() {
-  memset(&tiles[T], 0, sizeof(Tile));
+  memset(&tiles[T], 0, sizeof(TileBytes));
 }
 template <int T>
 TW_INLINE void tile_load(const void* from, int64_t stride) {
-  memset(&tiles[T], 0, sizeof(Tile));
+  memset(&tiles[T], 0, sizeof(TileBytes));
   for (int r = 0; r < shape.rows[T]; r++) memcpy(tiles[T].at[r], (const char*)from + r * stride, shape.bytes[T]);
 }
 template <int T>

@@ -1,0 +1,58 @@
+"""The environment variables: this is their only reader."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from tokenwright.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The environment variables that Tokenwright reads (huggingface_hub reads its own, HF_TOKEN among them)."""
+
+    debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
+    cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
+    kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
+    isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the CPU's best
+    settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
+    settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
+    defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
+    otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+        value = variables.get("TOKENWRIGHT_DEBUG", "0")
+        if value not in ("0", "1"):
+            raise RequestError(f"TOKENWRIGHT_DEBUG must be 0 or 1, not {value!r}")
+        caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
+        cache = variables.get("TOKENWRIGHT_CACHE") or f"{caches}/tokenwright"
+        kernels, isa = variables.get("TOKENWRIGHT_KERNELS"), variables.get("TOKENWRIGHT_ISA")
+        if kernels not in (None, "native", "reference"):
+            raise RequestError(f"TOKENWRIGHT_KERNELS must be native or reference, not {kernels!r}")
+        if isa not in (None, "portable", "avx2", "avx512", "amx"):
+            raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
+        named = variables.get("TOKENWRIGHT_SETTINGS")
+        settings = named or f"{variables.get('XDG_CONFIG_HOME') or '~/.config'}/tokenwright/settings.toml"
+        prefix = "TOKENWRIGHT_"
+        defaults = {name.removeprefix(prefix): text for name, text in variables.items() if name.startswith(prefix)}
+        return cls(
+            value == "1",
+            Path(cache),
+            cast("Any", kernels),
+            cast("Any", isa),
+            Path(settings),
+            bool(named),
+            defaults,
+            {name: text for name, text in variables.items() if name.startswith("OTEL_")},
+        )
+
+    def cache_folder(self, name: str) -> Path:
+        """The folder `name` of the cache. Raises RequestError if the home directory is unknown."""
+        folder = self.cache / name
+        try:
+            return folder.expanduser()
+        except RuntimeError as error:
+            raise RequestError(f"there is no home for {folder} ({error}); set TOKENWRIGHT_CACHE to a folder") from error

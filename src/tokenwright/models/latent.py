@@ -1,0 +1,75 @@
+"""The op of multi-head latent attention (MLA, arXiv 2405.04434), in its absorbed form.
+
+    latent, key part = kv_down(norm(x))                          [R], [rope]; the norm of the latent follows
+    cache row        = latent | rotated key part                 one for all heads
+    query, part      = q_up(q_norm(q_down(norm(x)))), or of one matrix     [H, nope], [H, rope]
+    query row        = k_up_h query_h | rotated part_h           [H, R + rope]
+    mixed            = softmax(scale query row . cache rows) latents       [H, R]
+    result           = out(v_up_h mixed_h over all heads)
+
+A head's key is W_k latent and its value W_v latent. Scores need W_k^T query, and the result W_v of the mixed latents:
+so neither keys nor values of heads are ever made, and all heads share one cache row (absorption, section 2.1.2).
+"""
+
+from dataclasses import dataclass
+
+from tokenwright.config import Latent, LayerKV, Rope
+from tokenwright.models.graph import Matrix, Norm, Op, Scoring, Shape
+
+
+@dataclass(frozen=True)
+class LatentAttention(Op):
+    """x + residual_scale post_norm(attention(norm(x))); None: no such norm.
+
+    down: the rows of q (or of the latent of q, if there is `q_up`), then those of the latent, then those of the key
+    part that turns. In q each head has first the numbers that do not turn.
+    """
+
+    layer: int
+    heads: int
+    nope_size: int  # numbers of a head's query that do not turn,
+    rope_size: int  # and that do
+    value_size: int  # of a head
+    rank: int  # R, of the latent
+    scoring: Scoring
+    norm: Norm | None
+    down: Matrix
+    q_norm: Norm | None
+    q_up: Matrix | None  # [H x (nope + rope), rank of q]
+    kv_norm: Norm  # of the latent
+    k_up: Matrix  # [H x R, nope]: of each head its W_k, transposed
+    v_up: Matrix  # [H x value, R]
+    out: Matrix  # [width, H x value]
+    rotary: Rope | None = None
+    window: int | None = None
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        found: dict[str, Shape] = {}
+        for one in (self.norm, *self.matrices, self.q_norm, self.kv_norm, self.post_norm):
+            found |= one.shapes if one is not None else {}
+        return found
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        up = () if self.q_up is None else (self.q_up,)
+        return self.down, *up, self.k_up, self.v_up, self.out
+
+    @property
+    def q_rows(self) -> int:
+        """The rows of `down` before those of the latent."""
+        return self.down.out - self.rank - self.rope_size
+
+    @property
+    def kv(self) -> LayerKV:
+        return LayerKV(Latent(self.rank, self.rope_size), self.window)
+
+    @property
+    def pair_flops(self) -> int:
+        return 2 * self.heads * (2 * self.rank + self.rope_size)  # a score over the row, and a weighted latent
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.rotary

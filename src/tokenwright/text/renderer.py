@@ -1,0 +1,139 @@
+"""A chat template's process: it renders with limits on time, memory and length, and a template can only break itself.
+
+The process runs `text/template.py`, which imports nothing of ours. Messages go in and text comes out as lines of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Lock, Timer
+from typing import Any
+
+from tokenwright.errors import RequestError
+from tokenwright.text.messages import Message, strings
+from tokenwright.text.tokenizer import check_text
+
+SECONDS = 2.0  # to render one prompt
+MEMORY = 512 * 2**20  # bytes of address space of the process
+MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, in addition to twice the messages' length
+_START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine
+_CURE = "; put one that works into chat_template.jinja, in the model's folder"
+_WORKER = str(Path(__file__).with_name("template.py"))
+
+
+class Renderer:
+    """A template and its process (`text/template.py`), started on demand and killed when it exceeds its time limit.
+
+    values: the template's variables besides the messages. Thread-safe.
+    """
+
+    def __init__(self, source: str, values: Mapping[str, str], seconds: float) -> None:
+        self._start = {"template": source, "values": dict(values), "seconds": seconds, "memory": MEMORY}
+        self._seconds = seconds
+        self._lock = Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._ready = False  # whether the process has answered its start message
+        self._ending: weakref.finalize[..., Any] | None = None
+
+    def start(self) -> None:
+        """Start the process before the first prompt, without waiting for it."""
+        with self._lock:
+            if self._running is None:
+                with suppress(RequestError):  # the first `render` raises it again
+                    self._open()
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any] | None = None
+    ) -> str:
+        """The text that the template renders; `more`: "tools" and "variables". Raises RequestError."""
+        more = more or {}
+        most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
+        ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
+        with self._lock:
+            try:
+                if self._running is None or self._running.poll() is not None:
+                    self._open()
+                if not self._ready:
+                    self._ask(None, _START_SECONDS, 1_000)
+                    self._ready = True
+                answer = self._ask(ask, self._seconds, 6 * most)
+            except BaseException:  # interrupts too: the next question would receive the answer still to come
+                self._stop()
+                raise
+        if "error" in answer:
+            cure = "" if answer["error"].startswith("refuses") else _CURE
+            raise RequestError(f"the model's chat template {answer['error']}{cure}")
+        try:
+            check_text(answer["text"])
+        except RequestError as error:
+            raise RequestError(f"what the model's chat template writes is no text: {error}") from error
+        return answer["text"]
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _open(self) -> None:
+        self._stop()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", _WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal does not interrupt it
+            )
+        except OSError as error:
+            raise RequestError(f"the chat template's process cannot be started: {error}") from error
+        self._running, self._ready = process, False
+        self._ending = weakref.finalize(self, _end, process, os.getpid())
+        self._say(self._start)
+
+    def _say(self, question: Mapping[str, Any]) -> None:
+        assert self._running is not None and self._running.stdin is not None, "who is asked is there"
+        with suppress(BrokenPipeError):  # the process has died; `_ask` reports it
+            self._running.stdin.write(json.dumps(question).encode() + b"\n")
+            self._running.stdin.flush()
+
+    def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, str]:
+        """The answer to `question`, or (None) to the message already sent; at most about `most` bytes of it."""
+        process = self._running
+        assert process is not None and process.stdout is not None, "who answers is there"
+        late = Event()
+
+        def expire() -> None:
+            late.set()
+            process.kill()
+
+        timer = Timer(seconds, expire)
+        timer.start()
+        try:
+            if question is not None:
+                self._say(question)
+            line = process.stdout.readline(most + 1_000)
+        finally:
+            timer.cancel()
+            timer.join()
+        if late.is_set() or not line.endswith(b"\n"):
+            does = f"takes more than {seconds:g} s for these messages" if late.is_set() else "breaks its process"
+            raise RequestError(f"the model's chat template {does}{_CURE}")
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def _stop(self) -> None:
+        if self._ending is not None:
+            self._ending()
+        self._running = self._ending = None
+
+
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    """End a process of ours; in a fork of `owner`, which started it, leave it alone."""
+    if os.getpid() != owner:
+        return
+    process.kill()
+    process.communicate()  # reaps the process and closes the pipes

@@ -1,0 +1,33 @@
+"""axe on a part of the page in its three looks: dark, light and forced colours, without loading the page again."""
+
+from importlib.resources import files
+
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+LOOKS = ("dark", "light", "forced colours")
+ALL = "{resultTypes: ['violations']}"
+COLOURS = "{resultTypes: ['violations'], runOnly: ['color-contrast']}"  # what depends on the look is contrast
+
+
+def look(explored, name):
+    """Give the page this look."""
+    explored.tab.emulate_media(forced_colors="active" if name == "forced colours" else "none")
+    theme = "light" if name == "light" else "dark"
+    explored.tab.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+
+
+def serious(explored, where="'.rail'", rules=ALL):
+    """What axe finds serious or worse in a part of the page: the rule, and the first element."""
+    if not explored.tab.evaluate("'axe' in window"):
+        explored.tab.evaluate(AXE)
+    found = explored.tab.evaluate(f"async () => (await axe.run({where}, {rules})).violations")
+    return [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+
+
+def findings(explored, where="'.rail'"):
+    """What is serious in any look: all rules in the first one, contrast in the others. The first look is back after."""
+    found = {}
+    for name in (*LOOKS[1:], LOOKS[0]):
+        look(explored, name)
+        if problems := serious(explored, where, ALL if name == LOOKS[0] else COLOURS):
+            found[name] = problems
+    return found

@@ -1,0 +1,215 @@
+"""Published config.json files: which run, with the size that their cards give, and which operation the others need."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenwright.backends.native.compile import compiles
+from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.published import read_scheme
+from tokenwright.errors import CheckpointError
+from tokenwright.models.graph import Graph
+from tokenwright.planner import plan
+
+_COHERE = {
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5, "eos_token_id": 255001, "hidden_act": "silu",
+    "initializer_range": 0.02, "layer_norm_eps": 1e-05, "num_key_value_heads": 8, "pad_token_id": 0, "use_cache": True,
+    "vocab_size": 256000,
+}  # fmt: skip
+_LLAMA = {
+    "attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-05,
+    "torch_dtype": "bfloat16", "use_cache": True,
+}  # fmt: skip
+_PIXTRAL = {"head_dim": 64, "hidden_size": 1024, "image_size": 1540, "model_type": "pixtral", "patch_size": 14}
+_MISTRAL3 = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+    "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+    "torch_dtype": "bfloat16", "vision_config": _PIXTRAL, "vision_feature_layer": -1,
+}  # fmt: skip
+_QWEN_VL = {
+    "vision_start_token_id": 151652, "vision_end_token_id": 151653, "image_token_id": 151655, "video_token_id": 151656,
+}  # fmt: skip
+
+RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the text model, in billions
+    "CohereForAI/c4ai-command-r-plus": (
+        _COHERE | {
+            "architectures": ["CohereForCausalLM"], "hidden_size": 12288, "intermediate_size": 33792,
+            "logit_scale": 0.8333333333333334, "max_position_embeddings": 8192, "model_max_length": 131072,
+            "model_type": "cohere", "num_attention_heads": 96, "num_hidden_layers": 64, "rope_theta": 75000000.0,
+            "torch_dtype": "float16", "transformers_version": "4.40.0.dev0", "use_qk_norm": True,
+        },
+        103.81,
+    ),
+    "CohereForAI/c4ai-command-r7b-12-2024": (
+        _COHERE | {
+            "architectures": ["Cohere2ForCausalLM"], "cache_implementation": "hybrid", "head_dim": 128,
+            "hidden_size": 4096, "intermediate_size": 14336, "layer_switch": 4, "logit_scale": 0.25,
+            "max_position_embeddings": 8192, "model_type": "cohere2", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0,
+            "sliding_window": 4096, "sliding_window_pattern": 4, "torch_dtype": "bfloat16",
+            "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
+        },
+        8.03,
+    ),
+    "allenai/Olmo-3-7B-Instruct": (
+        _LLAMA | {
+            "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_size": 4096,
+            "intermediate_size": 11008, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+            "max_position_embeddings": 65536, "model_type": "olmo3", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-06, "rope_theta": 500000,
+            "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn"}, "sliding_window": 4096,
+            "tie_word_embeddings": False, "vocab_size": 100278,
+        },
+        7.30,
+    ),
+    "LGAI-EXAONE/EXAONE-4.0-32B": (
+        _LLAMA | {
+            "architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "hidden_size": 5120,
+            "intermediate_size": 27392, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+            "max_position_embeddings": 131072, "model_type": "exaone4", "num_attention_heads": 40,
+            "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_theta": 1000000,
+            "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "sliding_window": 4096,
+            "sliding_window_pattern": "LLLG", "tie_word_embeddings": False, "vocab_size": 102400,
+        },
+        32.00,
+    ),
+    "LGAI-EXAONE/EXAONE-4.0-1.2B": (
+        _LLAMA | {
+            "architectures": ["Exaone4ForCausalLM"], "head_dim": 64, "hidden_size": 2048, "intermediate_size": 4096,
+            "layer_types": ["full_attention"] * 30, "max_position_embeddings": 65536, "model_type": "exaone4",
+            "num_attention_heads": 32, "num_hidden_layers": 30, "num_key_value_heads": 8, "rope_theta": 1000000,
+            "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "sliding_window": None,
+            "sliding_window_pattern": None, "tie_word_embeddings": True, "vocab_size": 102400,
+        },
+        1.28,
+    ),
+    "baidu/ERNIE-4.5-0.3B-PT": (
+        _LLAMA | {
+            "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 128, "hidden_size": 1024,
+            "intermediate_size": 3072, "max_position_embeddings": 131072, "model_type": "ernie4_5",
+            "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2, "rope_theta": 500000.0,
+            "tie_word_embeddings": True, "use_bias": False, "vocab_size": 103424,
+        },
+        0.36,
+    ),
+    "THUDM/glm-4-9b-chat-hf": (
+        _LLAMA | {
+            "architectures": ["GlmForCausalLM"], "attention_bias": True, "eos_token_id": [151329, 151336, 151338],
+            "head_dim": 128, "hidden_size": 4096, "intermediate_size": 13696, "max_position_embeddings": 131072,
+            "model_type": "glm", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
+            "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0,
+            "tie_word_embeddings": False, "vocab_size": 151552,
+        },
+        9.40,
+    ),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (
+        _MISTRAL3 | {"text_config": _LLAMA | {
+            "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768, "max_position_embeddings": 131072,
+            "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8,
+            "rope_theta": 1000000000.0, "sliding_window": None, "vocab_size": 131072,
+        }},
+        23.57,
+    ),
+    "mistralai/Ministral-3-3B-Instruct-2512": (
+        _MISTRAL3 | {"text_config": _LLAMA | {
+            "head_dim": 128, "hidden_size": 3072, "intermediate_size": 9216, "max_position_embeddings": 262144,
+            "model_type": "ministral3", "num_attention_heads": 32, "num_hidden_layers": 26, "num_key_value_heads": 8,
+            "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
+            "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn"}, "sliding_window": None,
+            "tie_word_embeddings": True, "vocab_size": 131072,
+        }, "quantization_config": {"activation_scheme": "static", "dequantize": False, "quant_method": "fp8",
+        "modules_to_not_convert": ["lm_head"], "weight_block_size": None}},
+        3.43,
+    ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": (
+        _LLAMA | _QWEN_VL | {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 2048, "intermediate_size": 11008,
+            "max_position_embeddings": 128000, "max_window_layers": 70, "model_type": "qwen2_5_vl",
+            "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"mrope_section": [16, 24, 24], "type": "mrope"}, "rope_theta": 1000000.0,
+            "sliding_window": 32768, "tie_word_embeddings": True, "use_sliding_window": False,
+            "vision_config": {"depth": 32, "hidden_size": 1280, "in_chans": 3, "out_hidden_size": 2048},
+            "vision_token_id": 151654, "vocab_size": 151936,
+        },
+        3.09,
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct": (
+        _QWEN_VL | {
+            "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+            "tie_word_embeddings": False, "vision_config": {"depth": 27, "model_type": "qwen3_vl"},
+            "text_config": {"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+            "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+            "initializer_range": 0.02, "intermediate_size": 12288, "max_position_embeddings": 262144,
+            "model_type": "qwen3_vl_text", "num_attention_heads": 32, "num_hidden_layers": 36,
+            "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": {"mrope_interleaved": True,
+            "mrope_section": [24, 20, 20], "rope_type": "default"}, "rope_theta": 5000000, "use_cache": True,
+            "vocab_size": 151936},
+        },
+        8.19,
+    ),
+}  # fmt: skip
+
+NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what they stand for
+    "meta-llama/Llama-4-Scout-17B-16E": (
+        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"attention_chunk_size": 8192,
+         "attn_temperature_tuning": 4, "interleave_moe_layer_step": 1, "num_local_experts": 16}},
+        "chunked attention, 8,192 tokens at a time, queries scaled by their position, experts whose input is scaled",
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        {"architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 16, "num_experts": 512}, "linear attention",
+    ),
+    "google/gemma-3n-E2B-it": (
+        {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"altup_num_inputs": 4,
+         "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10}},
+        "embeddings for each layer, several residual streams (AltUp), K and V that layers share",
+    ),
+    "tiiuae/Falcon-H1-0.5B-Instruct": (
+        {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "state-space layers",
+    ),
+    "LiquidAI/LFM2-1.2B": ({"architectures": ["Lfm2ForCausalLM"], "conv_L_cache": 3}, "short convolutions"),
+    "google/recurrentgemma-2b": (
+        {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "recurrent layers",
+    ),
+    "tiiuae/falcon-7b": ({"architectures": ["FalconForCausalLM"], "multi_query": True}, "one KV head in a fused"),
+    "google-t5/t5-small": ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder"),
+}  # fmt: skip
+
+
+def graph_of(name: str) -> Graph:
+    settings = dict(RUN[name][0])
+    read_scheme(settings, name)
+    return parse_config(settings).graph
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_published_config_runs(name: str, tmp_path: Path) -> None:
+    graph, (config, billions) = graph_of(name), RUN[name]
+    assert round(graph.parameters / 1e9, 2) == billions
+    assert compiles(graph)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert plan(tmp_path).hindrances == ()
+
+
+@pytest.mark.parametrize("name", NEED)
+def test_of_others_the_missing_operation_is_named(name: str, tmp_path: Path) -> None:
+    config, words = NEED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        plan(tmp_path)
+    assert f"it needs {words}" in str(caught.value)
+
+
+def test_ministrals_context_ends_where_queries_would_be_scaled() -> None:
+    assert graph_of("mistralai/Ministral-3-3B-Instruct-2512").context == 16384
+
+
+def test_a_text_has_one_position_in_each_section() -> None:
+    [rope] = graph_of("Qwen/Qwen2.5-VL-3B-Instruct").ropes
+    assert rope == parse_config(RUN["Qwen/Qwen2.5-VL-3B-Instruct"][0] | {"rope_scaling": None}).graph.ropes[0]
