@@ -59,6 +59,13 @@ def test_without_the_cache_the_text_is_the_same_and_the_work_is_not(generate: Ru
     assert (cached["facts"]["kv_bytes"] > 0, naive["facts"]["kv_bytes"]) == (True, 0)
 
 
+def test_an_empty_prompt_begins_a_text(run: Run) -> None:
+    result = run("generate", "", "-m", "stories", "-n", 3, *GREEDY)
+    assert result.exit_code == 0 and result.stdout.strip()
+    assert "\nthe prompt is empty: the model begins a text of its own\n" in result.stderr
+    assert "\n1 prompt + 3 generated tokens" in result.stderr, "the prompt is the token of the beginning"
+
+
 @pytest.mark.parametrize("options", [("--page-size", 1), ("--page-size", 64), ("--token-budget", 3)])
 def test_pages_and_chunks_change_nothing(generate: Run, options: tuple[object, ...]) -> None:
     plain = generate("-n", 12, *GREEDY, "-q").stdout
@@ -106,12 +113,14 @@ def test_stop_strings(generate: Run) -> None:
 
 
 def test_no_new_tokens(generate: Run) -> None:
+    """Nothing is drawn, so there is no seed."""
     result = json.loads(generate("-n", 0, "--json").stdout)
     assert (result["text"], result["token_ids"], result["finish_reason"]) == ("", [], "length")
-    assert result["facts"]["ttft_s"] is None
-    line = generate("-n", 0).stderr
-    assert "first token" not in line
-    assert "tok/s" not in line
+    assert result["facts"]["ttft_s"] is result["facts"]["seed"] is None
+    plain = generate("-n", 0)
+    assert (plain.exit_code, plain.stdout) == (0, "\n")
+    assert " + 0 generated tokens · weights " in plain.stderr and plain.stderr.endswith(" · ended by -n\n")
+    assert not any(word in plain.stderr for word in ("first token", "tok/s", "seed"))
 
 
 def test_the_context_is_a_limit(generate: Run) -> None:
@@ -207,7 +216,7 @@ def test_a_cache_file_spares_the_prompt(generate: Run, tmp_path: Path) -> None:
 
 def test_a_cache_file_that_cannot_be_believed_is_refused(generate: Run, tmp_path: Path) -> None:
     file = tmp_path / "chat.kv"
-    assert generate("-n", 20, "--cache-file", file).exit_code == 0
+    assert generate("-n", 20, *GREEDY, "--ignore-eos", "--cache-file", file).exit_code == 0
     other = generate("-n", 20, "--cache-file", file, "--kv", "int8")
     assert other.exit_code == 2
     assert "saved with another kv format" in other.stderr
@@ -298,7 +307,7 @@ def test_threads_and_memory_are_options(generate: Run) -> None:
     shown = generate("-n", 2, "--threads", 1, "--kv-memory", "64KiB")
     assert shown.exit_code == 0, shown.stderr
     assert re.match(r"KV cache: \d+ pages of 16 tokens, [4-6]\d\.\d KiB", shown.stderr)
-    assert "--kv-memory 64 has no unit and would be bytes; write 64GB or 64GiB" in generate("--kv-memory", 64).stderr
+    assert "--kv-memory 64 has no unit; write 64GB, 64GiB, or 64B for bytes" in generate("--kv-memory", 64).stderr
     small = generate("--kv-memory", "1KiB").stderr
     assert "--kv-memory" in small and "kv_memory" not in small
 
