@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fcntl import ioctl
@@ -95,6 +96,13 @@ def terminal(
         process.kill()
         process.wait()
         os.close(own)
+
+
+def wait_for_input(process: "subprocess.Popen[bytes]") -> None:
+    """Return once the main thread sleeps: what it showed last was not the end of its work on what was typed."""
+    stat = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)
 
 
 def void(_: object) -> None:

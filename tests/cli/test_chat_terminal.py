@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.cli.terminal import terminal
+from tests.cli.terminal import terminal, wait_for_input
 from tests.cli.test_chat import APPENDS, with_template
 from tokenwright.cli.chat_answer import MarkdownAnswer, complete_blocks
 from tokenwright.cli.chat_input import Reader, Typed
@@ -31,6 +31,7 @@ def test_a_session_on_a_terminal(talker: Path, tmp_path: Path) -> None:
         until("> ")
         type_("\x1b[200~first line\nsecond line\x1b[201~")
         until("second line")
+        wait_for_input(process)  # a signal that comes before that is seen at the next key
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         os.kill(process.pid, signal.SIGCONT)  # once, as a shell sends it: no other thread may take it

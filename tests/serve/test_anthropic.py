@@ -165,7 +165,9 @@ def test_a_call_that_is_cut_off_is_left_out(client: anthropic.Anthropic, tokens:
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [TOOL], "tool_choice": choice}
     message = client.messages.create(max_tokens=tokens, **asked)
-    assert (message.stop_reason == "tool_use") == any(block.type == "tool_use" for block in message.content)
+    called = [block for block in message.content if block.type == "tool_use"]
+    assert all(valid(block.input) for block in called), "the limit may come right after a whole call, not inside one"
+    assert called or message.stop_reason == "max_tokens"
     with client.messages.stream(max_tokens=tokens, **asked) as stream:
         assert stream.get_final_message().usage.output_tokens <= tokens
 
