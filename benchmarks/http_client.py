@@ -20,7 +20,7 @@ LIMIT = 2**20  # bytes of a line at most
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply. times: seconds from the request to the arrival of each chunk of the body."""
+    """A whole reply. times: seconds from the request to the arrival of each chunk of the body that is not a ping."""
 
     status: int
     headers: Mapping[str, str]
@@ -63,7 +63,8 @@ class Exchange:
             parts, times = [], []
             async for part in self._body(headers):
                 parts.append(part)
-                times.append(time.perf_counter() - self._began)
+                if not part.startswith(b":"):  # a comment: servers send one every 15 s
+                    times.append(time.perf_counter() - self._began)
         except asyncio.IncompleteReadError as error:
             raise ConnectionError("the reply ended early") from error
         finally:
