@@ -1,26 +1,27 @@
 """The load generators' HTTP client: what it counts as the beginning of a streamed reply."""
 
 import asyncio
+import socket
+from threading import Thread
 
 from http_client import ask
 
 PIECES = (b": ping\r\n\r\n", b'data: {"a": 1}\n\n', b"data: [DONE]\n\n")
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    for piece in PIECES:
-        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-        await writer.drain()
-    writer.write(b"0\r\n\r\n")
-
-
-async def asked() -> tuple[int, list[object]]:
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        reply = await ask(server.sockets[0].getsockname(), "/")
-    return len(reply.times), reply.events()
+def answer(listener: socket.socket) -> None:
+    with listener.accept()[0] as connection:
+        connection.recv(65_536)
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in PIECES)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        connection.recv(1)  # the client is done
 
 
 def test_a_ping_is_not_the_first_token():
-    assert asyncio.run(asked()) == (2, [{"a": 1}])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=answer, args=(listener,), daemon=True)
+        server.start()
+        reply = asyncio.run(ask(listener.getsockname(), "/"))
+        server.join()
+    assert len(reply.times) == 2
+    assert reply.events() == [{"a": 1}]
