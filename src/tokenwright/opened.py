@@ -14,7 +14,9 @@ from weakref import finalize
 
 import torch
 
+from tokenwright.backends.device import compute_beside_kernels, compute_with
 from tokenwright.backends.memory import make_store
+from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
@@ -82,7 +84,7 @@ class OpenedModel:
         self._loop: EngineLoop | None = EngineLoop(engine, end_step=end_step)
         self._builder = RequestBuilder(loaded, self.context)
         self._async_streams = AsyncStreams()
-        self._threads = torch.get_num_threads()
+        self._threads = 0  # of torch, in the thread that submitted last
         self._preparing = ThreadPoolExecutor(1, "tokenwright requests")  # astream: tokenising takes time
         loaded.enter()
         self._abandon = finalize(self, _abandon, self._loop, loaded, self._preparing)
@@ -246,7 +248,8 @@ class OpenedModel:
         loop = self._open_loop()
         if (threads := torch.get_num_threads()) != self._threads:  # torch's thread count is per thread
             self._threads = threads
-            loop.post(lambda _: torch.set_num_threads(threads))
+            compute = compute_beside_kernels if isinstance(self.loaded.decoder, NativeDecoder) else compute_with
+            loop.post(lambda _: compute(threads))
         return loop.submit(requests, listener, paused=paused)
 
     def _finish(

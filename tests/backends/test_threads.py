@@ -84,6 +84,30 @@ def test_threads_that_are_kept_waiting_change_nothing() -> None:
             assert kernels.summarise(logits) == summary
 
 
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_torch_computes_alone_beside_native_kernels(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's other threads would hold the cores for which the kernels of the next step wait."""
+    code = (
+        "import threading\n"
+        "from tokenwright import LLM\n"
+        "from tokenwright.backends.device import kernel_threads\n"
+        "seen = lambda *_: (torch.get_num_threads(), kernel_threads())\n"
+        "with LLM('stories', pages=64) as llm:\n"
+        "    for count in (3, 2):\n"
+        "        torch.set_num_threads(count)\n"
+        "        llm.generate('Once', max_tokens=1)\n"
+        "        print(*llm._open_loop().call(seen), *seen(), end=' ')\n"
+        "        other = threading.Thread(target=lambda: print(torch.get_num_threads()))\n"
+        "        other.start()\n"
+        "        other.join()\n"
+    )
+    monkeypatch.setenv("TOKENWRIGHT_KERNELS", kernels)
+    alone = kernels == "native"
+    assert in_a_process(code).splitlines() == [
+        f"{1 if alone else count} {count} {count} {count} {count}" for count in (3, 2)
+    ]
+
+
 def test_callers_take_turns() -> None:
     """Calls from several threads of Python at once, each on several of the pool: all get what is theirs."""
     kernels = any_kernels()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Linear, Scored
@@ -54,7 +55,7 @@ class NativeKernels:
         packed = _packed(weight)
         rows = x.contiguous()
         y = torch.empty(len(x), packed.out)
-        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), torch.get_num_threads())
+        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), kernel_threads())
         self.compute(self.library.tw_linear, *places)
         return y
 
@@ -138,7 +139,7 @@ class NativeKernels:
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
-        self.compute(self.library.tw_attend, *read, byref(queries), torch.get_num_threads())
+        self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads())
         return out
 
     def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -149,7 +150,7 @@ class NativeKernels:
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
         places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
-        self.compute(self.library.tw_summarise, rows, vocab, *places, torch.get_num_threads())
+        self.compute(self.library.tw_summarise, rows, vocab, *places, kernel_threads())
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
@@ -166,7 +167,7 @@ class NativeKernels:
 
         Returns the sum of its 32-bit words modulo 2^32; bytes after the last whole 256 are added one by one.
         """
-        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, torch.get_num_threads())
+        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, kernel_threads())
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
@@ -175,7 +176,7 @@ class NativeKernels:
         form: the weights' format: float32, bfloat16, float16, int8 or int4. rounds: per thread. Returns the number of
         multiplications of all threads; with the additions, the operations are twice that.
         """
-        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, torch.get_num_threads())
+        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, kernel_threads())
         return made
 
     def compute(self, function: Callable[..., int], *arguments: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from tokenwright.backends import Kernels, Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
+from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
@@ -92,7 +93,7 @@ class Program:
             0 if hidden is None else hidden.data_ptr(),
             *self._adapted(batch, alive),
         )
-        struct, kernels, threads = array("q", words), model.kernels, torch.get_num_threads()
+        struct, kernels, threads = array("q", words), model.kernels, kernel_threads()
         at = struct.buffer_info()[0]
         if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
             raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
