@@ -316,6 +316,7 @@ def test_the_memory_is_not_named_where_there_is_no_option(run: Run, model: Path)
     result = run("race", "x", "--model", model, "-n", 1, "--page-size", 2**31)
     assert result.exit_code == 2
     assert "kv_memory" not in result.stderr and "pages or" not in result.stderr
+    assert re.search(r"grant it more memory, at least \d+GiB, or smaller pages \(--page-size\)", result.stderr)
 
 
 def test_json_tells_the_text_of_tokens(run: Run) -> None:
