@@ -29,7 +29,9 @@ Tty = Annotated[
 TtyPrompt = Annotated[
     str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
 ]
-TtyTokens = Annotated[int | None, Option("-n", help="With --tty: the most tokens to write; by default 60.")]
+TtyTokens = Annotated[
+    int | None, Option("-n", "--max-tokens", help="With --tty: the most tokens to write; by default 60.")
+]
 TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
