@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import tokenwright
 from tests.cli.conftest import Run
-from tokenwright.cli import Commands, main
+from tokenwright.cli import Commands, app, main
 from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
@@ -39,6 +39,18 @@ def test_help_is_as_wide_as_the_terminal_and_names_types_of_values_alone(run: Ru
     assert "that are not given come from the user's settings, else from the model's generation_config.json" in shown
     assert "<int>" in shown and "<bool>" not in shown + run("--help").output
     assert "[OPTIONS] [MODEL] TARGET " in run("quantize", "--help").output
+
+
+def test_every_command_takes_a_model_alike() -> None:
+    """By -m, and as an argument where that is not text."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    taking = {name for name, command in commands.items() if any("-m" in one.opts for one in command.params)}
+    assert taking == commands.keys() - {"models", "pull", "rm", "cache"}
+    for name in taking:
+        [option] = [one for one in commands[name].params if "-m" in one.opts]
+        [argument] = [one for one in commands[name].params if one.param_type_name == "argument"]
+        assert option.opts == ["--model", "-m"]
+        assert argument.metavar.startswith("[MODEL]") == (name not in ("generate", "race", "chat")), name
 
 
 @pytest.mark.parametrize(
