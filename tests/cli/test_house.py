@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import tokenwright
 from tests.cli.conftest import Run
+from tokenwright.bench.shapes import SHAPES
 from tokenwright.cli import Commands, app, main
 from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
@@ -39,6 +40,14 @@ def test_help_is_as_wide_as_the_terminal_and_names_types_of_values_alone(run: Ru
     assert "that are not given come from the user's settings, else from the model's generation_config.json" in shown
     assert "<int>" in shown and "<bool>" not in shown + run("--help").output
     assert "[OPTIONS] [MODEL] TARGET " in run("quantize", "--help").output
+
+
+def test_help_has_no_markup_and_names_every_shape() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = [(name, one) for name, command in commands.items() for one in command.params]
+    assert [(name, one.help) for name, one in options if "[" in (one.help or "")] == [], "rich would leave it out"
+    [shape] = [one.help for _, one in options if one.name == "shape"]
+    assert all(name in shape for name in SHAPES)
 
 
 def test_every_command_takes_a_model_alike() -> None:

@@ -50,7 +50,7 @@ def explore(
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
-    threads: opt.Threads = None,
+    threads: opt.ServerThreads = None,
     kv_memory: opt.KvMemory = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,

@@ -107,6 +107,15 @@ Lora = Annotated[
 Threads = Annotated[
     int | None, Option(min=1, max=4096, help="Threads that compute; by default one per core.", rich_help_panel=ENGINE)
 ]
+ServerThreads = Annotated[
+    int | None,
+    Option(
+        min=1,
+        max=4096,
+        help="Threads that compute; by default a server takes one fewer than cores.",
+        rich_help_panel=ENGINE,
+    ),
+]
 KvMemory = Annotated[
     str | None,
     Option(
