@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import resource
 import signal
 import threading
@@ -25,6 +26,7 @@ from tokenwright import (
     SamplingParams,
 )
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.units import read_bytes
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -456,10 +458,10 @@ def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder,
 def test_the_least_memory_that_an_error_names_suffices(folder):
     with pytest.raises(CapacityError, match="hold no page") as caught:
         LLM(folder, kv_memory=10)
-    least = int(str(caught.value).rpartition(" ")[2].removesuffix("B"))
-    with pytest.raises(CapacityError, match=f"at least {least}B$"):
-        LLM(folder, kv_memory=least - 1)
-    with LLM(folder, kv_memory=f"{least}B") as llm:
+    [least] = re.findall(r", at least (\S+), or smaller pages", str(caught.value))
+    with pytest.raises(CapacityError, match=f"at least {least}, "):
+        LLM(folder, kv_memory=read_bytes(least, "kv_memory") * 9 // 10)
+    with LLM(folder, kv_memory=least) as llm:
         assert llm.generate([5], GREEDY, max_tokens=2)[0].token_ids
 
 

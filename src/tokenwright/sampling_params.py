@@ -227,7 +227,7 @@ class SamplingParams:
     def _check_zeros(self) -> None:
         for name, why in _NOT_ZERO.items():
             if getattr(self, name) == 0:
-                raise RequestError(f"{name} must be above 0{why}")
+                raise RequestError(f"{name} must be above 0{why}", name, "temperature")
 
     def _check_together(self) -> None:
         stopping: object = self.early_stopping

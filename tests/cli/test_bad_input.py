@@ -36,7 +36,7 @@ def change(folder: Path, file: str = "config.json", **changes: Any) -> None:
         (("--temperature", "-1"), "--temperature must be a number from 0"),
         (("--temperature", "nan"), "not nan"),
         (("--temperature", "inf"), "not inf"),
-        (("--top-p", "0"), "--top-p must be above 0"),
+        (("--top-p", "0"), "--top-p must be above 0 (it keeps that share of the probability); use --temperature 0"),
         (("--top-p", "2"), "--top-p must be a number from 0 to 1, not 2.0"),
         (("--top-k", "-1"), "--top-k must be a whole number from 0"),
         (("--seed", "-1"), "--seed must be a whole number from 0"),
@@ -106,6 +106,7 @@ def test_a_name_that_is_nearly_known_is_hinted_at(refused: Refused, tmp_path: Pa
     [
         (RequestError("no pages (pages or kv_memory)"), "generate", "no pages (--kv-memory)"),
         (RequestError("no pages (pages or kv_memory)"), "bench", "no pages"),
+        (RequestError("smaller pages (page_size)"), "race", "smaller pages (--page-size)"),
         (RequestError("keep it beside (adapters)"), "generate", "keep it beside (serve --adapter)"),
         (RequestError("keep it beside (adapters)"), "serve", "keep it beside (--adapter)"),
         (RequestError("fewer (token_budget)"), "quantize", "fewer"),
@@ -182,6 +183,7 @@ def test_race_refuses_what_it_cannot_do(refused: Refused, model: Path, tmp_path:
     [
         (("--temperature", "hot", "x"), "invalid value for '--temperature': it must be a number; "),
         (("-n", "many", "x"), "it must be a whole number; "),
+        (("--wings", "x"), "no such option: --wings; did you mean --sinks, --weights, --window? tokenwright generate"),
         (("Once", "upon", "a"), "unexpected: upon a; a text with spaces needs quotes; "),
     ],
 )

@@ -135,9 +135,9 @@ def test_prompts_from_a_file_and_from_standard_input(run: Run, model: Path, tmp_
     file.write_text(text + "\n", encoding="utf-8")
     options = ("--model", model, "-n", 4, *GREEDY, "--json")
     by_file = run("generate", "--file", file, *options)
-    by_input = run("generate", "-", *options, input=text.encode() + b"\n")
-    assert by_file.exit_code == by_input.exit_code == 0
-    assert json.loads(by_file.stdout)["prompt"] == json.loads(by_input.stdout)["prompt"] == text
+    by_input, by_pipe = (run("generate", *dash, *options, input=text.encode() + b"\n") for dash in (("-",), ()))
+    assert by_file.exit_code == by_input.exit_code == by_pipe.exit_code == 0
+    assert {json.loads(one.stdout)["prompt"] for one in (by_file, by_input, by_pipe)} == {text}
 
 
 @pytest.fixture
@@ -304,8 +304,9 @@ def test_verbose_tells_the_phases(generate: Run) -> None:
 
 
 def test_threads_and_memory_are_options(generate: Run) -> None:
-    shown = generate("-n", 2, "--threads", 1, "--kv-memory", "64KiB")
+    shown = generate("--max-tokens", 2, "--ignore-eos", "--threads", 1, "--kv-memory", "64KiB")
     assert shown.exit_code == 0, shown.stderr
+    assert " + 2 generated tokens" in shown.stderr
     assert re.match(r"KV cache: \d+ pages of 16 tokens, [4-6]\d\.\d KiB", shown.stderr)
     assert "--kv-memory 64 has no unit; write 64GB, 64GiB, or 64B for bytes" in generate("--kv-memory", 64).stderr
     small = generate("--kv-memory", "1KiB").stderr
@@ -316,6 +317,7 @@ def test_the_memory_is_not_named_where_there_is_no_option(run: Run, model: Path)
     result = run("race", "x", "--model", model, "-n", 1, "--page-size", 2**31)
     assert result.exit_code == 2
     assert "kv_memory" not in result.stderr and "pages or" not in result.stderr
+    assert re.search(r"grant it more memory, at least \d+GiB, or smaller pages \(--page-size\)", result.stderr)
 
 
 def test_json_tells_the_text_of_tokens(run: Run) -> None:

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import tokenwright
 from tests.cli.conftest import Run
-from tokenwright.cli import Commands, main
+from tokenwright.bench.shapes import SHAPES
+from tokenwright.cli import Commands, app, main
 from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
@@ -33,9 +34,99 @@ def test_help_does_not_load_torch(command: list[str], record_property: Callable[
     assert done.stdout.endswith("NO TORCH\n")
 
 
+def test_help_is_as_wide_as_the_terminal_and_names_types_of_values_alone(run: Run) -> None:
+    shown = run("generate", "--help").output
+    assert "[OPTIONS] [PROMPT] " in shown
+    assert "that are not given come from the user's settings, else from the model's generation_config.json" in shown
+    assert "<int>" in shown and "<bool>" not in shown + run("--help").output
+    assert "[OPTIONS] [MODEL] TARGET " in run("quantize", "--help").output
+
+
+def test_help_has_no_markup_and_names_every_shape() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = [(name, one) for name, command in commands.items() for one in command.params]
+    assert [(name, one.help) for name, one in options if "[" in (one.help or "")] == [], "rich would leave it out"
+    [shape] = [one.help for _, one in options if one.name == "shape"]
+    assert all(name in shape for name in SHAPES)
+
+
+def test_every_command_takes_a_model_alike() -> None:
+    """By -m, and as an argument where that is not text."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    taking = {name for name, command in commands.items() if any("-m" in one.opts for one in command.params)}
+    assert taking == commands.keys() - {"models", "pull", "rm", "cache"}
+    for name in taking:
+        [option] = [one for one in commands[name].params if "-m" in one.opts]
+        [argument] = [one for one in commands[name].params if one.param_type_name == "argument"]
+        assert option.opts == ["--model", "-m"]
+        assert argument.metavar.startswith("[MODEL]") == (name not in ("generate", "race", "chat")), name
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tokenwright ge", ["generate"]),
+        ("tokenwright generate --kv", ["--kv", "--kv-memory"]),
+        ("tokenwright generate -m stor", ["stories"]),
+        ("tokenwright plan Qwen/Qwen3-0", ["Qwen/Qwen3-0.6B"]),
+        ("tokenwright inspect beside/m", ["beside/model"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_models(
+    run: Run, typed: str, offered: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "model").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    asked = {"_TOKENWRIGHT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert run(prog_name="tokenwright", env=asked).stdout.split() == offered
+
+
 def test_no_command_shows_the_commands(run: Run) -> None:
     shown = run().output
     assert all(command in shown for command in ("generate", "inspect", "plan", "race"))
+
+
+REFUSED = (
+    ("generate", "x", "-n", "-1"),
+    ("generate", "x", "-m", "nowhere"),
+    ("generate", "x", "--beams", 2, "--seed", 3),
+    ("generate", "x", "--kv", "int3"),
+    ("generate", "x", "--device", "toaster"),
+    ("generate", "\udcff"),
+    ("generate", "--file", "nowhere"),
+    ("chat", "--load", "nowhere"),
+    ("chat", " "),
+    ("race", "x", "-n", 0),
+    ("race", "x", "--out", "race.txt"),
+    ("bench", "--shape", "tiny", "-m", "stories"),
+    ("bench", "--shape", "huge"),
+    ("bench", "nowhere"),
+    ("plan", "nowhere"),
+    ("plan", "gpt2", "--memory", 24),
+    ("plan", "gpt2", "--batch", 0),
+    ("quantize", "stories"),
+    ("quantize", "stories", "q", "--weights", "int2"),
+    ("inspect", "nowhere"),
+    ("explore", "nowhere"),
+    ("serve", "nowhere"),
+    ("serve", "--max-queue", -1),
+    ("serve", "--host", "0.0.0.0"),
+    ("pull", "stories"),
+    ("rm", "nowhere"),
+)
+
+
+def test_what_needs_no_model_is_refused_without_torch() -> None:
+    code = (
+        "import json, sys; from typer.testing import CliRunner; from tokenwright.cli import app; "
+        "print(json.dumps([(CliRunner().invoke(app, words).exit_code, 'torch' in sys.modules) "
+        "for words in json.loads(sys.argv[1])]))"
+    )
+    words = json.dumps([[str(word) for word in line] for line in REFUSED])
+    done = subprocess.run([sys.executable, "-c", code, words], capture_output=True, text=True, check=True)
+    found = dict(zip(REFUSED, map(tuple, json.loads(done.stdout)), strict=True))
+    assert {line: told for line, told in found.items() if told != (2, False)} == {}
 
 
 def test_version(run: Run) -> None:

@@ -16,7 +16,7 @@ def test_page(run: Run, model: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = dict(line.split(None, 1) for line in result.stdout.splitlines()[:7])
     assert lines["layers"] == "3"
-    assert lines["heads"] == "4 of 16, over 4 KV heads (1 to one)"
+    assert lines["heads"] == "4 of size 16, over 4 KV heads (1 to one)"
     assert lines["positions"] == "rotary, base 10,000"
     assert "KV cache       1.5 KiB a token, 768.0 KiB a context (float32)\n" in result.stdout
     assert result.stdout.endswith(f"chat template\n\n{CHAT}\n")
@@ -56,7 +56,7 @@ def test_json(run: Run, model: Path) -> None:
             ["Long scaling (original_context 128, short 8 factors, long 8 factors, attention_"],
         ),
         ("starcoder2", None, ["norm           LayerNorm before attention and MLP\n"]),
-        ("smollm3", None, ["none in 1 of 4 layers", "4 of 16, over 2 KV heads (2 to one)"]),
+        ("smollm3", None, ["none in 1 of 4 layers", "4 of size 16, over 2 KV heads (2 to one)"]),
         (
             "gemma2",
             None,

@@ -37,7 +37,7 @@ def test_page(run: Run) -> None:
         "KV of a sequence": ["1.00", "GiB", "1.07", "GB"],
         "KV in all": ["8.00", "GiB", "8.59", "GB"],
         "together": ["22.96", "GiB", "24.65", "GB"],
-        "a decode reads": ["21.98", "GiB", "23.60", "GB"],
+        "decode reads": ["21.98", "GiB", "23.60", "GB"],
     }
     assert "32 layers x 8 heads x (256 + 256 B)" in text
     assert "speed (given)         30 GB/s  reading memory\n" in text
@@ -316,6 +316,13 @@ def test_an_unknown_family_lists_those_that_run(run: Run, tmp_path: Path) -> Non
     told = run("plan", tmp_path).stderr
     assert "unknown architecture MambaForCausalLM; its config.json names no operation" in told
     assert ". Tokenwright runs GPT2LMHeadModel, " in told
+
+
+def test_the_memory_may_be_that_of_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenwright.planner.free_memory", lambda device: 24 * 10**9)
+    words = ("plan", "llama-3.1-8b", "--bandwidth", "30GB/s", "--memory")
+    assert run(*words, "here").stdout == run(*words, "24GB").stdout
+    assert "at 131,072 tokens: not even one sequence\n" in run(*words, "18GB").stdout
 
 
 def test_memory_without_a_unit_is_refused(run: Run) -> None:

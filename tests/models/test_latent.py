@@ -108,7 +108,7 @@ def test_what_predicts_a_second_token_is_skipped_by_name(tmp_path: Path, caplog:
     assert "skipped MTP layers (5 tensors)" in caplog.text
     assert any("(MTP)" in remark for remark in plan(path).remarks)
     page = CliRunner().invoke(app, ["inspect", str(path)]).stdout
-    assert "heads          4 of 56, over one latent of 64 and 32 numbers that turn\n" in page
+    assert "heads          4 of size 56, over one latent of 64 and 32 numbers that turn\n" in page
     assert "skipped        MTP layers (5 tensors)" in page
     assert "step           one call of the native kernels, where compiled\n" in page
     config = json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": 0}

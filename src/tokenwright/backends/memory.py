@@ -9,7 +9,7 @@ from tokenwright.cache import KVStore, LayerSpec, groups_for, pages_within
 from tokenwright.config import DTYPE_BYTES, EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
-from tokenwright.units import binary
+from tokenwright.units import binary, enough
 
 MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages
 
@@ -31,7 +31,8 @@ def make_store(
         if pages < 1:
             least = sum(2 * group.page_bytes for group in groups_for(specs, size, 1, chunk, sequences))
             raise CapacityError(
-                f"{binary(memory)} hold no page of the KV cache; grant it more memory (kv_memory), at least {least}B"
+                f"{binary(memory)} hold no page of the KV cache; grant it more memory (kv_memory), at least "
+                f"{enough(least)}, or smaller pages (page_size)"
             )
     groups = groups_for(specs, size, pages, chunk, sequences)
     needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # each group has one extra page

@@ -15,17 +15,18 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.checkpoints.drafts import draft_folder, sweep
-from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.known import KNOWN
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenwright.checkpoints.folder import Report
 
 SPREAD = 4.0  # standard deviation of the logits
 BIAS = 0.02  # standard deviation of the biases
@@ -80,6 +81,8 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
 
 def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
     """Write a checkpoint of a shape into `folder`, which appears when it is complete."""
+    from tokenwright.checkpoints.families import parse_config
+
     family = parse_config(SHAPES[shape]).family
     kind = family.architectures[SHAPES[shape]["architectures"][0]]
     config = {**SHAPES[shape], "model_type": kind, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
@@ -94,6 +97,10 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
     """Write the safetensors file of `config` tensor by tensor, with at most one in memory."""
+    import torch
+
+    from tokenwright.checkpoints.families import parse_config
+
     family, _, graph = parse_config(config)
     sources = {source.name: (ours, source) for ours, source in family.sources(graph).items()}
     shapes = {name: source.stored(graph.shapes[ours]) for name, (ours, source) in sources.items()}
@@ -116,6 +123,8 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
 
 def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> torch.Tensor:
     """Random values [*shape] for our tensor `name`; a linear one has unit gain over its `inputs`."""
+    import torch
+
     if name.endswith("norm.weight"):
         return torch.ones(shape)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.hub_gguf import read_gguf_name
+from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.errors import CheckpointError
 
 _FORMS = (
@@ -50,3 +51,24 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
     if hint := meant(text):
         raise CheckpointError(f"there is no folder {text[:200]}{hint}")
     raise CheckpointError(f"there is no folder {text[:200]}; {_FORMS}")
+
+
+def local_config(model: str | Path) -> Path | None:
+    """The config.json or the GGUF file of a model to plan; None for a known name, and for one on the hub.
+
+    A path on this machine takes precedence. Raises CheckpointError for anything else that is not there.
+    """
+    name = str(model)
+    try:
+        path = STORIES if name == "stories" else Path(name).expanduser()
+        if path.exists():
+            return path / "config.json" if path.is_dir() else path
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
+        raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
+    if isinstance(model, str) and (known_name(name) or hub.is_hub_name(name) or read_gguf_name(name)):
+        return None
+    from tokenwright.checkpoints.nearest import meant
+
+    known = ", ".join(one.split("/")[1] for one in KNOWN)
+    some = f"; give a folder, a config.json, owner/name on the Hugging Face hub, or one of: stories, {known}"
+    raise CheckpointError(f"there is no file or folder {name[:200]}, and it is no known model{meant(name) or some}")

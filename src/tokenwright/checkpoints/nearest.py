@@ -1,4 +1,4 @@
-"""The model that was probably meant by a name that nothing has: a hint for the end of an error message.
+"""The models that a name may mean: the nearest, for the end of an error message, and those that begin like it.
 
 Known are the model inside the package, model folders and GGUF files beside the path, models in the hub's cache, and
 published models.
@@ -6,7 +6,7 @@ published models.
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from tokenwright.checkpoints.known import KNOWN
@@ -18,7 +18,12 @@ _MOST = 2_000  # entries of a folder that are looked at
 
 def nearest(text: str) -> str | None:
     """The known name that is most like `text`, as one would type it; None if there is none, or `text` is one itself."""
-    return closest(text, (*_cached(), *KNOWN, "stories", *_beside(text)))
+    return closest(text, _names(text))
+
+
+def beginning_with(text: str) -> list[str]:
+    """The known names that begin as `text` does, for the shell to complete."""
+    return sorted({name for name in _names(text) if name.startswith(text)})
 
 
 def closest(text: str, names: Iterable[str]) -> str | None:
@@ -36,6 +41,10 @@ def meant(text: str) -> str:
     """The end of a message about a name that nothing has: "; did you mean NAME?", or nothing. See `nearest`."""
     near = nearest(text)
     return "" if near is None else f"; did you mean {near}?"
+
+
+def _names(text: str) -> Iterator[str]:
+    return chain(_cached(), KNOWN, ("stories",), _beside(text))
 
 
 def _beside(text: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from tokenwright.cli.cache import cache
 from tokenwright.cli.chat import chat
 from tokenwright.cli.explore import explore
 from tokenwright.cli.generate import generate
+from tokenwright.cli.helping import Command, PlainFlags, help_of
 from tokenwright.cli.inspect import inspect
 from tokenwright.cli.models import models, pull, rm
 from tokenwright.cli.naming import options_of, spoken
@@ -40,13 +41,14 @@ USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in
 # What the library says of a command line, and what we say instead.
 _OURS = (
     (r"\. Did you mean", "; did you mean"),
+    (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
     (r"Input should be a valid number.*", "it must be a number"),
     (r"Input should be a valid integer.*", "it must be a whole number"),
     (r"[Gg]ot unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", r"unexpected: \1; a text with spaces needs quotes"),
 )
 
 
-class Commands(TyperGroup):
+class Commands(PlainFlags, TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
@@ -152,19 +154,11 @@ def _options(
     """Run a language model one token at a time and inspect every step."""
 
 
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(explore)
-app.command()(inspect)
-app.command()(plan)
-app.command()(quantize)
-app.command()(race)
-app.command()(bench)
-app.command()(models)
-app.command()(pull)
-app.command()(rm)
-app.command()(cache)
+for _command in (
+    *(generate, chat, serve, explore, inspect, plan, quantize, race, bench),
+    *(models, pull, rm, cache),
+):
+    app.command(cls=Command, help=help_of(_command))(_command)
 
 
 def main() -> None:

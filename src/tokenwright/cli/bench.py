@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Shape = Annotated[
     str | None,
     Option(
-        help="A model with random weights instead: tiny, gpt2, qwen05 or llama1b. It is made once and kept in the "
-        "cache folder.",
+        help="A model with random weights instead: tiny, gpt2, qwen05, llama1b or deepseek2. It is made once and "
+        "kept in the cache folder.",
         rich_help_panel=opt.MODEL,
     ),
 ]
@@ -43,9 +43,6 @@ def bench(
     Run nothing else on the machine meanwhile: what was measured while it was busy is measured again, and left out if it
     stays busy.
     """
-    from tokenwright.bench.limits import measure_limits, processor
-    from tokenwright.bench.model import Benchmark
-
     if shape is None:
         opened = name = opt.the_model(named, model)
     elif (named, model, revision, lora) == (None, None, None, None):
@@ -53,6 +50,9 @@ def bench(
     else:
         raise RequestError("a shape is a model of its own, without adapters; give --shape or --model, not both")
     with opt.opened(opened, quiet=json_, device="cpu", revision=revision, weights=weights, lora=lora or ()) as llm:
+        from tokenwright.bench.limits import measure_limits, processor
+        from tokenwright.bench.model import Benchmark
+
         benchmark = Benchmark(llm)
         with bar("limits", json_) as report:
             limits = measure_limits(report=report)

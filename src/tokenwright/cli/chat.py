@@ -45,7 +45,10 @@ IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conver
 
 Message = Annotated[
     str | None,
-    typer.Argument(help="Answer this message and exit; - reads it from standard input. Without it, a conversation."),
+    typer.Argument(
+        metavar="[MESSAGE]",
+        help="Answer this message and exit; - reads it from standard input. Without it, a conversation.",
+    ),
 ]
 System = Annotated[
     str | None, typer.Option("--system", "-s", help="The system message: what the model is to know or be.")

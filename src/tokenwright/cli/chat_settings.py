@@ -15,8 +15,9 @@ FORMATS = ("json_schema", "regex", "lark", "choice")  # options that set the fie
 
 def _names(key: str) -> list[str]:
     """The option's names on the command line, without their dashes."""
-    declared = [name for name in get_args(COMMON[key])[1].param_decls or () if name.startswith("--")]
-    return [name.removeprefix("--") for name in declared] or [key.replace("_", "-")]
+    option = get_args(COMMON[key])[1]
+    words = [str(word) for word in (option.default, *(option.param_decls or ()))]  # typer keeps the first as a default
+    return [word.removeprefix("--") for word in words if word.startswith("--")] or [key.replace("_", "-")]
 
 
 NAMES: Mapping[str, str] = {_names(key)[0]: key for key in COMMON}  # as typed -> key of COMMON

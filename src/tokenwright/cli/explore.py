@@ -29,7 +29,9 @@ Tty = Annotated[
 TtyPrompt = Annotated[
     str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
 ]
-TtyTokens = Annotated[int | None, Option("-n", help="With --tty: the most tokens to write; by default 60.")]
+TtyTokens = Annotated[
+    int | None, Option("-n", "--max-tokens", help="With --tty: the most tokens to write; by default 60.")
+]
 TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
@@ -48,7 +50,7 @@ def explore(
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
-    threads: opt.Threads = None,
+    threads: opt.ServerThreads = None,
     kv_memory: opt.KvMemory = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,

@@ -145,7 +145,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
     rows = {
         "model": f"{model} ({facts['architecture']})",
         "layers": f"{facts['layers']}",
-        "heads": f"{heads} of {facts['head_size']}, over {_rows(facts)}",
+        "heads": f"{heads} of size {facts['head_size']}, over {_rows(facts)}",
         "width": f"{facts['width']:,}",
         **({"block": "attention and MLP side by side"} if facts["parallel"] else {}),
         **({"MLP": mlp} if _dense(facts) else {}),

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
 
 HubName = Annotated[
-    str, Argument(help="owner/name on the Hugging Face hub, owner/name:FILE.gguf, or a page's address.")
+    str,
+    Argument(metavar="MODEL", help="owner/name on the Hugging Face hub, owner/name:FILE.gguf, or a page's address."),
 ]
-Kind = Annotated[str, Argument(help="A model as `tokenwright models` lists it.")]
+Kind = Annotated[str, Argument(metavar="MODEL", help="A model as `tokenwright models` lists it.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 
 _FORMS = "give owner/name, owner/name:FILE.gguf, or a page's address"

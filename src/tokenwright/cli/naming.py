@@ -13,7 +13,8 @@ from tokenwright.errors import TokenwrightError
 
 ALIASES = {"new_tokens": "max_tokens", "adapter": "adapters"}  # a command's parameter -> the library's
 _HINT = re.compile(r" \(([a-z_]+(?: or [a-z_]+)*)\)")
-_SOME = ("pages", "kv_memory", "token_budget", "lora", "adapters")  # the library's, of which some commands have options
+# The library's, of which some commands have options.
+_SOME = ("pages", "kv_memory", "page_size", "token_budget", "lora", "adapters")
 _ELSEWHERE = {"adapters": "serve --adapter"}  # those that only another command has
 
 

@@ -32,8 +32,19 @@ STORIES = "stories"
 MOST_PROMPT = 256 << 20  # bytes
 MODEL, SAMPLING, ENGINE, OUTPUT = "Model", "Sampling", "Engine", "Output"
 
+
+def model_names(incomplete: str) -> list[str]:
+    """The models that the shell offers. huggingface_hub is not imported before it asks."""
+    from tokenwright.checkpoints.nearest import beginning_with
+
+    return beginning_with(incomplete)
+
+
 Prompt = Annotated[
-    str | None, Argument(help="The text to continue; - reads it from standard input, as a pipe without it does.")
+    str | None,
+    Argument(
+        metavar="[PROMPT]", help="The text to continue; - reads it from standard input, as a pipe without it does."
+    ),
 ]
 PromptFile = Annotated[
     Path | None, Option("--file", "-f", help="Read the prompt from a file (a final newline is dropped).")
@@ -44,6 +55,7 @@ ModelName = Annotated[
         metavar="[MODEL]",
         help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside.",
         show_default=False,
+        autocompletion=model_names,
     ),
 ]
 
@@ -67,6 +79,7 @@ Model = Annotated[
         help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside, which is the default.",
         rich_help_panel=MODEL,
         show_default=False,
+        autocompletion=model_names,
     ),
 ]
 Revision = Annotated[str | None, Option(help="A branch, tag or commit of a Hugging Face model.", rich_help_panel=MODEL)]
@@ -93,6 +106,15 @@ Lora = Annotated[
 
 Threads = Annotated[
     int | None, Option(min=1, max=4096, help="Threads that compute; by default one per core.", rich_help_panel=ENGINE)
+]
+ServerThreads = Annotated[
+    int | None,
+    Option(
+        min=1,
+        max=4096,
+        help="Threads that compute; by default a server takes one fewer than cores.",
+        rich_help_panel=ENGINE,
+    ),
 ]
 KvMemory = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from tokenwright.checkpoints.local import local_config
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, check_chart_file
 from tokenwright.cli.output import show_anything, write, write_json
@@ -23,6 +24,7 @@ Name = Annotated[
         metavar="[MODEL]",
         help="A known name (llama-3.1-8b), a config.json, a folder, a GGUF file, a Hugging Face name, or stories.",
         show_default=False,
+        autocompletion=opt.model_names,
     ),
 ]
 Context = Annotated[
@@ -68,7 +70,10 @@ Adapter = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    Option(help="What must hold weights and cache: 24GB, 24GiB (2^30), or here.", rich_help_panel=MACHINE),
+    Option(
+        help="What must hold weights and cache: 24GB, 24GiB (2^30), or here: what this process may use.",
+        rich_help_panel=MACHINE,
+    ),
 ]
 Speed = Annotated[
     str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
@@ -103,16 +108,18 @@ def plan(
     opt.check_engine(weights=weights, kv=kv, sinks=sinks)
     tokens = None if context is None else read_tokens(context, "context")
     limit = None if window is None else read_tokens(window, "window")
-    room = None if memory is None else read_bytes(memory, "memory")
+    room = memory if memory in (None, "here") else read_bytes(memory, "memory")
     rate = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
+    sequences = read_count(batch, "batch")
     if out is not None:
         check_chart_file(out, force, (".svg",))
+    local_config(chosen)  # refuses a name that nothing has
     from tokenwright import planner
 
     found = planner.plan(
         chosen,
         context=tokens,
-        batch=read_count(batch, "batch"),
+        batch=sequences,
         kv=kv,
         weights=weights,
         window=limit,

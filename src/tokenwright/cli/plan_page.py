@@ -32,7 +32,7 @@ def _memory(plan: Plan) -> list[str]:
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
-        "a decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
+        "decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
     }
     lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
     for name, (count, words) in rows.items():
@@ -90,7 +90,7 @@ def _work(plan: Plan) -> list[str]:
     lines = [
         f"{'work (derived)':<16} {'10^n':>12}",
         f"{'prefill':<16} {flop(plan.prefill_flops):>12}  {whole} of {plan.context:,} tokens",
-        f"{'a decode':<16} {flop(plan.decode_flops):>12}  {each} next token",
+        f"{'decode step':<16} {flop(plan.decode_flops):>12}  {each} next token",
     ]
     speed, rate = plan.bandwidth, plan.tokens_per_second
     if speed is not None and rate is not None:
@@ -141,9 +141,8 @@ def _fit(plan: Plan, memory: int) -> str:
         tokens = f"all {own:,} tokens of the model's context"
     else:
         tokens = f"{longest:,} tokens"
-    return (
-        f"{verdict}. The most at batch {plan.batch:,}: {tokens}; at {plan.context:,} tokens: batch {plan.most_batch:,}"
-    )
+    widest = f"batch {plan.most_batch:,}" if plan.most_batch else "not even one sequence"
+    return f"{verdict}. The most at batch {plan.batch:,}: {tokens}; at {plan.context:,} tokens: {widest}"
 
 
 def _engine(plan: Plan) -> str:

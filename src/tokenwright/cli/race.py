@@ -42,6 +42,7 @@ Agreement = Annotated[
         rich_help_panel=opt.OUTPUT,
     ),
 ]
+Seed = Annotated[int, typer.Option(help="Fixes the draws of a --temperature above 0.", rich_help_panel=opt.SAMPLING)]
 WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
 
 
@@ -50,7 +51,7 @@ def race(
     file: opt.PromptFile = None,
     new_tokens: opt.NewTokens = 200,
     temperature: opt.Temperature = 0.0,
-    seed: opt.Seed = 0,
+    seed: Seed = 0,
     model: opt.Model = "stories",
     revision: opt.Revision = None,
     device: opt.Device = "auto",

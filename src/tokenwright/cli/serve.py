@@ -24,7 +24,11 @@ SERVER = "Server"
 
 Config = Annotated[
     Path | None,
-    Option("--config", help="A TOML file of these settings, it wins over [serve] of yours.", rich_help_panel=SERVER),
+    Option(
+        "--config",
+        help="A TOML file of these settings, which wins over the table serve of your own.",
+        rich_help_panel=SERVER,
+    ),
 ]
 Host = Annotated[
     str | None,
@@ -111,7 +115,7 @@ def serve(
     dtype: opt.DType = "auto",
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
-    threads: opt.Threads = None,
+    threads: opt.ServerThreads = None,
     kv_memory: opt.KvMemory = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,

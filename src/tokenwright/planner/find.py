@@ -10,11 +10,10 @@ from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families import family_of, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import SUFFIX
-from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
+from tokenwright.checkpoints.hub_gguf import download_gguf
 from tokenwright.checkpoints.known import KNOWN, known_name
-from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.local import local_config
 from tokenwright.checkpoints.lora import read_adapter
-from tokenwright.checkpoints.nearest import meant
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.strict import read_json
@@ -46,20 +45,13 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
     It reads only config.json, or the header of a GGUF file; a GGUF file on the hub is fetched whole. Raises
     CheckpointError for a model that it cannot find or read.
     """
-    name = str(model)
-    file = _local(name)
-    if file is None and isinstance(model, str):
+    name, file = str(model), local_config(model)
+    if file is None:
         known = known_name(name)
         if known is not None:
             return known, _drawn(KNOWN[known], known)
-        if hub.is_hub_name(name):
-            file = hub.fetch_config(name)
-        elif read_gguf_name(name):
-            file = download_gguf(name, None, progress=False)
-    if file is None:
-        known_ones = ", ".join(one.split("/")[1] for one in KNOWN)
-        some = f"; give a folder, a config.json, owner/name on the Hugging Face hub, or one of: stories, {known_ones}"
-        raise CheckpointError(f"there is no file or folder {name[:200]}, and it is no known model{meant(name) or some}")
+        of_hub = hub.is_hub_name(name)
+        file = hub.fetch_config(name) if of_hub else download_gguf(name, None, progress=False)
     if file.suffix.lower() == SUFFIX:
         return name, _in_file(file)
     return name, _drawn(read_json(file), str(file))
@@ -74,15 +66,6 @@ def adapter_bytes(graph: Graph, folder: Path) -> int:
             f"{folder} updates {unable[0]}, which only a merge can; leave it out: a merge takes nothing"
         )
     return beside_bytes(graph, adapter.updates)
-
-
-def _local(name: str) -> Path | None:
-    """The config.json that a name refers to on this machine, or None."""
-    try:
-        path = STORIES if name == "stories" else Path(name).expanduser()
-        return path / "config.json" if path.is_dir() else path if path.exists() else None
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
-        raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
 
 
 def _in_file(path: Path) -> Blueprint:
