@@ -142,7 +142,7 @@ def _mixture(keys: Keys, like: DeepseekLike, layers: int) -> Mixture | None:
         )
     groups = keys.whole("n_group", like.groups[0], most=MOST_GROUPS)
     top = keys.whole("topk_group", min(like.groups[1], groups), most=groups)
-    renormalise = keys.flag("norm_topk_prob", like.renormalise)
+    normalised = keys.flag("norm_topk_prob", like.renormalise)
     factor = keys.number("routed_scaling_factor", like.factor)
     if keys.raw("n_routed_experts") is None or not any(mixed):
         for key in ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"):
@@ -152,6 +152,8 @@ def _mixture(keys: Keys, like: DeepseekLike, layers: int) -> Mixture | None:
     groups, top = (1, 1) if method == "greedy" else (groups, top)
     chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
     width = expert_width(keys, "moe_intermediate_size", 0)
+    either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
+    renormalise = normalised and not (either and chosen == 1)
     return Mixture(
         experts,
         chosen,
@@ -163,8 +165,7 @@ def _mixture(keys: Keys, like: DeepseekLike, layers: int) -> Mixture | None:
         chosen_groups=top,
         group_best=2 if method == "noaux_tc" else 1,
         corrected=method == "noaux_tc",
-        # The code of V2's authors either normalises or scales.
-        factor=1.0 if renormalise and chosen > 1 and like.scores == "softmax" else factor,
+        factor=1.0 if renormalise and either else factor,
         shared_width=width * (0 if keys.is_null("n_shared_experts") else keys.whole("n_shared_experts", least=0)),
     )
 
