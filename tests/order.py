@@ -47,7 +47,7 @@ def misplaced(seconds: Mapping[str, float]) -> Iterator[str]:
 
 
 class Clock:
-    """A plugin of pytest: the seconds of each file, whichever worker ran it, and at the end what they say of LONGEST."""
+    """A plugin of pytest: the seconds of each file, and at the end of the run whether LONGEST fits them."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()

@@ -81,8 +81,11 @@ def test_the_gguf_package_reads_the_same_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [("small-0.6B", "small-0.6B"), ("small-0.6B.gguf", "small-0.6B")]
-    + [("models--maker--small-0.6B/snapshots/5f1c", "small-0.6B")],
+    [
+        ("small-0.6B", "small-0.6B"),
+        ("small-0.6B.gguf", "small-0.6B"),
+        ("models--maker--small-0.6B/snapshots/5f1c", "small-0.6B"),
+    ],
 )
 def test_the_name_in_a_file_is_the_model_s(place: str, name: str, tmp_path: Path) -> None:
     """Of a folder the whole name, though it ends in what looks like a suffix; of the hub's cache the repository's."""
