@@ -36,6 +36,14 @@ def test_files_come_and_go_one_by_one(run: Run, hub: FakeHub, files: Files) -> N
     assert listed(run) == {"stories": True}
 
 
+def test_a_file_that_shares_its_bytes_with_another_leaves_them(run: Run, hub: FakeHub) -> None:  # noqa: F811
+    """The hub's cache keeps equal files once."""
+    for kind in ("Q8_0", "F16"):
+        assert run("pull", f"{NAME}:{kind}").exit_code == 0
+    assert run("rm", f"{NAME}:small-Q8_0.gguf", "--yes").exit_code == 0
+    assert listed(run) == {"stories": True, f"{NAME}:small-F16.gguf": True}
+
+
 def test_plan_and_inspect_tell_of_the_file_that_was_named(run: Run, hub: FakeHub) -> None:  # noqa: F811
     planned = json.loads(run("plan", f"{NAME}:small-Q8_0.gguf", "--json").stdout)
     assert hub.fetched() == {"small-Q8_0.gguf"}
