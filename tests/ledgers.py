@@ -19,6 +19,11 @@ import pytest
 Figures = TypeVar("Figures")
 
 
+def share(part: int, whole: int, form: str = ".2%") -> str:
+    """How large a part is; "-" of nothing, as where a test failed before it counted."""
+    return format(part / whole, form) if whole else "-"
+
+
 class Ledger(dict[Any, Figures]):
     """Figures of one kind, by name: dataclasses of numbers."""
 

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from tests.decode import schemas
-from tests.ledgers import Ledger, opened
+from tests.ledgers import Ledger, opened, share
 from tokenwright import LLM, EngineError, RequestError, SamplingParams
 from tokenwright.engine import FinishReason, Grammar
 
@@ -70,7 +70,8 @@ class Endings(Ledger[Texts]):
     def lines(self) -> Iterator[str]:
         counts = {reason: texts.count for reason, texts in self.items()}
         ended = sum(counts.get(str(reason), 0) for reason in ENDED)
-        yield f"{sum(counts.values())} schemas: {ended / sum(counts.values()):.1%} ended by the grammar; {counts}"
+        total = sum(counts.values())
+        yield f"{total} schemas: {share(ended, total, '.1%')} ended by the grammar; {counts}"
 
 
 ENDINGS = opened(Endings())

@@ -42,6 +42,18 @@ def test_what_another_process_packed_is_told_here(monkeypatch: pytest.MonkeyPatc
     assert ledgers.filled() == [mine]
 
 
+def test_a_kind_that_failed_early_is_told_too() -> None:
+    """With nothing counted there are no shares; the tables of other kinds stay whole."""
+    from tests.oracle.harness import Families, Figures, Tallies, Tally  # here: the workers below import this file
+
+    none = {"a": Tally(), "b": Tally(4, 3, 2, 1)}
+    first, second = Tallies(none).lines()
+    assert "0 cases, - qualify; 0 texts, - ended early" in first
+    assert "4 cases, 75.0% qualify; 2 texts, 50.0% ended early" in second
+    _, row, total = Families({("native", "a"): Figures(texts=1)}).lines()
+    assert row.endswith(" -") and total == "0 greedy tokens compared, of which - qualify"
+
+
 SUITE = """
 from tests.ledgers import opened
 from tests.test_ledgers import Book, Seen

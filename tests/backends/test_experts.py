@@ -33,12 +33,12 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(isa: str, weights: str,
     kept = list(KEPT.values())[WEIGHTS.index(weights) % 3]
     made = decoder(kind, weights, isa)
     texts = [prompt_of(length, seed) for seed, length in enumerate((1, 37, 60, 5, 70, 18))]
-    company = Bench(made, kind, kept)
+    company = Bench(made, kept)
     with threads(2):
         together = company.whole([company.chunk(i, text, 0, len(text)) for i, text in enumerate(texts)]).rows
     alone = []
     for i, text in enumerate(texts):
-        bench = Bench(made, kind, kept)
+        bench = Bench(made, kept)
         with threads(1):
             alone += [bench.whole([bench.chunk(i, text, at, at + 1)]).rows for at in range(len(text))]
     assert torch.equal(together, torch.cat(alone))
@@ -82,7 +82,7 @@ def test_a_decode_step_computes_with_the_chosen_experts_alone(isa: str, kind: st
     """The others' weights become NaN, which nothing survives that is multiplied with them."""
     made = decoder(kind, "float32", isa)
     text = prompt_of(9, seed=3)
-    one, other, third = (Bench(made, kind, KEPT["native"]) for _ in range(3))
+    one, other, third = (Bench(made, KEPT["native"]) for _ in range(3))
     for bench in (one, other, third):
         bench.whole([bench.chunk(9, text, 0, len(text) - 1)])
     right = one.whole([one.chunk(9, text, len(text) - 1, len(text))]).rows
@@ -161,7 +161,7 @@ def test_a_choice_among_values_that_are_no_numbers_is_still_one(isa: str) -> Non
 
 def test_op_by_op_each_layer_is_seen_and_a_shared_expert_is_met_by_all() -> None:
     made = decoder("qwen2-moe", "float32", next(iter(KERNELS)))
-    bench = Bench(made, "qwen2-moe", KEPT["native"])
+    bench = Bench(made, KEPT["native"])
     text = prompt_of(7, seed=4)
     seen: list[tuple[Site, int]] = []
     bench.backend(flatten(Step((bench.chunk(0, text, 0, 7),))), lambda site, layer, x: seen.append((site, layer)))

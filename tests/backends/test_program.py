@@ -30,7 +30,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import DynamicScaling, KVFormat, Rope, WeightFormat
+from tokenwright.config import DynamicScaling, KVFormat, Latent, Rope, WeightFormat
 from tokenwright.engine import Chunk, LogitsNeeded, Request, Step, flatten
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.graph import Graph
@@ -108,15 +108,12 @@ class Bench:
 
     PAGES = 24
 
-    def __init__(
-        self, made: Decoder, kind: str, kept: tuple[str, int | None, int], page_size: int = 16, vocab: int = VOCAB
-    ) -> None:
+    def __init__(self, made: Decoder, kept: tuple[str, int | None, int], page_size: int = 16) -> None:
         kv, window, sinks = kept
-        opened = checkpoint(kind, vocab)[0]
-        if opened.config.latent is not None:
+        if any(isinstance(layer.layout, Latent) for layer in made.graph.kv):
             kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
         self.store = KVStore(
-            layer_specs(opened.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
+            layer_specs(made.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
         )
         self.store.poison()
         self.backend = backend_over(made, self.store)
@@ -207,7 +204,7 @@ def test_the_whole_step_is_its_parts(
     assume(not kept[2] or kind not in ("gpt2", "dynamic"))  # sinks need angles that do not depend on the length
     texts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
     made = decoder(kind, weights, isa, mlp=mlp)
-    one, other = (Bench(made, kind, kept, page_size) for _ in range(2))
+    one, other = (Bench(made, kept, page_size) for _ in range(2))
     edges = sorted(cut for cut in cuts if cut < max(lengths))
     for ours, theirs in zip(
         *(steps(bench, texts, edges, logits_needed, chosen) for bench in (one, other)), strict=True
@@ -243,7 +240,7 @@ def emptied(tables: dict[int, list[PageTable]]) -> None:
 def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], tapped: bool) -> None:
     """Pickled, its sequences gone, and computed by another backend over another store: logits and memory alike."""
     made = decoder("qwen2-window", "int8", next(iter(KERNELS)))
-    here, there = (Bench(made, "qwen2-window", kept) for _ in range(2))
+    here, there = (Bench(made, kept) for _ in range(2))
     texts = [prompt_of(length, length) for length in (50, 1, 33)]
     for chunks in steps(here, texts, [30, 31], LogitsNeeded.ALL):
         batch = flatten(Step(tuple(chunks)))
@@ -266,8 +263,8 @@ def test_the_reference_over_the_same_weights_is_near(isa: str, weights: str) -> 
     opened, _ = checkpoint("qwen3")
     tokens = prompt_of(60)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
-    native = Bench(decoder("qwen3", weights, isa), "qwen3", KEPT[0])
-    plain = Bench(Decoder(opened.graph, ReferenceKernels(torch.float64), packed), "qwen3", KEPT[0])
+    native = Bench(decoder("qwen3", weights, isa), KEPT[0])
+    plain = Bench(Decoder(opened.graph, ReferenceKernels(torch.float64), packed), KEPT[0])
     ours = native.whole([native.chunk(0, tokens, 0, 60)]).rows
     right = plain.by_parts([plain.chunk(0, tokens, 0, 60)]).rows
     error = (ours - right).pow(2).mean().sqrt() / right.std()
@@ -281,7 +278,7 @@ def test_the_reference_over_the_same_weights_is_near(isa: str, weights: str) -> 
 def test_totals_over_large_vocabularies(isa: str, vocab: int) -> None:
     """Logits are summed up by 2,048 at a time: of many, each piece when it has been made."""
     made = decoder("llama2", "bfloat16", isa, vocab)
-    bench, tokens = Bench(made, "llama2", KEPT[0], vocab=vocab), prompt_of(5)
+    bench, tokens = Bench(made, KEPT[0]), prompt_of(5)
     logits = bench.whole([bench.chunk(0, tokens, 0, 5)])
     assert logits.best == tuple(logits.rows.argmax(-1).tolist())
     assert logits.log_totals == pytest.approx(logits.rows.double().logsumexp(-1).tolist(), rel=1e-6)
@@ -298,7 +295,7 @@ def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
     for broken in (False, True):
         if broken:
             packed["embed"].pack_rows(7, torch.full((1, packed["embed"].inner), bad))
-        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], dict(packed)), "mistral", KEPT[0])
+        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], dict(packed)), KEPT[0])
         last = LogitsNeeded.LAST
         rows.append(bench.whole([bench.chunk(i, text, 0, 9, last) for i, text in enumerate(texts)]))
     sound, ours = rows
@@ -311,7 +308,7 @@ def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
 def test_layer_tokens_are_counted_in_both() -> None:
     isa = next(iter(KERNELS))
     made = decoder("gpt2", "int8", isa)
-    bench, tokens = Bench(made, "gpt2", KEPT[0]), prompt_of(20)
+    bench, tokens = Bench(made, KEPT[0]), prompt_of(20)
     for run in (bench.whole, bench.by_parts):
         before = made.layer_tokens
         run([bench.chunk(0, tokens, 0, 20)])

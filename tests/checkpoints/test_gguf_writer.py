@@ -79,6 +79,24 @@ def test_the_gguf_package_reads_the_same_numbers(tmp_path: Path) -> None:
     assert reader.fields["general.architecture"].contents() == "llama"
 
 
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("small-0.6B", "small-0.6B"),
+        ("small-0.6B.gguf", "small-0.6B"),
+        ("models--maker--small-0.6B/snapshots/5f1c", "small-0.6B"),
+    ],
+)
+def test_the_name_in_a_file_is_the_model_s(place: str, name: str, tmp_path: Path) -> None:
+    """Of a folder the whole name, though it ends in what looks like a suffix; of the hub's cache the repository's."""
+    folder = tmp_path / "model" if place.endswith(".gguf") else tmp_path / place
+    model = make_checkpoint(folder, "llama2").path
+    if place.endswith(".gguf"):
+        model = written(model, tmp_path / place, "bfloat16").path
+    file = written(model, tmp_path / "out.gguf", "bfloat16").path
+    assert gguf.GGUFReader(file).fields["general.name"].contents() == name
+
+
 def test_a_gguf_file_may_be_written_from_another(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "llama2", dtype="bfloat16").path
     first = written(model, tmp_path / "first.gguf", "bfloat16")

@@ -61,13 +61,15 @@ def test_a_kind_is_the_one_file_with_that_name_and_all_its_parts(hub: FakeHub, f
     parts = {name for name in files if name.startswith("BF16/")}
     assert hub.fetched() == {name.removeprefix("BF16/") for name in parts} == {one.name for one in found.stamps}
     assert Checkpoint.open(f"https://huggingface.co/{NAME}:{max(parts)}").path == found.path
+    assert download_gguf(f"{NAME}:{max(parts).removeprefix('BF16/')}", None, False) == found.path
     assert download_gguf(f"{NAME}:f16", None, False).name == "small-F16.gguf"  # not BF16, though that contains it
 
 
 def test_other_names_are_refused_with_those_that_are_there(hub: FakeHub, files: Files) -> None:
     said = refusal(f"{NAME}:Q4_K")
     assert "Q4_K fits 2 files" in said and "small-Q4_K_M.gguf, small-Q4_K_S.gguf" in said
-    assert "did you mean small-Q8_0.gguf? It has" in refusal(f"{NAME}:Q8_1")
+    said = refusal(f"{NAME}:Q8_1")
+    assert "did you mean small-Q8_0.gguf? It has BF16/small-BF16-00001-of-" in said
     assert "did you mean small-F16.gguf? It has" in refusal(f"{NAME}:smal-F16.gguf")
     assert "leave out :Q8_0" in refusal("maker/none:Q8_0")
     assert "there is no model maker/absent on the hub" in refusal("maker/absent:Q8_0")

@@ -115,9 +115,12 @@ def test_what_is_not_read_is_refused_by_name(
         Checkpoint.open(folder)
 
 
-@pytest.mark.parametrize("damage", ["no scales", "short zeros", "group beyond", "bad state", "no absmax"])
+@pytest.mark.parametrize(
+    "damage", ["no scales", "short zeros", "group beyond", "bad state", "no object", "deep state", "no absmax"]
+)
 def test_damaged_folders_are_refused(model: Path, tmp_path: Path, damage: str) -> None:
-    folder, _ = written(model, tmp_path, "nf4" if damage in ("bad state", "no absmax") else "gptq-32")
+    of_gptq = damage in ("no scales", "short zeros", "group beyond")
+    folder, _ = written(model, tmp_path, "gptq-32" if of_gptq else "nf4")
     tensors = load_file(folder / "model.safetensors")
     at = "model.layers.1.mlp.down_proj"
     match damage:
@@ -129,6 +132,9 @@ def test_damaged_folders_are_refused(model: Path, tmp_path: Path, damage: str) -
             tensors[f"{at}.g_idx"][5] = 99
         case "bad state":
             tensors[f"{at}.weight.quant_state.bitsandbytes__nf4"][0] = 7
+        case "no object" | "deep state":
+            text = b"[1]" if damage == "no object" else b"[" * 60_000
+            tensors[f"{at}.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
         case _:
             del tensors[f"{at}.weight.absmax"]
     save_file(tensors, folder / "model.safetensors")

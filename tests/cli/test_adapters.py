@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from benchmarks.lora import write_adapter
 from tests.cli.conftest import Run
@@ -58,6 +59,21 @@ def test_inspect_tells_what_would_happen(run: Run, model: Path, adapter: Path, t
     packed = tmp_path / "q"
     assert run("quantize", model, packed).exit_code == 0
     assert "merged         not into packed weights\n" in run("inspect", packed, "--lora", adapter).stdout
+
+
+def test_inspect_tells_several_adapters_apart(run: Run, model: Path, adapter: Path, tmp_path: Path) -> None:
+    """The second is one of the head, which no request can choose."""
+    out, inner = Checkpoint.open(model).graph.shapes["head.weight"]
+    (tmp_path / "head").mkdir()
+    sides = {"lora_A": torch.ones(2, inner), "lora_B": torch.ones(out, 2)}
+    named = {f"base_model.model.lm_head.{side}.weight": one for side, one in sides.items()}
+    save_file(named, tmp_path / "head/adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["lm_head"]}
+    (tmp_path / "head/adapter_config.json").write_text(json.dumps(settings))
+    page = run("inspect", model, "--lora", adapter, "--lora", tmp_path / "head").stdout
+    assert f"adapter 1      {adapter}: rank 5, " in page and " in float32, chosen by each request" in page
+    assert f"adapter 2      {tmp_path / 'head'}: rank 2, scale 2, 1 linear layers (lm_head)" in page
+    assert "beside 2       not possible: it updates head\n" in page
 
 
 def test_plan_counts_adapters_beside_the_weights(run: Run, model: Path, adapter: Path) -> None:

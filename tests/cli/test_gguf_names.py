@@ -8,7 +8,7 @@ import pytest
 
 from tests.checkpoints.test_hub_gguf import NAME, files, hub  # noqa: F401
 from tests.cli.conftest import Run
-from tests.models.fake_hub import FakeHub, Files
+from tests.models.fake_hub import FakeHub, Files, commit_of
 from tokenwright.planner import plan
 
 
@@ -34,6 +34,25 @@ def test_files_come_and_go_one_by_one(run: Run, hub: FakeHub, files: Files) -> N
     assert listed(run) == {"stories": True, f"{NAME}:{parts}": True}
     assert run("rm", f"{NAME}:{parts}", "--yes").exit_code == 0
     assert listed(run) == {"stories": True}
+
+
+def test_a_file_that_shares_its_bytes_with_another_leaves_them(run: Run, hub: FakeHub) -> None:  # noqa: F811
+    """The hub's cache keeps equal files once."""
+    for kind in ("Q8_0", "F16"):
+        assert run("pull", f"{NAME}:{kind}").exit_code == 0
+    assert run("rm", f"{NAME}:small-Q8_0.gguf", "--yes").exit_code == 0
+    assert listed(run) == {"stories": True, f"{NAME}:small-F16.gguf": True}
+
+
+def test_a_file_of_one_revision_is_removed_alone(run: Run, hub: FakeHub, files: Files) -> None:  # noqa: F811
+    hub.repositories[NAME]["old"] = dict(files)
+    for kind, revision in (("Q8_0", "main"), ("Q8_0", "old"), ("F16", "old")):
+        assert run("pull", f"{NAME}:{kind}", "--revision", revision).exit_code == 0
+    assert run("rm", f"{NAME}:small-Q8_0.gguf", "--revision", "old", "--yes").exit_code == 0
+    models = json.loads(run("models", "--json").stdout)["models"]
+    found = sorted((one["name"], one["revision"], one["runs"]) for one in models if one["source"] == "hub")
+    old, new = commit_of(NAME, "old"), commit_of(NAME, "main")
+    assert found == [(f"{NAME}:small-F16.gguf", old, True), (f"{NAME}:small-Q8_0.gguf", new, True)]
 
 
 def test_plan_and_inspect_tell_of_the_file_that_was_named(run: Run, hub: FakeHub) -> None:  # noqa: F811

@@ -72,6 +72,7 @@ def test_pull_needs_the_hub(refused: Refused, run: Run, hub: FakeHub, monkeypatc
     monkeypatch.setattr(settings, "ENDPOINT", "http://127.0.0.1:1")
     assert "cannot be fetched: the hub cannot be reached" in refused("pull", NAME)
     assert "stories is not a model on the hub; give owner/name" in refused("pull", "stories")
+    assert "storis is not a model on the hub; give owner/name" in refused("pull", "storis"), "a hint that can be pulled"
     assert "smal is not a model on the hub; did you mean maker/small?" in refused("pull", "smal")
     assert "); did you mean maker/small?" in refused("pull", "maker/smal")
 

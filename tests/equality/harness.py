@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.ledgers import Ledger, opened
+from tests.ledgers import Ledger, opened, share
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tokenwright.backends import Kernels, ReferenceKernels
@@ -246,7 +246,7 @@ class Matrix(Ledger[Compared]):
     def lines(self) -> Iterator[str]:
         yield f"{'kernels':<11}{'way of running':<42}{'texts':>7}{'rows':>9}{'equal to the bit':>18}{'worst':>10}"
         for (kernels, way), one in sorted(self.items()):
-            equal = f"{one.equal / one.rows:.2%}"
+            equal = share(one.equal, one.rows)
             yield f"{kernels:<11}{way:<42}{one.texts:>7}{one.rows:>9}{equal:>18}{one.worst:>10.1e}"
         texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
         yield (

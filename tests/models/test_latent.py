@@ -73,12 +73,13 @@ def test_one_latent_has_one_format(tmp_path: Path) -> None:
             refuses(path, kv="k=int8,v=int4")
 
 
-def test_the_halves_of_kv_b_are_those_of_the_heads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nope", [24, 1])
+def test_the_halves_of_kv_b_are_those_of_the_heads(nope: int, tmp_path: Path) -> None:
     """Of each head its keys' matrix transposed, and its values'."""
-    path, model = make_checkpoint(tmp_path / "model", "deepseek3")
-    stored = model.get_parameter("model.layers.1.self_attn.kv_b_proj.weight").view(4, 24 + 32, 64)
+    path, model = make_checkpoint(tmp_path / "model", "deepseek3", changes={"qk_nope_head_dim": nope})
+    stored = model.get_parameter("model.layers.1.self_attn.kv_b_proj.weight").view(4, nope + 32, 64)
     packed = load_packed(Checkpoint.open(path), WeightFormat("float32"), "float32")
-    for name, right in (("k_up", stored[:, :24].transpose(1, 2)), ("v_up", stored[:, 24:])):
+    for name, right in (("k_up", stored[:, :nope].transpose(1, 2)), ("v_up", stored[:, nope:])):
         ours = packed[f"layers.1.attention.{name}"]
         assert isinstance(ours, Packed)
         assert torch.equal(ours.unpack(), right.flatten(0, 1))
@@ -134,6 +135,8 @@ def test_which_layers_have_experts_and_how_they_are_chosen() -> None:
     groups = mixture_of("deepseek2-groups")
     assert (groups.groups, groups.chosen_groups, groups.group_best, groups.factor) == (4, 2, 1, 1.6)
     assert mixture_of("deepseek2-groups", norm_topk_prob=True).factor == 1, "V2 normalises or scales"
+    alone = mixture_of("deepseek2-groups", norm_topk_prob=True, num_experts_per_tok=1)
+    assert (alone.renormalise, alone.factor) == (False, 1.6), "and V2 scales where one expert is chosen"
     third = mixture_of("deepseek3")
     assert (third.group_best, third.corrected, third.factor, third.scores) == (2, True, 2.5, "sigmoid")
 

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.ledgers import Ledger, opened
+from tests.ledgers import Ledger, opened, share
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.layout import Weights
@@ -218,8 +218,9 @@ class Tallies(Ledger[Tally]):
     def lines(self) -> Iterator[str]:
         for kind, tally in self.items():
             yield (
-                f"{kind:<14}{tally.cases:>5} cases, {tally.qualified / tally.cases:.1%} qualify; {tally.hypotheses} "
-                f"texts, {tally.early / tally.hypotheses:.1%} ended early; scores differ by {tally.worst:.1e} at most"
+                f"{kind:<14}{tally.cases:>5} cases, {share(tally.qualified, tally.cases, '.1%')} qualify; "
+                f"{tally.hypotheses} texts, {share(tally.early, tally.hypotheses, '.1%')} ended early; scores differ "
+                f"by {tally.worst:.1e} at most"
             )
 
 
@@ -248,10 +249,10 @@ class Families(Ledger[Figures]):
         for (kernels, kind), one in sorted(self.items()):
             yield (
                 f"{kernels:<11}{kind:<14}{one.texts:>7}{one.rows:>9}{one.prefill:>16.1e}{one.decode:>15.1e}"
-                f"{one.qualified / one.picks:>12.2%}"
+                f"{share(one.qualified, one.picks):>12}"
             )
         picks, qualified = (sum(getattr(one, name) for one in self.values()) for name in ("picks", "qualified"))
-        yield f"{picks} greedy tokens compared, of which {qualified / picks:.2%} qualify"
+        yield f"{picks} greedy tokens compared, of which {share(qualified, picks)} qualify"
 
 
 @dataclass(frozen=True)

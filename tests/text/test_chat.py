@@ -191,6 +191,9 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ([{"role": 3, "content": "a"}], "the role of message 0 must be text, not int"),
         ([{"role": "", "content": "a"}], "the role of message 0 is empty"),
         ([user("a\ud800")], "half of a surrogate pair"),
+        ([{**assistant("a"), "tool_calls": [{"at": {1, 2}}]}], "what JSON lacks: a set"),
+        ([{**assistant("a"), "tool_calls": [b"a"]}], "what JSON lacks: a bytes"),
+        ([{**assistant("a"), "tool_calls": [{1: "a"}]}], "what JSON lacks: a name that is int"),
         ([user("".join(map(chr, range(0xE000, 0xF900))))], "every private-use character"),
     ],
 )

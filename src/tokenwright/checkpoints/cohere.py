@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from tokenwright.checkpoints.blocks import decoder
-from tokenwright.checkpoints.family import MOST_LAYERS, MOST_VOCAB, activation, dtype, heads_of, size_of_head
+from tokenwright.checkpoints.family import activation, dtype, heads_of, size_of_head, sizes
 from tokenwright.checkpoints.llama import LLAMA
 from tokenwright.checkpoints.positions import read_layer_types, read_rope
 from tokenwright.checkpoints.strict import Keys
@@ -18,8 +18,8 @@ from tokenwright.models.graph import Graph
 
 
 def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
-    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
-    width = keys.whole("hidden_size", most=1 << 20)
+    found = sizes(keys)
+    layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", size_of_head(keys, width, heads), most=1 << 16)
     second = architecture == "Cohere2ForCausalLM"
@@ -30,13 +30,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="cohere",
         architecture=architecture,
-        layers=layers,
-        width=width,
+        **found,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        mlp_width=keys.whole("intermediate_size", most=1 << 24),
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=keys.whole("model_max_length", reach, most=MAX_TOKENS),  # Command-R: 131,072 beside 8,192
         positions=rope,
         windows=windows,

@@ -14,7 +14,7 @@ from typing import Literal
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.family import (
     MOST_LAYERS,
-    MOST_VOCAB,
+    MOST_WIDTH,
     Order,
     Source,
     activation,
@@ -23,6 +23,7 @@ from tokenwright.checkpoints.family import (
     head_order,
     heads_of,
     named,
+    sizes,
 )
 from tokenwright.checkpoints.llama import LLAMA
 from tokenwright.checkpoints.mixtures import MOST_EXPERTS, expert_width
@@ -34,7 +35,6 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.latent import LatentAttention
 
 MOST_GROUPS = 64  # of experts; as in backends/native/cpp/step.h
-_MOST = 1 << 20
 _GROUP, _BLOCK = 32, 16  # numbers of a row that share a scale in the cache; outputs of a block of packed weights
 _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef")
 
@@ -59,7 +59,8 @@ _LIKE: Mapping[str, DeepseekLike] = {
 
 def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LIKE[architecture]
-    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
+    found = sizes(keys)
+    layers = found["layers"]
     heads, shared = heads_of(keys)
     if shared != heads:
         raise keys.error(
@@ -77,13 +78,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="deepseek",
         architecture=architecture,
-        layers=layers,
-        width=keys.whole("hidden_size", most=_MOST),
+        **found,
         heads=heads,
         kv_heads=1,
         head_size=latent.nope + latent.rope,
-        mlp_width=keys.whole("intermediate_size", most=1 << 24),
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=reach,
         positions=rope,
         windows=(None,) * layers,
@@ -104,9 +102,9 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 def _latent(keys: Keys) -> LatentHeads:
     """The sizes of attention. Raises CheckpointError for those that the cache or packed weights cannot hold."""
-    rank, rope = keys.whole("kv_lora_rank", most=_MOST), keys.whole("qk_rope_head_dim", most=_MOST)
-    nope, value = keys.whole("qk_nope_head_dim", most=_MOST), keys.whole("v_head_dim", most=_MOST)
-    q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=_MOST)
+    rank, rope = keys.whole("kv_lora_rank", most=MOST_WIDTH), keys.whole("qk_rope_head_dim", most=MOST_WIDTH)
+    nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", most=MOST_WIDTH)
+    q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=MOST_WIDTH)
     if rank % _GROUP:
         raise keys.error(
             f"kv_lora_rank is {rank:,}: Tokenwright needs a multiple of {_GROUP}, because so many numbers of a cache "
@@ -142,7 +140,7 @@ def _mixture(keys: Keys, like: DeepseekLike, layers: int) -> Mixture | None:
         )
     groups = keys.whole("n_group", like.groups[0], most=MOST_GROUPS)
     top = keys.whole("topk_group", min(like.groups[1], groups), most=groups)
-    renormalise = keys.flag("norm_topk_prob", like.renormalise)
+    normalised = keys.flag("norm_topk_prob", like.renormalise)
     factor = keys.number("routed_scaling_factor", like.factor)
     if keys.raw("n_routed_experts") is None or not any(mixed):
         for key in ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"):
@@ -152,6 +150,8 @@ def _mixture(keys: Keys, like: DeepseekLike, layers: int) -> Mixture | None:
     groups, top = (1, 1) if method == "greedy" else (groups, top)
     chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
     width = expert_width(keys, "moe_intermediate_size", 0)
+    either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
+    renormalise = normalised and not (either and chosen == 1)
     return Mixture(
         experts,
         chosen,
@@ -163,8 +163,7 @@ def _mixture(keys: Keys, like: DeepseekLike, layers: int) -> Mixture | None:
         chosen_groups=top,
         group_best=2 if method == "noaux_tc" else 1,
         corrected=method == "noaux_tc",
-        # The code of V2's authors either normalises or scales.
-        factor=1.0 if renormalise and chosen > 1 and like.scores == "softmax" else factor,
+        factor=1.0 if renormalise and either else factor,
         shared_width=width * (0 if keys.is_null("n_shared_experts") else keys.whole("n_shared_experts", least=0)),
     )
 

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.config import DType, ModelConfig
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Activation, Graph
 
-MOST_LAYERS, MOST_VOCAB = 4096, 1 << 24  # far above any known model: a config beyond is damaged
+# Far above any known model: a config beyond is damaged.
+MOST_LAYERS, MOST_WIDTH, MOST_MLP, MOST_VOCAB = 4096, 1 << 20, 1 << 24, 1 << 24
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -239,6 +240,25 @@ def dtype(keys: Keys) -> DType:
     """The dtype that the config declares; the dtypes in the weight files override it."""
     name = str(keys.raw("dtype") or keys.raw("torch_dtype") or "").removeprefix("torch.")
     return next((known for known in ("float32", "bfloat16", "float16") if known == name), "float32")
+
+
+class Sizes(TypedDict):
+    """The sizes that most families name alike, as `ModelConfig` takes them."""
+
+    layers: int
+    width: int
+    mlp_width: int
+    vocab_size: int
+
+
+def sizes(keys: Keys, vocab_size: int | None = None) -> Sizes:
+    """The sizes of a config.json in the usual names. vocab_size: where the key is absent; None: it must be there."""
+    return {
+        "layers": keys.whole("num_hidden_layers", most=MOST_LAYERS),
+        "width": keys.whole("hidden_size", most=MOST_WIDTH),
+        "mlp_width": keys.whole("intermediate_size", most=MOST_MLP),
+        "vocab_size": keys.whole("vocab_size", vocab_size, most=MOST_VOCAB),
+    }
 
 
 def size_of_head(keys: Keys, width: int, heads: int) -> int:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.family import (
-    MOST_LAYERS,
-    MOST_VOCAB,
     Source,
     activation,
     check_repeats,
     dtype,
     heads_of,
+    sizes,
 )
 from tokenwright.checkpoints.llama import LLAMA
 from tokenwright.checkpoints.positions import read_both_ropes, read_layer_types, read_rope
@@ -47,8 +46,8 @@ _LIKE: Mapping[str, GemmaLike] = {
 
 def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LIKE[architecture]
-    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
-    width = keys.whole("hidden_size", most=1 << 20)
+    found = sizes(keys, like.vocab_size)
+    layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys, 8, 4)
     head_size = keys.whole("head_dim", 256, most=1 << 16)
     context = keys.whole("max_position_embeddings", like.context, most=MAX_TOKENS)
@@ -61,13 +60,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="gemma",
         architecture=architecture,
-        layers=layers,
-        width=width,
+        **found,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        mlp_width=keys.whole("intermediate_size", most=1 << 24),
-        vocab_size=keys.whole("vocab_size", like.vocab_size, most=MOST_VOCAB),
         context=context,
         positions=rope,
         windows=_windows(keys, layers, like),

@@ -19,7 +19,7 @@ from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.drafts import draft_file, sweep
 from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
 from tokenwright.checkpoints.generation import GenerationDefaults
-from tokenwright.checkpoints.gguf import Header, block_bytes
+from tokenwright.checkpoints.gguf import SUFFIX, Header, block_bytes
 from tokenwright.checkpoints.gguf_layouts import LAYOUTS
 from tokenwright.checkpoints.gguf_model import ROPE_FACTORS, SAMPLING, read_model
 from tokenwright.checkpoints.published import Compound
@@ -224,7 +224,7 @@ def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, A
     general: dict[str, Any] = {
         "general.architecture": kind,
         "general.type": "model",
-        "general.name": checkpoint.path.stem,
+        "general.name": _name(checkpoint.path),
         "general.file_type": _FILE_TYPES[form.name],
     }
     if form.quantised:
@@ -232,6 +232,13 @@ def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, A
     suggested = checkpoint.generation.sampling
     general |= {f"general.sampling.{key}": suggested[name] for key, name in SAMPLING.items() if name in suggested}
     return general | {f"{kind}.{key}": value for key, value in own.items()}
+
+
+def _name(path: Path) -> str:
+    """The name of a model's file, folder, or repository in the hub's cache."""
+    if path.suffix.lower() == SUFFIX:
+        return path.stem
+    return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
 
 
 def _context(config: ModelConfig) -> int:

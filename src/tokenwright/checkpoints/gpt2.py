@@ -5,7 +5,9 @@ import re
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.family import (
     MOST_LAYERS,
+    MOST_MLP,
     MOST_VOCAB,
+    MOST_WIDTH,
     Family,
     Source,
     activation,
@@ -22,7 +24,7 @@ from tokenwright.models.graph import Graph
 
 def _parse_gpt2(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     layers = keys.whole("n_layer", most=MOST_LAYERS)
-    width = keys.whole("n_embd", most=1 << 20)
+    width = keys.whole("n_embd", most=MOST_WIDTH)
     heads = keys.whole("n_head", most=1 << 16)
     context = keys.whole("n_positions", most=MAX_TOKENS)
     check_repeats(keys, context)
@@ -34,7 +36,7 @@ def _parse_gpt2(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
         heads=heads,
         kv_heads=heads,
         head_size=size_of_head(keys, width, heads),
-        mlp_width=keys.whole("n_inner", 4 * width, most=1 << 24),
+        mlp_width=keys.whole("n_inner", 4 * width, most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=context,
         positions=Learned(),

@@ -88,12 +88,12 @@ def _parts(file: str) -> list[str]:
 
 def _chosen(wanted: str, files: Iterable[str], name: str, offline: str) -> str:
     """The file that is meant: the first of its parts. Raises CheckpointError if there is none, or more than one."""
-    models = sorted({_parts(one)[0]: one for one in files if one.lower().endswith(_SUFFIX)}.values())
+    models = sorted({_parts(one)[0] for one in files if one.lower().endswith(_SUFFIX)})
     where = f"{name} in the local cache (the hub cannot be reached: {offline})" if offline else f"{name} on the hub"
     if not models:
         raise CheckpointError(f"{where} has no GGUF file; leave out :{wanted}, or give another repository")
     if wanted.lower().endswith(_SUFFIX):
-        found = [one for one in models if wanted in (one, one.rpartition("/")[2]) or wanted in _parts(one)]
+        found = [one for one in models if any(wanted in (part, part.rpartition("/")[2]) for part in _parts(one))]
     else:
         part = re.escape(wanted)
         found = [one for one in models if re.search(rf"(?<![a-z0-9_]){part}(?![a-z0-9_])", one, re.IGNORECASE)]

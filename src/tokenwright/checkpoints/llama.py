@@ -10,8 +10,6 @@ from typing import Literal
 
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.family import (
-    MOST_LAYERS,
-    MOST_VOCAB,
     Family,
     Source,
     activation,
@@ -20,6 +18,7 @@ from tokenwright.checkpoints.family import (
     heads_of,
     named,
     size_of_head,
+    sizes,
 )
 from tokenwright.checkpoints.mixtures import (
     GPT_OSS_NAMES,
@@ -109,8 +108,8 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
 
 def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LLAMA_LIKE[architecture]
-    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
-    width = keys.whole("hidden_size", most=1 << 20)
+    found = sizes(keys)
+    layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
@@ -127,13 +126,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="llama",
         architecture=architecture,
-        layers=layers,
-        width=width,
+        **found,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        mlp_width=keys.whole("intermediate_size", most=1 << 24),
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=reach,
         positions=rope,
         windows=windows,

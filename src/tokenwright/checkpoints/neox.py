@@ -4,8 +4,6 @@ import re
 
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.family import (
-    MOST_LAYERS,
-    MOST_VOCAB,
     Family,
     Source,
     activation,
@@ -13,6 +11,7 @@ from tokenwright.checkpoints.family import (
     dtype,
     named,
     size_of_head,
+    sizes,
 )
 from tokenwright.checkpoints.positions import read_rope
 from tokenwright.checkpoints.strict import Keys
@@ -22,8 +21,8 @@ from tokenwright.models.graph import Graph
 
 
 def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
-    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
-    width = keys.whole("hidden_size", most=1 << 20)
+    found = sizes(keys)
+    layers, width = found["layers"], found["width"]
     heads = keys.whole("num_attention_heads", most=1 << 16)
     head_size = size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", 2048, most=MAX_TOKENS)
@@ -35,13 +34,10 @@ def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="neox",
         architecture=architecture,
-        layers=layers,
-        width=width,
+        **found,
         heads=heads,
         kv_heads=heads,
         head_size=head_size,
-        mlp_width=keys.whole("intermediate_size", most=1 << 24),
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=reach,
         positions=rope,
         windows=(None,) * layers,

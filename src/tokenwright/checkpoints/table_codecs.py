@@ -65,7 +65,13 @@ def four_bit(parts: Parts) -> FourBit:
     [raw] = parts.values()
     if raw.dtype != torch.uint8 or raw.numel() > _LONGEST_STATE:
         raise ValueError("its description is no text")
-    keys = Keys(json.loads(bytes(raw.flatten().tolist())), "quant_state")
+    try:
+        state = json.loads(bytes(raw.flatten().tolist()))
+    except RecursionError as error:
+        raise ValueError("its description is nested too deeply") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"its description is {shown(state)}, not an object")
+    keys = Keys(state, "quant_state")
     sizes = keys.raw("shape")
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 24 for n in sizes):
         raise ValueError(f"its shape is {shown(sizes)}")

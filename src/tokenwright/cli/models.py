@@ -180,7 +180,10 @@ def _hub_model(text: str, revision: str | None) -> tuple[int, Callable[[], Any]]
 
 
 def _hub_file(repository: str, file: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
-    """The same for a GGUF file of a repository; the last one takes the repository with it."""
+    """The same for a GGUF file of a repository; the last one takes the repository with it.
+
+    Files and revisions with equal bytes share them: those stay while one of them does.
+    """
     from tokenwright.checkpoints import hub
     from tokenwright.checkpoints.hub_gguf import model_files
 
@@ -192,7 +195,8 @@ def _hub_file(repository: str, file: str, revision: str | None) -> tuple[int, Ca
         raise RequestError(f"there is no {repository}:{file} to remove; `tokenwright models` lists what there is")
     if all(found.keys() <= {file} for found in models):
         return _hub_model(repository, revision)
-    blobs = {one.resolve() for one in files}
+    others = (one for kept in cached for one in kept.snapshot_path.rglob("*") if one not in files)
+    blobs = {one.resolve() for one in files} - {one.resolve() for one in others}
 
     def remove() -> None:
         for one in (*files, *blobs):

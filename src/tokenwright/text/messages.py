@@ -44,18 +44,29 @@ def _checked(at: int, message: object) -> dict[str, Any]:
 
 
 def strings(value: object, depth: int) -> Iterator[str]:
-    """All strings in a value of JSON, the names of fields included. Raises RequestError beyond MOST_LEVELS."""
+    """All strings in a value of JSON, the names of fields included.
+
+    Raises RequestError beyond MOST_LEVELS, and for what JSON lacks.
+    """
     if depth > MOST_LEVELS:
         raise RequestError(f"the messages and tools are nested in more than {MOST_LEVELS} levels; flatten them")
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, one in value.items():
+            if not isinstance(name, str):
+                raise _no_json(f"a name that is {type(name).__name__}")
             yield name
             yield from strings(one, depth + 1)
-    elif isinstance(value, Sequence):
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         for one in value:
             yield from strings(one, depth + 1)
+    elif not isinstance(value, bool | int | float | None):
+        raise _no_json(f"a {type(value).__name__}")
+
+
+def _no_json(what: str) -> RequestError:
+    return RequestError(f"the messages and tools hold what JSON lacks: {what}; give texts, numbers, lists and objects")
 
 
 def mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -155,7 +155,7 @@ class NativeKernels:
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
         """`Packed.pack_rows` in C++, to the same bytes. Returns the number of values that are not finite."""
-        assert rows.stride(-1) == 1, "a row's numbers lie side by side"
+        assert rows.stride(-1) == 1 or rows.shape[-1] == 1, "a row's numbers lie side by side"
         kind = lib.FORMATS[str(rows.dtype).removeprefix("torch.")]
         bad: int = self.library.tw_pack(
             self.handle, byref(matrix(packed)), kind, rows.data_ptr(), rows.stride(0), first, len(rows), threads
