@@ -1,7 +1,7 @@
 // The page: one grid of named places. On a narrow screen three tabs share the room; what is not on the open tab stays
 // in the document, so that nothing is built again when tabs change.
 
-import { moment } from "../clock";
+import { moment, written } from "../clock";
 import { alone, panel, tab } from "../store";
 import { announcement } from "../words";
 import { Attention } from "./Attention";
@@ -23,7 +23,13 @@ const TABS = [
 
 export function App() {
   return (
-    <div class="page" data-tab={tab.value} data-moment={moment.value} data-panel={panel.value !== null}>
+    <div
+      class="page"
+      data-tab={tab.value}
+      data-moment={moment.value}
+      data-written={written.value}
+      data-panel={panel.value !== null}
+    >
       <Top />
       {!alone.value && <Prompt />}
       <Stage />
