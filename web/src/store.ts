@@ -14,6 +14,8 @@ export const reachable = signal(true);
 export const model = signal<ModelCard | null>(null); // of the live engine
 export const asking = signal(false); // a run has been asked for and is not there yet
 
+export const embedded = signal(false); // whether the page is a part of another one: the stage, the text and the transport
+export const joined = signal<string | null>(null); // the run that a link named by its id
 export const alone = signal(false); // whether this page is a file with one run in it, and there is no server
 
 /** The link of the live run. */

@@ -2,7 +2,7 @@
 // in the document, so that nothing is built again when tabs change.
 
 import { moment, written } from "../clock";
-import { alone, panel, tab } from "../store";
+import { alone, embedded, panel, tab } from "../store";
 import { announcement } from "../words";
 import { Attention } from "./Attention";
 import { Help } from "./Help";
@@ -22,6 +22,7 @@ const TABS = [
 ] as const;
 
 export function App() {
+  if (embedded.value) return <Embedded />;
   return (
     <div
       class="page"
@@ -61,6 +62,20 @@ export function App() {
         {announcement.value}
       </p>
       <Help />
+    </div>
+  );
+}
+
+/** In a frame of another page: the stage, the text and the transport. */
+function Embedded() {
+  return (
+    <div class="page embedded" data-tab="stage" data-moment={moment.value} data-written={written.value} data-panel={false}>
+      <Stage />
+      <Text />
+      <Transport />
+      <p class="sr" role="status" aria-live="polite">
+        {announcement.value}
+      </p>
     </div>
   );
 }

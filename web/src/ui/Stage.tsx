@@ -3,6 +3,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../actions";
+import { share } from "../address";
 import { lanes } from "../lanes";
 import { percent } from "../format";
 import { CAMERAS, type Camera, camerasOf } from "../renderers/renderer";
@@ -10,7 +11,7 @@ import type { Role } from "../renderers/roles";
 import { hideFirst, row, selected } from "../rows";
 import { WEIGHTS } from "../scene";
 import * as stage from "../stage";
-import { cache, camera, card, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
+import { cache, camera, card, embedded, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
 import { Icon } from "./icons";
 import { Banners, Centre } from "./Overlay";
 import { Total } from "./Instruments";
@@ -29,6 +30,11 @@ export function Stage() {
         <Hint />
         <span class="fill" />
         <Cameras />
+        {embedded.value && (
+          <a class="open-whole" href={share()} target="_blank" rel="noopener" title="Open this run in the explorer">
+            Tokenwright
+          </a>
+        )}
       </div>
       {(run.value !== null || lanes.value !== null) && <Story />}
       <Versus />
