@@ -18,7 +18,8 @@ def framed(browser):
     def show(address, width=900, height=600):
         tab.set_content(FRAME.format(width, height, address))
         frame = tab.frames[1]
-        frame.wait_for_function("() => window.__explorer?.state.steps > 0", timeout=HANGS)
+        live = "window.__explorer?.state.origin === 'live' && window.__explorer.state.steps > 0"
+        frame.wait_for_function(f"() => {live}", timeout=HANGS)
         return frame
 
     yield show
@@ -56,7 +57,7 @@ def test_a_frame_follows_a_run_that_another_page_began_and_leaves_it_alone(explo
     frame.evaluate("location.hash = '#embed=1&p=Another&n=2&renderer=2d'")
     frame.wait_for_function(f"() => window.__explorer.state.run !== '{name}'", timeout=HANGS)
     explored.step()
-    assert explored.state["step"] == 5, "the run of the other page is still there"
+    assert (explored.state["run"], explored.state["step"]) == (name, 5), "the other page's run was not ended"
 
 
 def test_a_run_that_is_gone_is_told(browser, server):

@@ -5,14 +5,13 @@ from itertools import pairwise
 import pytest
 
 from tests.browser.conftest import RENDERERS, near
-from tests.browser.test_figures import PROMPT
 
 # Of each picture of a run: what the stage, the text, the legend, the candidates and the sentence show.
 SAMPLE = """window.samples = [];
 const sample = () => {
   const explorer = window.__explorer, page = document.querySelector('.page');
   const newest = document.querySelector('[data-part=generated] .token:last-child');
-  if (!explorer?.words.length || !newest) return;
+  if (explorer?.state.origin !== 'live' || !explorer.words.length || !newest) return;
   const seen = [...document.querySelectorAll('[data-part] .token')].filter((e) => getComputedStyle(e).opacity !== '0');
   samples.push({
     moment: page.dataset.moment,
@@ -68,7 +67,8 @@ def test_a_token_is_shown_everywhere_at_the_same_moment(animated, pace):
 
 @pytest.mark.parametrize("kind", RENDERERS)
 def test_the_legend_has_what_is_drawn_and_nothing_else(explored, kind):
-    explored.run(PROMPT, 8, renderer=kind, stop=0)
+    explored.open(f"#p=Once%20upon%20a%20time&seed=1&n=8&step=0&renderer={kind}")
+    explored.until("window.__explorer.state.step === 0")
     assert legend(explored) == ["prompt", "generated", "computed in this step", "attention"]
     kept = near(explored.picture(), explored.colour("kept"), 24).sum()  # of the wall's name
     explored.step()

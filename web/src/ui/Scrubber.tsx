@@ -139,9 +139,9 @@ function Times({ step }: { step: StepFrame | null }) {
           </li>
         ))}
       {step && (
-        <li class="scale">
-          full height {joined(micros(Math.round(top.value)))}
-          {cut > 0 && `; ${plural(cut, "bar")} cut`}
+        <li class="scale" title="What the full height stands for, and how many bars are higher and cut">
+          top {joined(micros(Math.round(top.value)))}
+          {cut > 0 && `; ${count(cut)} cut`}
         </li>
       )}
     </ul>
@@ -161,7 +161,7 @@ function Work({ step }: { step: StepFrame | null }) {
         again
         <span class="part-time">{step ? plural(step.recomputed, "token") : ""}</span>
       </li>
-      {step && <li class="scale">full height {count(Math.round(top.value))} layer-tokens</li>}
+      {step && <li class="scale">top {count(Math.round(top.value))} layer-tokens</li>}
     </ul>
   );
 }
