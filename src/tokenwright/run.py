@@ -213,13 +213,14 @@ class Run:
             )
         return row
 
-    def adjusted_logits(self, step: int) -> torch.Tensor:
-        """`logits` after the bans and penalties of the run's own parameters, as its sampler had them: [V]."""
+    def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> torch.Tensor:
+        """`logits` after the bans and penalties of `params`; None: the run's own, as its sampler had them: [V]."""
         request = self._handle.request
         if request.params.grammar is not None:
             raise RequestError("this run follows a grammar, whose bans are not kept; start it without one")
         text = self.tokens[: self.context(step)]
-        return adjusted(self.logits(step), text, len(request.prompt), request.params, request.constraints, None)
+        chosen = params or request.params
+        return adjusted(self.logits(step), text, len(request.prompt), chosen, request.constraints, None)
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
         """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.

@@ -76,7 +76,7 @@ def _written(run: Run) -> int:
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "ignore_eos")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "stop", "ignore_eos")
     return {name: getattr(params, name) for name in names}
 
 

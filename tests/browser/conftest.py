@@ -264,7 +264,7 @@ class Explored:
     def picture(self):
         """The canvas as it is on the screen: [height, width, 3], one pixel per CSS pixel."""
         self.settle()
-        png = self.tab.locator(".canvas canvas").screenshot(style=".versus { visibility: hidden }")
+        png = self.tab.locator(".canvas canvas").screenshot()
         return (matplotlib.image.imread(io.BytesIO(png))[:, :, :3] * 255).round().astype(int)
 
     def project(self, position):

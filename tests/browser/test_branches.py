@@ -75,6 +75,12 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
     for one, values in found.items():
         assert np.allclose(values, [softmax(logits)[one], expected[one]], atol=1e-9)
     assert float(figures(explored, "sampler_")["sampler_uniform"]) == explored.api("/steps/9")["uniform"]
+    explored.tab.get_by_role("slider", name="repetition penalty").focus()
+    for _ in range(10):
+        explored.press("ArrowRight")
+    first = explored.api("/sampler?step=9&temperature=1.2&top_p=1&repetition_penalty=1.5")["top"][0]
+    row = f".sampler-list tbody tr:first-child[data-token='{first['token']['id']}'] [data-sampled]"
+    explored.until(f"Math.abs(document.querySelector(`{row}`)?.dataset.sampled - {first['sampled']}) < 1e-9")
     assert steps == [] and sent == [], "the model computes nothing"
     assert findings(explored, "'.panel'") == {}
 

@@ -89,6 +89,7 @@ def test_the_numbers_are_right_while_it_runs(animated):
     animated.run(PROMPT, 12, renderer="3d")
     for _ in range(5):
         animated.step()
+        animated.until("document.querySelector('.page').dataset.written === 'true'")
         check_against_the_api(animated)
 
 

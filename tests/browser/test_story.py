@@ -1,6 +1,7 @@
 """What the page says of a run: the sentence about each step, the card at the end, and what belongs to which step."""
 
 import json
+import math
 
 import pytest
 
@@ -152,6 +153,22 @@ def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(animat
     assert seen["early"] == [], "what a slow step will write is not shown before it is"
     assert len(seen["renderer"]) == 1
     assert seen["story"] == ["reading", "notes", "stroke"]
+
+
+def test_the_bars_tell_what_steps_of_the_shown_kind_take(explored):
+    explored.run(PROMPT, 12, renderer="2d", stop=4)
+    explored.press("n")
+    for _ in range(2):
+        explored.step()
+    explored.tab.get_by_role("button", name="time", exact=True).click()
+    times = [step["step_us"] for step in explored.steps(7)]
+    for step, alike in ((6, times[5:7]), (3, times[1:5])):
+        explored.scrub(step)
+        for name, share in (("p50", 0.5), ("p95", 0.95)):
+            rank = math.ceil(share * len(alike))
+            assert explored.stats()[f"step_us_{name}"] == (str(sorted(alike)[rank - 1]), "derived")
+    explored.scrub(0)
+    assert "step_us_p50" not in explored.stats(), "the step that read the prompt is like no other"
 
 
 def test_a_link_that_is_pasted_into_the_open_page_is_followed(explored):

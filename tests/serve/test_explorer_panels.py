@@ -92,7 +92,10 @@ def test_a_fork_that_cannot_be_is_refused_with_the_reason(server, body, why):
     assert len(tree_of(client, card)) == 1
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.4}, {"temperature": 1.7, "top_k": 9}, {"top_p": 0.6}, {}])
+SETTINGS = [{"temperature": 0.4}, {"temperature": 1.7, "top_k": 9}, {"top_p": 0.6}, {}]
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, {"repetition_penalty": 1.5, "top_k": 9}])
 def test_the_sampler_on_held_logits_is_the_definition_and_computes_no_step(server, monkeypatch, settings):
     client, explorer = server
     card = begin(client, max_tokens=20, temperature=1.0, top_k=0, top_p=1.0)
@@ -103,6 +106,9 @@ def test_the_sampler_on_held_logits_is_the_definition_and_computes_no_step(serve
     assert len(logits) == explorer.llm.config.vocab_size
     view = client.get(f"{where}/sampler", params={"step": 5} | settings).json()
     p = softmax(logits)
+    if penalty := settings.get("repetition_penalty"):
+        text = np.unique(player.run.tokens[: len(card["tokens"]) + 5])  # the step's own token is not in it yet
+        logits[text] = np.where(logits[text] < 0, logits[text] * penalty, logits[text] / penalty).astype("<f4")
     order = np.argsort(-logits, kind="stable")
     expected = softmax(logits / settings.get("temperature", 1.0))
     if k := settings.get("top_k"):

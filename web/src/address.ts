@@ -8,8 +8,10 @@ import {
   PACE,
   cache,
   camera,
+  embedded,
   frame,
   head,
+  joined,
   last,
   layer,
   live,
@@ -40,6 +42,7 @@ export function read(): Link {
   camera.value = { name: link.camera ?? "iso" };
   rendererChoice.value = link.renderer ?? null;
   panel.value = link.panel ?? null;
+  embedded.value = link.embed ?? false;
   return link;
 }
 
@@ -66,6 +69,8 @@ function now(): Link {
   if (camera.value.name !== "iso") link.camera = camera.value.name;
   if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
   if (panel.value !== null) link.panel = panel.value;
+  if (joined.value !== null && joined.value === run.value?.id.value) link.run = joined.value;
+  if (embedded.value) link.embed = true;
   if (live.value && !playing.value && shown.value < last.value && frame.value) link.step = frame.value.step;
   return link;
 }
@@ -74,9 +79,11 @@ function now(): Link {
 export const linkable = (): boolean =>
   live.value && fits(run.value?.card.prompt ?? "") && form.givenNow() === null;
 
-/** A link to exactly this run: with the seed that it drew. */
+/** A link to exactly this run, in a page of its own: with the seed that it drew. */
 export function share(): string {
   const link = now();
+  delete link.run; // it ends with the server
+  delete link.embed;
   const card = live.value ? run.value?.card : null;
   if (card) {
     link.prompt = card.prompt;

@@ -25,6 +25,7 @@ export interface RunRequest {
   top_k: number;
   top_p: number;
   min_p?: number;
+  repetition_penalty?: number;
   seed: number | null;
   stop: string[];
   ignore_eos: boolean;
@@ -55,6 +56,7 @@ export interface Settings {
   top_k: number;
   top_p: number;
   min_p: number;
+  repetition_penalty: number;
 }
 
 /** An address on the page's own server, also where the page is served under a path. */

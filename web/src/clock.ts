@@ -2,7 +2,8 @@
 // something moves. In each: take what has arrived, draw, then report what was rendered. A page that is not visible gets
 // no animation frames, so a slow timer stands in; a run must not stall because someone looks elsewhere.
 
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
+import { READS, WRITES } from "./renderers/motion";
 
 const LONGEST = 900; // ms that the animation of a step may take
 const TOLD = 1200; // ms from which an animation is slow enough to be told in parts
@@ -15,9 +16,12 @@ export const parts = {
   rendered: (): void => undefined,
 };
 
-/** Which part of a slow animation is on the stage: the layers work, the head reads, the token is written. */
-export type Moment = "work" | "look" | "write" | "rest";
+/** Which part of an animation is on the stage: the layers work, the head reads, the token is written. One that is too
+ * short to be told in parts has a "pass", until the token is written, and is then at rest. */
+export type Moment = "work" | "look" | "write" | "pass" | "rest";
 export const moment = signal<Moment>("rest");
+/** Whether the stage shows the token that the shown step wrote. What else shows it waits for this. */
+export const written = computed(() => moment.value === "write" || moment.value === "rest");
 
 const reduced = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -39,6 +43,7 @@ export function animate(interval: number, longest = LONGEST): void {
   const length = Math.min(interval * SHARE, longest);
   duration = interval >= SHORTEST && !reduced.matches && !document.hidden ? length : 0;
   began = performance.now();
+  moment.value = momentOf(duration > 0 ? 0 : 1);
   invalidate();
 }
 
@@ -62,10 +67,19 @@ function frame(): void {
   const now = performance.now();
   const progress = duration > 0 ? Math.min(1, (now - began) / duration) : 1;
   if (progress === 1) duration = 0;
-  moment.value = duration < TOLD || progress === 1 ? "rest" : progress < 0.45 ? "work" : progress < 0.8 ? "look" : "write";
+  moment.value = momentOf(progress);
   const more = parts.draw(now, progress);
   if (more || progress < 1) invalidate();
   setTimeout(parts.rendered); // after the components have written the same step into the page
+}
+
+/** The same shares of the animation as those of what is drawn. */
+function momentOf(progress: number): Moment {
+  const told = duration >= TOLD;
+  if (progress === 1) return "rest";
+  if (progress > WRITES) return told ? "write" : "rest";
+  if (!told) return "pass";
+  return progress > READS ? "look" : "work";
 }
 
 document.addEventListener("visibilitychange", () => {

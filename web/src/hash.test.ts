@@ -15,6 +15,9 @@ it("brings back what it wrote", () => {
     cache: false,
     camera: "top",
     renderer: "2d",
+    panel: "pages",
+    run: "0df535ab",
+    embed: true,
   };
   expect(parse(format(link))).toEqual(link);
   expect(format({})).toBe("");

@@ -19,6 +19,8 @@ export interface Link {
   renderer?: "2d" | "3d";
   panel?: string;
   inside?: string; // an answer of the chat page, which this browser keeps: conversation.turn
+  run?: string; // the id of a run that the server has
+  embed?: boolean; // the stage without what is around it
 }
 
 const LONGEST = 1500; // bytes of a prompt in a link
@@ -58,6 +60,9 @@ export function parse(hash: string): Link {
   if (panel !== null && PANELS.some(({ id }) => id === panel)) link.panel = panel;
   const inside = values.get("inside");
   if (inside !== null && /^\w{1,64}\.\d{1,9}$/.test(inside)) link.inside = inside;
+  const run = values.get("run");
+  if (run !== null && /^\w{1,64}$/.test(run)) link.run = run;
+  if (values.get("embed") === "1") link.embed = true;
   return link;
 }
 
@@ -77,6 +82,8 @@ export function format(link: Link): string {
   if (link.renderer !== undefined) values.set("renderer", link.renderer);
   if (link.panel !== undefined) values.set("panel", link.panel);
   if (link.inside !== undefined) values.set("inside", link.inside);
+  if (link.run !== undefined) values.set("run", link.run);
+  if (link.embed) values.set("embed", "1");
   const text = values.toString();
   return text === "" ? "" : `#${text}`;
 }

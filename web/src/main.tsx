@@ -22,6 +22,7 @@ import "./style/transport.css";
 import "./style/help.css";
 import "./style/screens.css";
 import "./style/rail.css";
+import "./style/embed.css";
 
 clock.parts.take = take;
 clock.parts.rendered = acknowledge;

@@ -28,6 +28,7 @@ export async function picture(): Promise<Blob | null> {
   c.fillStyle = paper.colour("--panel");
   c.fillRect(0, 0, canvas.width, canvas.height);
   c.drawImage(source, 0, Math.round(ABOVE * ratio)); // in the same turn as it was drawn: a WebGL canvas forgets it later
+  await new Promise((resolve) => setTimeout(resolve)); // until the page's legend is that of the picture
   c.scale(ratio, ratio);
   paper.line(title(step), ABOVE / 2);
   const foot = ABOVE + source.clientHeight;
@@ -89,7 +90,7 @@ class Paper {
 /** The legend that stands under the stage: each entry with its own swatch. */
 function legend(paper: Paper, y: number): void {
   let x = MARGIN;
-  for (const entry of document.querySelectorAll(".legend li")) {
+  for (const entry of document.querySelectorAll(".legend li:not(.later)")) {
     const swatch = entry.querySelector(".swatch");
     if (swatch === null) continue;
     sample(paper.c, getComputedStyle(swatch), x, y);

@@ -49,6 +49,7 @@ export function runCard(prompt: TokenCard[], text: string): RunCard {
     first_step: 0,
     watched: [0, 0],
     min_p: 0,
+    repetition_penalty: 1,
     parent: null,
   };
 }

@@ -71,6 +71,7 @@ export interface RunCard {
   first_step: number;
   watched: [number, number];
   min_p: number;
+  repetition_penalty: number;
   parent: string | null;
   kind: "run";
 }

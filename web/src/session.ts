@@ -16,6 +16,7 @@ import {
   asking,
   cache,
   head,
+  joined,
   layer,
   link,
   loading,
@@ -57,8 +58,25 @@ export async function follow(wanted: Link): Promise<void> {
     leave();
     return report(error);
   }
-  if (wanted.prompt === "") leave();
+  if (wanted.run !== undefined) await join(wanted.run);
+  else if (wanted.prompt === "") leave();
   else await start(wanted.step ?? null);
+}
+
+/** Shows a run that the server has, at its end, and follows it. */
+async function join(id: string): Promise<void> {
+  try {
+    const answer = await fetch(api.address(`runs/${id}/trace.json`));
+    if (!answer.ok) throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
+    free();
+    const found = readTrace(await answer.text(), "live", id);
+    cache.value = found.state.value.cache;
+    joined.value = id;
+    adopt(found);
+  } catch (error) {
+    leave();
+    report(error);
+  }
 }
 
 /** Plays the run of a page that was saved as a file: no server is asked for anything. */
@@ -164,9 +182,11 @@ async function rebuild(): Promise<void> {
   if (current?.origin !== "live" || current.ended) return;
   await ready();
   if (run.value !== current) return;
-  const { prompt, temperature, top_k, top_p, min_p, seed, max_tokens, stop, ignore_eos } = current.card;
+  const { prompt, temperature, top_k, top_p, min_p, repetition_penalty } = current.card;
+  const { seed, max_tokens, stop, ignore_eos } = current.card;
   const ids = current.card.tokens.map(({ id }) => id);
-  const wanted = { prompt, ids, temperature, top_k, top_p, min_p, seed, max_tokens, stop: [...stop], ignore_eos };
+  const dials = { temperature, top_k, top_p, min_p, repetition_penalty };
+  const wanted = { prompt, ids, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
   try {
     const card = await api.createRun({
       ...wanted,

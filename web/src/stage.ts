@@ -8,6 +8,7 @@ import * as clock from "./clock";
 import { lanes } from "./lanes";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
+import type { Entry } from "./renderers/roles";
 import { hideFirst, row, selected } from "./rows";
 import { SceneBuilder } from "./scene";
 import { camera, card, hovered, pictureTime, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
@@ -44,6 +45,8 @@ export const words = () => renderer?.words() ?? [];
 export const drawTime = (): number => spent;
 /** The positions that the picture shows. */
 export const windowed = signal({ first: 0, last: -1 });
+/** What a legend of the picture has. */
+export const legend = signal<readonly Entry[]>([]);
 export const project = (position: number): { x: number; y: number } | null => renderer?.project(position) ?? null;
 
 /** Puts the stage into an element of the page. Returns what takes it out again. */
@@ -202,8 +205,13 @@ function draw(now: number, progress: number): boolean {
   const { first, last } = renderer.window();
   const known = windowed.peek();
   if (known.first !== first || known.last !== last) windowed.value = { first, last };
+  const entries = renderer.legend();
+  if (!alike(entries, legend.peek())) legend.value = entries;
   return more;
 }
+
+const alike = (a: readonly Entry[], b: readonly Entry[]): boolean =>
+  a.length === b.length && a.every(({ role, drawn }, i) => role === b[i]?.role && drawn === b[i]?.drawn);
 
 /** The time of one picture in ms, on a machine without graphics hardware: judged before anything is shown, so that the
  * picture never changes its kind while someone looks. */

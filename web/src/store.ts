@@ -3,6 +3,7 @@
 // player, live) write here; components only read.
 
 import { computed, signal } from "@preact/signals";
+import { moment, written } from "./clock";
 import type { Camera } from "./renderers/renderer";
 import type { Run, Totals } from "./run";
 import type { Loading, ModelCard, StepFrame, Summary } from "./schema";
@@ -13,6 +14,8 @@ export const reachable = signal(true);
 export const model = signal<ModelCard | null>(null); // of the live engine
 export const asking = signal(false); // a run has been asked for and is not there yet
 
+export const embedded = signal(false); // whether the page is a part of another one: the stage, the text and the transport
+export const joined = signal<string | null>(null); // the run that a link named by its id
 export const alone = signal(false); // whether this page is a file with one run in it, and there is no server
 
 /** The link of the live run. */
@@ -55,10 +58,15 @@ export const switched = signal(false); // whether the cache was ever switched: t
 
 export const frame = computed<StepFrame | null>(() => run.value?.frames[shown.value] ?? null);
 export const totals = computed<Totals | null>(() => run.value?.totals[shown.value] ?? null);
-/** The figures of the whole run, once it is over and its last step is shown. */
+/** The newest frame whose token is on the stage: that of the shown step once it is written. */
+export const writtenFrame = computed<StepFrame | null>(
+  () => (written.value ? frame.value : (run.value?.frames[shown.value - 1] ?? null)),
+);
+/** The figures of the whole run, once it is over and its last token is on the stage. */
 export const summary = computed<Summary | null>(() => {
   const current = run.value;
-  return current !== null && shown.value === last.value && current.ended ? (current.state.value.summary ?? null) : null;
+  const over = current?.ended === true && shown.value === last.value && moment.value === "rest";
+  return over ? (current.state.value.summary ?? null) : null;
 });
 /** Those figures while the card that tells them is open. */
 export const result = computed<Summary | null>(() => (resultClosed.value ? null : summary.value));

@@ -5,7 +5,7 @@ import { computed } from "@preact/signals";
 import { type Moment, moment } from "./clock";
 import { count, plural } from "./format";
 import { selected } from "./rows";
-import { frame, last, length, live, pageState, run, shown, summary } from "./store";
+import { frame, length, live, pageState, run, summary } from "./store";
 import { quoted } from "./text";
 import type { Run } from "./run";
 import { ending, title } from "./words";
@@ -46,6 +46,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   if (step.length > 1 || first) return reading(step, at, written ?? "", layers);
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
+    pass: `${input} goes through the ${layers} and reads the cache of ${plural(step.start, "earlier token")}.`,
     work: `Only the newest token, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
     look: `In each layer, ${input} reads the cache: the saved keys and values of all earlier tokens. The beams show the weight that head ${watched.head} of layer ${watched.layer} gives to each.`,
     write: `The result is a probability for every possible token. One is drawn: ${written}.`,
@@ -56,7 +57,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
 
 function reading(step: StepFrame, at: Moment, written: string, layers: string): Sentence {
   const known = step.start > 0 ? ` The first ${count(step.start)} were read before, and are in the cache.` : "";
-  if (at === "work")
+  if (at === "work" || at === "pass")
     return {
       chapter: "reading",
       text: `The model reads the prompt: ${plural(step.length, "token")} go through the ${layers} together.${known}`,
@@ -74,7 +75,7 @@ function reading(step: StepFrame, at: Moment, written: string, layers: string): 
 
 function without(step: StepFrame, at: Moment, written: string, layers: string): string {
   const all = count(step.start + step.length);
-  if (at === "work") return `Without the cache, all ${all} tokens go through the ${layers} again.`;
+  if (at === "work" || at === "pass") return `Without the cache, all ${all} tokens go through the ${layers} again.`;
   if (step.recomputed === 0)
     return `Without the cache: ${all} tokens went through the ${layers}, nothing was kept, and ${written} was written.`;
   return `Without the cache, all ${all} tokens went through the ${layers}, ${count(step.recomputed)} of them again, to write one token: ${written}.`;
@@ -103,8 +104,7 @@ export const sentence = computed<Sentence | null>(() => {
         : `The prompt is cut into ${tokens}. The model is about to read them.`,
     };
   }
-  const over = shown.value === last.value && current.ended && moment.value === "rest";
-  if (over && summary.value !== null)
+  if (summary.value !== null)
     return {
       chapter: "result",
       text: `${ends(current.state.value, summary.value.written)}, each from one pass through the model.`,

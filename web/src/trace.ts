@@ -7,7 +7,7 @@ import { Run, type Origin } from "./run";
 const LARGEST = BigInt(Number.MAX_SAFE_INTEGER) + 1n; // beyond it whole numbers are written as strings
 
 /** What files of earlier versions do not say of their run. */
-const OLDER = { min_p: 0, parent: null };
+const OLDER = { min_p: 0, repetition_penalty: 1, parent: null };
 
 /** The run of a trace. Throws an Error with a sentence for people. */
 export function readTrace(text: string, origin: Origin, name: string): Run {

@@ -47,6 +47,7 @@ class NewRun(Strict):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     stop: Annotated[list[str], many(MOST_STOPS)] = []
     ignore_eos: bool = False
@@ -66,6 +67,7 @@ class NewFork(Strict):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
 
 
@@ -118,7 +120,7 @@ class Explorer:
         Raises NotReady while the model loads, RequestError for an invalid request, CapacityError without room for it.
         """
         llm = self.llm
-        names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos")
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop", "ignore_eos")
         params = llm.sampling(**{name: getattr(wanted, name) for name in names})
         seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
         params = replace(params, seed=None if params.greedy else seed)

@@ -44,10 +44,17 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        repetition_penalty: float | None = None,
     ) -> SamplerView:
         player = explorer.player(identity)
         player.renew()
-        wanted = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        wanted = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
         return view(explorer, player.run, step, {name: value for name, value in wanted.items() if value is not None})
 
 
@@ -59,13 +66,13 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
     from tokenwright.decode.sampler import choose, probabilities, uniform
 
     params = replace(run.start.params, **wanted)  # type: ignore[arg-type]  # it checks them itself
-    logits, row, position = run.logits(step), run.adjusted_logits(step), run.context(step)
+    logits, row, position = run.logits(step), run.adjusted_logits(step, params), run.context(step)
     chances = probabilities(row, params)
     drawn = choose(row, chances, params.seed, position)[0] if params.greedy or params.seed is not None else None
     if chances is None:
         chances = _one(row, drawn or 0)
     p = logits.double().softmax(-1)  # [V]
-    order = p.argsort(descending=True, stable=True)
+    order = row.argsort(descending=True, stable=True)  # the cuts go by it; the model's own without a penalty
     ranks = spread(len(p))
     shown = order[[rank - 1 for rank in ranks]]
     low = chances.cumsum(-1) - chances
@@ -92,6 +99,7 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
     )
 
 

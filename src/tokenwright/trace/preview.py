@@ -38,14 +38,15 @@ class SamplerView:
         Wire("I", COUNTED, "", "drawn", "the id that these settings take with the same u"),
     ]
     drawn_card: TokenCard | None
-    top: tuple[Ranked, ...]  # the most probable first
-    ranks: tuple[int, ...]  # from 1; all of them, or of a large vocabulary some, closer together at the top
+    top: tuple[Ranked, ...]  # those of the first ranks
+    ranks: tuple[int, ...]  # by logit after the penalty, from 1; all, or of a large vocabulary some, closer at the top
     p: tuple[float, ...]  # the model's, at these ranks
     sampled: tuple[float, ...]  # the sampler's, at these ranks
     temperature: Annotated[float, Wire("d", GIVEN, "", "temperature", "as asked for")]
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float
     kind: Literal["sampler"] = "sampler"
 
 

@@ -170,6 +170,7 @@ class RunCard:
     first_step: int
     watched: tuple[int, int]  # layer and head of the attention row that comes with each frame
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
     parent: str | None = None  # the run that this one forked from, at the step before `first_step`
     kind: Literal["run"] = "run"
 

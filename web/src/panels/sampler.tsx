@@ -21,6 +21,7 @@ const dials = {
   top_k: signal<number | null>(null),
   top_p: signal<number | null>(null),
   min_p: signal<number | null>(null),
+  repetition_penalty: signal<number | null>(null),
 };
 const moved = computed<Partial<api.Settings>>(() =>
   Object.fromEntries(Object.entries(dials).flatMap(([name, { value }]) => (value === null ? [] : [[name, value]]))),
@@ -78,9 +79,19 @@ function Dials() {
   return (
     <div class="sampler-dials">
       <Dial name="temperature" of="temperature" least={0} most={2} by={0.05} own={card.temperature} />
-      <Dial name="top-k" of="top_k" least={0} most={100} by={1} own={card.top_k} none="off" />
+      <Dial name="top-k" of="top_k" least={0} most={100} by={1} own={card.top_k} off={0} />
       <Dial name="top-p" of="top_p" least={0.05} most={1} by={0.01} own={card.top_p} />
-      <Dial name="min-p" of="min_p" least={0} most={0.5} by={0.005} own={card.min_p} none="off" />
+      <Dial name="min-p" of="min_p" least={0} most={0.5} by={0.005} own={card.min_p} off={0} />
+      <Dial
+        name="repetition penalty"
+        of="repetition_penalty"
+        least={1}
+        most={2}
+        by={0.05}
+        own={card.repetition_penalty}
+        off={1}
+        title="Logits of tokens that are in the text are divided by it, or multiplied where they are negative"
+      />
       <div class="sampler-buttons">
         <button type="button" disabled={!changed} onClick={reset}>
           As in the run
@@ -117,14 +128,15 @@ interface DialProps {
   most: number;
   by: number;
   own: number; // the run's
-  none?: string; // what 0 means
+  off?: number; // the value that changes nothing
+  title?: string;
 }
 
-function Dial({ name, of, least, most, by, own, none }: DialProps) {
+function Dial({ name, of, least, most, by, own, off, title = "" }: DialProps) {
   const value = dials[of].value ?? own;
-  const words = value === 0 && none !== undefined ? none : of === "temperature" && value === 0 ? "0: greedy" : short(value);
+  const words = value === off ? "off" : of === "temperature" && value === 0 ? "0: greedy" : short(value);
   return (
-    <label class="sampler-dial" data-moved={dials[of].value !== null}>
+    <label class="sampler-dial" data-moved={dials[of].value !== null} title={title}>
       <span>{name}</span>
       <input
         type="range"
@@ -217,13 +229,13 @@ function Ranks({ view: found }: { view: SamplerView }) {
   return (
     <figure class="chart sampler-ranks">
       <figcaption>
-        Probability by rank, all {count(found.vocab)} ids<span class="chart-most">both scales logarithmic</span>
+        Probability by rank{found.repetition_penalty === 1 ? "" : " after the penalty"}, all {count(found.vocab)} ids<span class="chart-most">both scales logarithmic</span>
       </figcaption>
       <svg
         viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
         preserveAspectRatio="none"
         role="img"
-        aria-label={`The sampler keeps the ${count(found.kept)} most probable of ${count(found.vocab)} ids`}
+        aria-label={`The sampler keeps the first ${count(found.kept)} of ${count(found.vocab)} ids`}
       >
         <rect class="sampler-kept" x="0" y="0" width={end} height={HEIGHT} />
         <polyline class="sampler-model" points={model.join(" ")} />

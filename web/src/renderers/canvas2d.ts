@@ -10,6 +10,7 @@ import { paintBeams, paintHead, placeHovered, placeNotes } from "./flat/reading"
 import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePositions, placeWall } from "./flat/tokens";
 import { Layout, type Placed } from "./layout";
 import { Glide, clamp, phasesOf } from "./motion";
+import { type Entry, entriesOf } from "./roles";
 import { spanOf } from "./span";
 import { css, readPalette } from "./theme";
 
@@ -34,6 +35,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   let lastHead = 0;
   let inView = { first: 0, last: -1 };
   let placed: readonly Placed[] = [];
+  let entries: readonly Entry[] = [];
   let shown: { view: View; frame: Frame; tokens: number; layers: number } | null = null;
   const glide = new Glide<View>();
   const widths = new Map<string, number>();
@@ -134,6 +136,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     }
     paintWords(picture);
     placed = picture.layout.placed;
+    entries = entriesOf(scene, picture.phases, picture.beams, inView, frame.cell > 0);
     return glide.moving(now);
   }
 
@@ -188,6 +191,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       return layer >= 0 && layer < (shown?.layers ?? 0) ? layer : null;
     },
     words: () => placed,
+    legend: () => entries,
     window: () => inView,
     show(position) {
       if (!shown) return;

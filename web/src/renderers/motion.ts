@@ -6,6 +6,10 @@ import { Cell, type Scene } from "./renderer";
 export const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
 export const easeOut = (t: number): number => 1 - (1 - t) ** 3;
 
+// Shares of a step's animation: when the head begins to read, and from when on the token is written.
+export const READS = 0.4;
+export const WRITES = 0.8;
+
 export interface Phases {
   fallen: number; // of what was thrown away before: 0 stands, 1 is gone
   filled: number; // layers that are done, with a fraction
@@ -20,8 +24,8 @@ export function phasesOf(scene: Scene): Phases {
   return {
     fallen: before > 0 ? part(0, before) : 1,
     filled: filledLayers(part(before, 0.5 - before), layerShare, Math.max(1, layers)),
-    beams: easeOut(part(0.4, 0.4)),
-    strike: part(0.8, 0.2),
+    beams: easeOut(part(READS, WRITES - READS)),
+    strike: part(WRITES, 1 - WRITES),
   };
 }
 

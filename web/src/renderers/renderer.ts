@@ -2,6 +2,7 @@
 // Nothing is computed here that the engine knows; nothing is drawn that did not happen.
 
 import type { Placed } from "./layout";
+import type { Entry } from "./roles";
 
 /** What a cell of the cache (one token in one layer) was in the shown step; `shared`: kept, in a page of several runs. */
 export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3, shared: 4 } as const;
@@ -64,6 +65,8 @@ export interface Renderer {
   layerAt(x: number, y: number): number | null;
   /** The words of the last picture, with the corners of their rectangles. */
   words(): readonly Placed[];
+  /** What a legend of the last picture has. */
+  legend(): readonly Entry[];
   /** The positions that the last picture shows. */
   window(): { first: number; last: number };
   /** Move the view along the text, so that a position is in its middle. */

@@ -17,6 +17,7 @@ import { Text } from "./gl/text";
 import { makeTiles } from "./gl/tiles";
 import { type Sight, type Spot, wordsOf } from "./gl/words";
 import { Glide, clamp, easeOut, phasesOf } from "./motion";
+import { type Entry, entriesOf } from "./roles";
 import { spanOf } from "./span";
 import { readPalette } from "./theme";
 
@@ -62,6 +63,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   let lastLayers = 1;
   let [firstInView, lastInView] = [0, -1];
   let placed: readonly Placed[] = [];
+  let entries: readonly Entry[] = [];
   const glide = new Glide<Pose>();
   const scratch = new Vector3();
   colours();
@@ -168,6 +170,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     const sight: Sight = { pose, width, height, first, last, spot };
     const layout = wordsOf(scene, sight, beams, phases, palette, text);
     placed = layout.placed;
+    entries = entriesOf(scene, phases, beams, { first, last }, columns.visible);
     text.set(layout.words);
     text.mesh.visible = tokens > 0;
     webgl.render(world, eye);
@@ -264,6 +267,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       return layer >= 0 && layer < lastLayers ? layer : null;
     },
     words: () => placed,
+    legend: () => entries,
     window: () => ({ first: firstInView, last: lastInView }),
     show(position) {
       const pose = held();

@@ -30,6 +30,7 @@ export interface SamplerView {
   top_k: number;
   top_p: number;
   min_p: number;
+  repetition_penalty: number;
   kind: "sampler";
 }
 

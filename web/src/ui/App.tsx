@@ -1,8 +1,8 @@
 // The page: one grid of named places. On a narrow screen three tabs share the room; what is not on the open tab stays
 // in the document, so that nothing is built again when tabs change.
 
-import { moment } from "../clock";
-import { alone, panel, tab } from "../store";
+import { moment, written } from "../clock";
+import { alone, embedded, panel, tab } from "../store";
 import { announcement } from "../words";
 import { Attention } from "./Attention";
 import { Help } from "./Help";
@@ -22,8 +22,15 @@ const TABS = [
 ] as const;
 
 export function App() {
+  if (embedded.value) return <Embedded />;
   return (
-    <div class="page" data-tab={tab.value} data-moment={moment.value} data-panel={panel.value !== null}>
+    <div
+      class="page"
+      data-tab={tab.value}
+      data-moment={moment.value}
+      data-written={written.value}
+      data-panel={panel.value !== null}
+    >
       <Top />
       {!alone.value && <Prompt />}
       <Stage />
@@ -55,6 +62,20 @@ export function App() {
         {announcement.value}
       </p>
       <Help />
+    </div>
+  );
+}
+
+/** In a frame of another page: the stage, the text and the transport. */
+function Embedded() {
+  return (
+    <div class="page embedded" data-tab="stage" data-moment={moment.value} data-written={written.value} data-panel={false}>
+      <Stage />
+      <Text />
+      <Transport />
+      <p class="sr" role="status" aria-live="polite">
+        {announcement.value}
+      </p>
     </div>
   );
 }

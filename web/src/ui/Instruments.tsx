@@ -5,7 +5,7 @@ import { count } from "../format";
 import { NUMBERS, type ModelCard, type StepFrame } from "../schema";
 import { card, frame, length, run, totals } from "../store";
 import { work } from "../words";
-import { Figure, Stat } from "./Stat";
+import { Figure, LayerTokens, Stat } from "./Stat";
 
 type Name = keyof StepFrame;
 
@@ -37,9 +37,11 @@ export function Compute() {
       <p class={`headline ${step && step.recomputed > 0 ? "again" : ""}`}>{step ? work(step) : "No step yet."}</p>
       <Passage />
       <p class="sentence">
-        <Stat name="layer_tokens" class="strong" /> layer-tokens,{" "}
-        <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> so far
-        <span class="sentence-note">a layer-token: one token through one layer</span>
+        <Stat name="layer_tokens" class="strong" />{" "}
+        {step ? <LayerTokens of={step.length} layers={card.value?.layers ?? 0} /> : "layer-tokens"}
+        <span class="sentence-note">
+          each is one token through one layer; <Total name="layer_tokens" value={sum?.layer_tokens} unit="" /> so far
+        </span>
       </p>
       <table class="sums">
         <thead>

@@ -4,7 +4,8 @@
 import { useSignal } from "@preact/signals";
 import { percent } from "../format";
 import { fork } from "../branches";
-import { asking, frame, live, run } from "../store";
+import { written } from "../clock";
+import { asking, live, run, writtenFrame } from "../store";
 import { marked, quoted } from "../text";
 import type { Candidate, StepFrame } from "../schema";
 import { Instrument } from "./Instruments";
@@ -14,11 +15,11 @@ const LISTED = 8; // at first; the frame has twenty
 const WHOLE = 0.995; // of the sampler's mass that must be listed for the draw to be drawn
 
 export function NextToken() {
-  const step = frame.value;
+  const step = writtenFrame.value;
   const current = run.value;
   const token = step?.token ?? null;
   return (
-    <Instrument name="Next token" id="next" hint="probabilities, and the draw">
+    <Instrument name="Next token" id="next" hint={written.value ? "probabilities, and the draw" : "how the last one was chosen"}>
       {step === null || current === null || token === null ? (
         <p class="sentence">
           {step === null ? "No step yet." : "This step read a part of the prompt; nothing was chosen."}
@@ -33,32 +34,32 @@ export function NextToken() {
         <div>
           <dt>entropy</dt>
           <dd>
-            <Stat name="entropy" />
+            <Stat name="entropy" of={step} />
           </dd>
         </div>
         <div>
           <dt>rank</dt>
           <dd>
-            <Stat name="rank" />
+            <Stat name="rank" of={step} />
           </dd>
         </div>
         <div>
           <dt>log p</dt>
           <dd>
-            <Stat name="logprob" />
+            <Stat name="logprob" of={step} />
           </dd>
         </div>
         <div>
           <dt>p sampler</dt>
           <dd>
-            <Stat name="sampled" />
+            <Stat name="sampled" of={step} />
           </dd>
         </div>
         <div>
           <dt>draw u</dt>
           <dd>
             {step && step.uniform === null && token !== null ? <span class="none">greedy: none </span> : null}
-            <Stat name="uniform" />
+            <Stat name="uniform" of={step} />
           </dd>
         </div>
         <div>

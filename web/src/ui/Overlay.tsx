@@ -10,7 +10,7 @@ import * as form from "../form";
 import { plural, sentence } from "../format";
 import { lanes } from "../lanes";
 import * as session from "../session";
-import { alone, last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
+import { alone, embedded, last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -190,7 +190,7 @@ function Failure() {
     <Card
       title="The run did not start"
       tone="warn"
-      text="The reason stands beside the prompt, with a way to mend it."
+      text={embedded.value ? sentence(problem.value?.message ?? "") : "The reason stands beside the prompt, with a way to mend it."}
     />
   );
 }

@@ -2,7 +2,7 @@
 
 import { effect, signal } from "@preact/signals";
 import type { ComponentType } from "preact";
-import { PANELS } from "../panels";
+import { PANELS, type Panel } from "../panels";
 import { panel } from "../store";
 
 const open = signal<{ id: string; View: ComponentType } | null>(null);
@@ -21,27 +21,34 @@ effect(() => {
     );
 });
 
+const FIRST_ROW = 4; // panels, beside the figures
+
+/** Two rows of about the same length. */
 export function PanelButtons() {
-  if (PANELS.length === 0) return null;
   return (
     <nav class="panel-buttons" aria-label="Panels">
-      <button type="button" aria-pressed={panel.value === null} onClick={() => (panel.value = null)}>
-        Figures
-      </button>
-      {PANELS.map(({ id, name, title }) => (
-        <button
-          type="button"
-          key={id}
-          title={title}
-          aria-pressed={panel.value === id}
-          onClick={() => (panel.value = panel.value === id ? null : id)}
-        >
-          {name}
+      <div class="panel-row">
+        <button type="button" aria-pressed={panel.value === null} onClick={() => (panel.value = null)}>
+          Figures
         </button>
-      ))}
+        {PANELS.slice(0, FIRST_ROW).map(button)}
+      </div>
+      <div class="panel-row">{PANELS.slice(FIRST_ROW).map(button)}</div>
     </nav>
   );
 }
+
+const button = ({ id, name, title }: Panel) => (
+  <button
+    type="button"
+    key={id}
+    title={title}
+    aria-pressed={panel.value === id}
+    onClick={() => (panel.value = panel.value === id ? null : id)}
+  >
+    {name}
+  </button>
+);
 
 export function PanelPlace() {
   const shown = open.value;

@@ -7,7 +7,7 @@ import { SUMMARY, type Summary } from "../schema";
 import { live, result, resultClosed, run } from "../store";
 import { ending, title } from "../words";
 import { Icon } from "./icons";
-import { Figure } from "./Stat";
+import { Figure, LAYER_TOKEN } from "./Stat";
 
 export function Result() {
   const sum = result.value;
@@ -31,8 +31,8 @@ export function Result() {
         <span class="result-lead">as much computing as with it</span>
         <span class="result-how">{mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}</span>
       </p>
+      <p class="result-note">{LAYER_TOKEN}</p>
       <Bars sum={sum} />
-      <p class="result-note">a layer-token: one token through one layer</p>
       <dl class="result-facts">
         <Fact of={sum} name="written" />
         <Fact of={sum} name="tokens_per_s" />
@@ -70,7 +70,7 @@ function Bars({ sum }: { sum: Summary }) {
   else rows.unshift(["layer_tokens", "mixed", "this run, mixed"]);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
   return (
-    <dl class="result-bars" title="Computing in layer-tokens: one is one token that goes through one layer">
+    <dl class="result-bars">
       {rows.map(([name, role, words]) => (
         <div key={role}>
           <dt>{words}</dt>

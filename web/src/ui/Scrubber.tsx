@@ -1,7 +1,8 @@
 // The scrubber: one bar per step, in one of two modes. Time: as high as the step took, stacked by what the time went into,
-// with the running median as a line; a bar that is far higher than the others is cut and has a break mark. Work: as high
-// as the tokens that went through the layers, flat with the cache and a ramp without. Steps that computed something again
-// stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
+// with the running median as a line, and p50 and p95 of the steps of the shown one's kind in figures and as dotted lines; a
+// bar that is far higher than the others is cut and has a break mark. Work: as high as the tokens that went through the
+// layers, flat with the cache and a ramp without. Steps that computed something again stand on a hatched vermillion foot.
+// Many steps share a pixel: then the longest of them is drawn.
 
 import { computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -9,6 +10,7 @@ import { count, joined, micros, plural } from "../format";
 import * as player from "../player";
 import { frame, last, run, shown } from "../store";
 import { theme } from "../theme";
+import { Figure } from "./Stat";
 import type { StepFrame } from "../schema";
 
 export const PARTS = [
@@ -49,6 +51,35 @@ const heightOf = (step: StepFrame): number =>
   scrubberMode.value === "time" ? step.step_us : Number(step.layer_tokens);
 
 const top = computed(() => (void last.value, ceiling(run.value?.frames ?? [])));
+
+/** What a step is compared with: those that also computed one token with the cache, or also all tokens without it. The
+ * steps that read the prompt or fill the cache again are of neither kind. */
+const kindOf = (step: StepFrame): "cached" | "uncached" | null =>
+  step.token === null || step.start + step.recomputed === 0
+    ? null
+    : !step.cache
+      ? "uncached"
+      : step.length === 1
+        ? "cached"
+        : null;
+
+/** Times of the steps of the shown one's kind, sorted, in µs. */
+const times = computed<readonly number[]>(() => {
+  void last.value;
+  const kind = frame.value && kindOf(frame.value);
+  if (kind === null) return [];
+  const alike = (run.value?.frames ?? []).filter((step) => kindOf(step) === kind);
+  return alike.map((step) => step.step_us).sort((a, b) => a - b);
+});
+
+/** The smallest of the sorted times that so large a share of them does not exceed (nearest rank). */
+const percentile = (sorted: readonly number[], share: number): number =>
+  sorted[Math.max(0, Math.ceil(share * sorted.length) - 1)] ?? 0;
+
+const MARKS = [
+  ["p50", 0.5],
+  ["p95", 0.95],
+] as const;
 
 export function Scrubber() {
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -94,10 +125,23 @@ function Times({ step }: { step: StepFrame | null }) {
           <span class="part-time">{step ? joined(micros(shares(step)[part])) : ""}</span>
         </li>
       ))}
+      {times.value.length > 0 &&
+        MARKS.map(([name, share]) => (
+          <li key={name}>
+            {name}
+            <Figure
+              name={`step_us_${name}`}
+              value={percentile(times.value, share)}
+              source="derived"
+              unit="us"
+              meaning={`${share * 100} % of ${plural(times.value.length, "step")} like this one took no longer (nearest rank; the prompt's steps left out)`}
+            />
+          </li>
+        ))}
       {step && (
-        <li class="scale">
-          full height {joined(micros(Math.round(top.value)))}
-          {cut > 0 && `; ${plural(cut, "bar")} cut`}
+        <li class="scale" title="What the full height stands for, and how many bars are higher and cut">
+          top {joined(micros(Math.round(top.value)))}
+          {cut > 0 && `; ${count(cut)} cut`}
         </li>
       )}
     </ul>
@@ -117,7 +161,7 @@ function Work({ step }: { step: StepFrame | null }) {
         again
         <span class="part-time">{step ? plural(step.recomputed, "token") : ""}</span>
       </li>
-      {step && <li class="scale">full height {count(Math.round(top.value))} layer-tokens</li>}
+      {step && <li class="scale">top {count(Math.round(top.value))} layer-tokens</li>}
     </ul>
   );
 }
@@ -219,7 +263,13 @@ function draw(canvas: HTMLCanvasElement): void {
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }
-  if (scrubberMode.peek() === "work" || steps.length < WINDOW) return;
+  if (scrubberMode.peek() === "work") return;
+  context.fillStyle = colour("--ink");
+  for (const [, share] of times.peek().length > 0 ? MARKS : []) {
+    const y = floor - (Math.min(percentile(times.peek(), share), most) / most) * (floor - 2);
+    for (let x = 0; x < steps.length * bar; x += 6) context.fillRect(x, Math.round(y), 2, 1);
+  }
+  if (steps.length < WINDOW) return;
   context.strokeStyle = colour("--ink");
   context.lineWidth = 1.25;
   medianLine(context, steps, bar, floor);

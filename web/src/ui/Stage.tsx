@@ -3,19 +3,21 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../actions";
+import { share } from "../address";
 import { lanes } from "../lanes";
 import { percent } from "../format";
 import { CAMERAS, type Camera, camerasOf } from "../renderers/renderer";
+import type { Role } from "../renderers/roles";
 import { hideFirst, row, selected } from "../rows";
 import { WEIGHTS } from "../scene";
 import * as stage from "../stage";
-import { cache, camera, card, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
+import { cache, camera, card, embedded, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
 import { Icon } from "./icons";
 import { Banners, Centre } from "./Overlay";
 import { Total } from "./Instruments";
 import { Minimap } from "./Minimap";
 import { Result } from "./Result";
-import { Figure, Stat } from "./Stat";
+import { Figure, LayerTokens, Stat } from "./Stat";
 import { Story } from "./Story";
 
 const NAMES: Record<Camera, string> = { iso: "Iso", top: "Top", side: "Side", head: "Head", follow: "Follow" };
@@ -28,8 +30,14 @@ export function Stage() {
         <Hint />
         <span class="fill" />
         <Cameras />
+        {embedded.value && (
+          <a class="open-whole" href={share()} target="_blank" rel="noopener" title="Open this run in the explorer">
+            Tokenwright
+          </a>
+        )}
       </div>
       {(run.value !== null || lanes.value !== null) && <Story />}
+      <Versus />
       {run.value !== null && <Figures />}
       <Banners />
       {lanes.value === null && <Result />}
@@ -47,9 +55,11 @@ export function Stage() {
 function Figures() {
   return (
     <p class="figures">
-      <span>COMPUTE</span>
-      <Stat name="layer_tokens" class="figures-big" /> this step
-      <Total name="layer_tokens" value={totals.value?.layer_tokens} unit="" /> so far
+      <Stat name="layer_tokens" class="figures-big" />
+      {frame.value ? <LayerTokens of={frame.value.length} layers={card.value?.layers ?? 0} /> : "layer-tokens"}
+      <span class="figures-sum">
+        <Total name="layer_tokens" value={totals.value?.layer_tokens} unit="" /> so far
+      </span>
     </p>
   );
 }
@@ -60,13 +70,12 @@ function View() {
   return (
     <div class="view">
       <div class={run.value === null && lanes.value === null ? "canvas blank" : "canvas"} ref={host} />
-      <Versus />
       <Centre />
     </div>
   );
 }
 
-/** Beside the wall: what a step without the cache took, and what it would have taken with it. */
+/** Above the picture: what a step without the cache took, and what it would have taken with it. */
 function Versus() {
   const step = frame.value;
   const layers = card.value?.layers ?? 0;
@@ -79,10 +88,12 @@ function Versus() {
   );
   return (
     <dl class="versus" aria-label="The work of this step">
-      <dt>this step, without the cache</dt>
+      <dt>
+        <span class="for-room">this step, </span>without the cache
+      </dt>
       {bar(1, "recomputed")}
       <dd>
-        <Stat name="layer_tokens" /> <span class="unit">layer-tokens</span>
+        <Stat name="layer_tokens" /> <LayerTokens of={step.length} layers={layers} />
       </dd>
       <dt>with the cache</dt>
       {bar(first / step.length, "kept")}
@@ -91,9 +102,10 @@ function Versus() {
           name="with_cache"
           value={layers * first}
           source="derived"
-          unit="layer-tokens"
+          unit=""
           meaning="layers x (tokens of the step - those computed before)"
-        />
+        />{" "}
+        <LayerTokens of={first} layers={layers} />
       </dd>
     </dl>
   );
@@ -190,53 +202,31 @@ function slowness(): string {
   return pictureTime.value === null ? "" : `; without graphics hardware ${Math.round(pictureTime.value)} ms a picture here`;
 }
 
-type Role = readonly [swatch: string, name: string];
-
-const TOKENS: readonly Role[] = [
-  ["prompt", "prompt"],
-  ["generated", "generated"],
-];
-const CACHED: readonly Role[] = [
-  ["kept", "in the cache"],
-  ["fresh", "computed in this step"],
-];
-const UNCACHED: readonly [Role, Role] = [
-  ["recomputed", "computed again, thrown away"],
-  ["fresh scratch", "computed first, thrown away"],
-];
-const REFILLED: readonly Role[] = [
-  ["recomputed", "computed again, now kept"],
-  ["fresh", "computed in this step"],
-];
-const SHARED: Role = ["kept shared", "pages shared with a branch"];
-
-/** Of what is in the picture: a wall that is kept, one that is thrown away, or one that is filled again. */
+/** What is in the picture at this moment; what comes later in the step has its place kept. */
 function Legend() {
-  const step = frame.value;
-  if (lanes.value !== null) return <Roles of={[...TOKENS, ...CACHED, UNCACHED[0]]} />;
-  const columns = step === null || (step.cache && step.recomputed === 0) ? CACHED : step.cache ? REFILLED : UNCACHED;
-  return (
-    <Roles of={[...TOKENS, ...columns, ...((run.value?.shared.value ?? 0) > 0 ? [SHARED] : []), beam()]} />
-  );
-}
-
-function beam(): Role {
-  const first = row.value?.codes[0];
-  const name = hideFirst.value && first !== undefined ? `attention, without ${percent(WEIGHTS[first] ?? 0)} on the first token` : "attention";
-  return ["beam", name];
-}
-
-function Roles({ of }: { of: readonly Role[] }) {
   return (
     <ul class="legend" aria-label="Legend">
-      {of.map(([role, name]) => (
-        <li key={role}>
-          <span class={`swatch ${role}`} aria-hidden="true" />
-          {name}
+      {stage.legend.value.map(({ role, drawn }) => (
+        <li key={role} class={drawn ? "" : "later"}>
+          <span class={`swatch ${role} ${role === "fresh" && scratch() ? "scratch" : ""}`} aria-hidden="true" />
+          {nameOf(role)}
         </li>
       ))}
     </ul>
   );
+}
+
+/** Whether the shown step threw away all that it computed. */
+const scratch = (): boolean => lanes.value === null && frame.value?.cache === false;
+
+function nameOf(role: Role): string {
+  if (role === "kept") return "in the cache";
+  if (role === "shared") return "pages shared with a branch";
+  if (role === "recomputed") return `computed again, ${scratch() || lanes.value !== null ? "thrown away" : "now kept"}`;
+  if (role === "fresh") return scratch() ? "computed first, thrown away" : "computed in this step";
+  const first = row.value?.codes[0];
+  if (role !== "beam" || !hideFirst.value || first === undefined) return role === "beam" ? "attention" : role;
+  return `attention, without ${percent(WEIGHTS[first] ?? 0)} on the first token`;
 }
 
 export function Selectors() {

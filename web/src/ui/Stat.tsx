@@ -1,7 +1,7 @@
 // A number on the page: what is shown is short, what is in the DOM is exact. Each says where it comes from with a
 // badge: M measured by the engine's clock, C counted where the work is done, D derived by a formula.
 
-import { shown } from "../format";
+import { plural, shown } from "../format";
 import { NUMBERS, type About, type Source, type StepFrame } from "../schema";
 import { frame } from "../store";
 
@@ -58,19 +58,32 @@ export function Told({ name, value, about }: { name: string; value: Value; about
   return <Figure name={name} value={value} source={about.source} unit={about.unit} meaning={about.meaning} />;
 }
 
-/** A number of the shown step, by its name in the frame. */
+/** A number of the shown step (or of another one), by its name in the frame. */
 export function Stat({
   name,
   class: look = "",
   bare = false,
+  of = frame.value,
 }: {
   name: keyof StepFrame;
   class?: string;
   bare?: boolean;
+  of?: StepFrame | null;
 }) {
   const entry = NUMBERS[name];
   if (!entry) return null;
-  const value = (frame.value?.[name] ?? null) as Value;
+  const value = (of?.[name] ?? null) as Value;
   const unit = bare ? "" : SHARES.includes(name) ? "share" : entry.unit;
   return <Figure name={name} value={value} source={entry.source} unit={unit} meaning={entry.meaning} class={look} />;
+}
+
+export const LAYER_TOKEN = "a layer-token: one token through one layer";
+
+/** The unit of the work after its number, with what the number is the product of. */
+export function LayerTokens({ of, layers }: { of: number; layers: number }) {
+  return (
+    <span class="layer-tokens" title={LAYER_TOKEN}>
+      <span class="unit">layer-tokens</span> = {plural(of, "token")} × {plural(layers, "layer")}
+    </span>
+  );
 }

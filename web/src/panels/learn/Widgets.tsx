@@ -13,7 +13,7 @@ import * as session from "../../session";
 import { asking, cache, card, frame, head, last, layer, live, panel, run, totals } from "../../store";
 import { quoted } from "../../text";
 import { Total } from "../../ui/Instruments";
-import { Figure, Stat } from "../../ui/Stat";
+import { Figure, LayerTokens, Stat } from "../../ui/Stat";
 import { PANELS } from "..";
 import { Facts } from "./Facts";
 import { Training } from "./Training";
@@ -221,8 +221,9 @@ function Savings({ facts }: Props) {
         <Elsewhere id="race">Race both ways</Elsewhere>
       </div>
       <dl class="learn-facts">
-        <Row name="layer-tokens of this step">
-          <Stat name="layer_tokens" />
+        <Row name="work of this step">
+          <Stat name="layer_tokens" />{" "}
+          {frame.value && <LayerTokens of={frame.value.length} layers={card.value?.layers ?? 0} />}
         </Row>
         <Row name="computed again">
           <Stat name="recomputed" />

@@ -84,7 +84,6 @@ export function placeLabels(p: Picture, important: boolean): void {
       angle: tilt,
       alignX: upright ? 0.5 : 1,
       colour: isHead ? palette.accent : token?.kind === "generated" ? palette.ink : palette.dim,
-      alpha: isHead && phases.strike > 0 ? phases.strike : 1,
     });
   }
 }
@@ -108,12 +107,12 @@ export function placeLayers({ palette, scene, frame, layout }: Picture): void {
 
 /** What the wall is, under it, and which of its columns is new. */
 export function placeWall(p: Picture): void {
-  const { palette, scene, frame, first, layout } = p;
+  const { palette, scene, frame, phases, first, layout } = p;
   if (frame.cell === 0) return;
   const y = frame.cellsEnd + 26;
   const write = (names: readonly string[], x: number, colour: Rgb) =>
     names.some((text) => layout.add({ text, x: Math.max(frame.x0, x - 6), y, size: 12, alignX: 0, colour }));
-  const fresh = freshColumn(scene);
+  const fresh = phases.filled > 0 ? freshColumn(scene) : null;
   if (fresh) write(fresh.names, p.centre(fresh.position), palette.fresh);
   write(wallNames(scene), p.centre(first), scene.cache ? palette.kept : palette.recomputed);
 }

@@ -138,7 +138,6 @@ function labels(page: Page): (important: boolean) => void {
         angle: tilt,
         alignX: upright ? 0.5 : 1,
         colour: isHead ? palette.accent : token?.kind === "generated" ? palette.ink : palette.dim,
-        alpha: isHead && phases.strike > 0 ? phases.strike : 1,
       });
     }
   };
@@ -172,7 +171,7 @@ function positions(page: Page): void {
 }
 
 /** What the wall is, along its foot, and which of its columns is new. */
-function wall({ scene, sight, palette, layout }: Page): void {
+function wall({ scene, sight, phases, palette, layout }: Page): void {
   if (sight.pose.wall < 0.05) return;
   const foot = (position: number) => sight.spot(onWall(place, position, 1, sight.pose));
   let first = sight.first;
@@ -182,7 +181,7 @@ function wall({ scene, sight, palette, layout }: Page): void {
   if (!from.before || Math.abs(angle) > 0.4) return; // along a row that runs into the depth nothing can be read
   const write = (names: readonly string[], spot: Spot, colour: Palette["ink"]) =>
     names.some((text) => layout.add({ text, x: spot.x - 6, y: spot.y + 26, size: 12, angle, alignX: 0, colour }));
-  const fresh = freshColumn(scene);
+  const fresh = phases.filled > 0 ? freshColumn(scene) : null;
   if (fresh) write(fresh.names, foot(fresh.position), palette.fresh);
   write(wallNames(scene), from, scene.cache ? palette.kept : palette.recomputed);
 }

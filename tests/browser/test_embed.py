@@ -1,0 +1,67 @@
+"""The explorer as a frame of another page: the stage, the text and the transport, and nothing else."""
+
+import pytest
+
+from tests.browser.conftest import HANGS, Explored
+from tests.browser.test_figures import PROMPT
+
+FRAME = "<!doctype html><iframe style='border: 0; width: {}px; height: {}px' src='{}'></iframe>"
+LINK = "#embed=1&p=Once%20upon&seed=1&n=5&pace=engine&renderer=2d"
+
+
+@pytest.fixture
+def framed(browser):
+    """Shows an address in a frame of a page from elsewhere; returns the frame once the program is there."""
+    context = browser.new_context(reduced_motion="reduce", viewport={"width": 1300, "height": 960})
+    tab = context.new_page()
+
+    def show(address, width=900, height=600):
+        tab.set_content(FRAME.format(width, height, address))
+        frame = tab.frames[1]
+        live = "window.__explorer?.state.origin === 'live' && window.__explorer.state.steps > 0"
+        frame.wait_for_function(f"() => {live}", timeout=HANGS)
+        return frame
+
+    yield show
+    context.close()
+
+
+@pytest.mark.parametrize("size", [(1200, 900), (900, 600), (390, 560)])
+def test_a_frame_has_the_stage_and_not_the_rest(framed, server, size):
+    frame = framed(f"{server.address}/{LINK}", *size)
+    frame.wait_for_function("() => document.documentElement.dataset.state === 'done'", timeout=HANGS)
+    for gone in (".top", ".prompt-row", ".rail", ".tabs"):
+        assert frame.locator(gone).count() == 0
+    boxes = frame.eval_on_selector_all(
+        ".stage, .view, .text, .transport, .cache-switch, .buttons",
+        "all => all.map(e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; })",
+    )
+    assert len(boxes) == 6
+    for left, top, right, bottom in boxes:
+        assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
+    assert frame.evaluate("document.documentElement.scrollHeight") == size[1], "nothing scrolls"
+    assert frame.locator(".view").bounding_box()["height"] >= 90
+    whole = frame.locator(".open-whole").get_attribute("href")
+    assert "embed" not in whole and "seed=1" in whole, "the same run, in a page of its own"
+
+
+def test_a_frame_follows_a_run_that_another_page_began_and_leaves_it_alone(explored, framed):
+    explored.run(PROMPT, 9, renderer="2d", stop=3)
+    name = explored.state["run"]
+    frame = framed(f"{explored.address}/#embed=1&run={name}&renderer=2d")
+    state = "() => window.__explorer.state"
+    assert frame.evaluate(state)["run"] == name and frame.evaluate(state)["ids"] == explored.state["ids"]
+    explored.step()
+    frame.wait_for_function("() => window.__explorer.state.step === 4", timeout=HANGS)
+    assert frame.evaluate(state)["ids"] == explored.state["ids"]
+    frame.evaluate("location.hash = '#embed=1&p=Another&n=2&renderer=2d'")
+    frame.wait_for_function(f"() => window.__explorer.state.run !== '{name}'", timeout=HANGS)
+    explored.step()
+    assert (explored.state["run"], explored.state["step"]) == (name, 5), "the other page's run was not ended"
+
+
+def test_a_run_that_is_gone_is_told(browser, server):
+    context = browser.new_context(reduced_motion="reduce")
+    explored = Explored(context.new_page(), server.address).open("#embed=1&run=nobody")
+    explored.until("document.body.innerText.includes('no such run')")
+    context.close()

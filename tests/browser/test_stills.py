@@ -1,0 +1,178 @@
+"""A still of any moment agrees with itself: what one part of the page shows, no other part denies or covers."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.browser.conftest import RENDERERS, near
+
+# Of each picture of a run: what the stage, the text, the legend, the candidates and the sentence show.
+SAMPLE = """window.samples = [];
+const sample = () => {
+  const explorer = window.__explorer, page = document.querySelector('.page');
+  const newest = document.querySelector('[data-part=generated] .token:last-child');
+  if (explorer?.state.origin !== 'live' || !explorer.words.length || !newest) return;
+  const seen = [...document.querySelectorAll('[data-part] .token')].filter((e) => getComputedStyle(e).opacity !== '0');
+  samples.push({
+    moment: page.dataset.moment,
+    words: explorer.words.map((word) => word.text),
+    tokens: seen.length,
+    hidden: getComputedStyle(newest).opacity === '0',
+    text: document.querySelector('.flow').textContent,
+    chosen: document.querySelector('.bar.chosen')?.dataset.candidate ?? null,
+    told: document.querySelector('[data-narration]').textContent,
+    legend: document.querySelector('.legend').innerText.split('\\n'),
+    over: document.querySelector('.result') !== null,
+  });
+};
+const every = () => { setTimeout(sample); requestAnimationFrame(every); };
+every();"""
+
+
+def legend(explored):
+    explored.settle()
+    explored.tab.evaluate("window.__explorer.renderOnce()")
+    explored.tab.wait_for_timeout(0)  # the words are written after the picture is drawn
+    return explored.tab.locator(".legend").inner_text().split("\n")
+
+
+@pytest.mark.parametrize("pace", ["slow", "quick"])
+def test_a_token_is_shown_everywhere_at_the_same_moment(animated, pace):
+    """The first steps of a visit take seconds and are told in parts; those that someone asks for one by one do not."""
+    animated.tab.add_init_script(SAMPLE)
+    animated.open("#p=The%20little%20dog&seed=3&n=3&renderer=2d" + ("" if pace == "slow" else "&step=0"))
+    for step in range(3) if pace == "quick" else ():
+        animated.until(f"window.__explorer.state.step === {step}")
+        animated.press("ArrowRight")
+    animated.until("document.querySelector('.result') !== null")
+    samples = animated.tab.evaluate("window.samples")
+    ids = animated.state["ids"]
+    prompt = len(ids) - 3
+    assert {one["hidden"] for one in samples} == {True, False}, "both were seen"
+    for one in samples:
+        assert ("?" in one["words"]) == one["hidden"], f"the stage and the text disagree: {one}"
+        written = ids[one["tokens"] - 1] if one["tokens"] > prompt else None
+        assert one["chosen"] == (None if written is None else str(written)), f"candidates of another token: {one}"
+        if one["hidden"]:
+            assert "was written" not in one["told"] and "is written" not in one["told"] and not one["over"]
+        if "L4 H3" in one["words"] and not one["over"]:
+            assert "attention" in one["legend"], f"beams are drawn: {one}"
+        if one["moment"] == "work":
+            assert "attention" not in one["legend"], f"no beams are drawn yet: {one}"
+        if "generated" in one["legend"]:
+            assert one["tokens"] > prompt, f"nothing is written yet: {one}"
+    moments = {one["moment"] for one in samples}
+    assert "work" in moments and "pass" not in moments if pace == "slow" else moments == {"pass", "rest"}
+
+
+@pytest.mark.parametrize("kind", RENDERERS)
+def test_the_legend_has_what_is_drawn_and_nothing_else(explored, kind):
+    explored.open(f"#p=Once%20upon%20a%20time&seed=1&n=8&step=0&renderer={kind}")
+    explored.until("window.__explorer.state.step === 0")
+    assert legend(explored) == ["prompt", "generated", "computed in this step", "attention"]
+    kept = near(explored.picture(), explored.colour("kept"), 24).sum()  # of the wall's name
+    explored.step()
+    cached = ["prompt", "generated", "in the cache", "computed in this step", "attention"]
+    assert legend(explored) == cached
+    assert near(explored.picture(), explored.colour("kept"), 24).sum() > 10 * kept
+    explored.press("2")
+    assert legend(explored) == ["prompt", "generated", "attention"], "TOP leaves the wall out"
+    explored.press("1")
+    explored.press("n")
+    explored.step()
+    thrown = ["computed again, thrown away", "computed first, thrown away"]
+    assert legend(explored) == ["prompt", "generated", *thrown, "attention"]
+    explored.press("n")
+    explored.step()
+    assert legend(explored) == ["prompt", "generated", "computed again, now kept", "computed in this step", "attention"]
+    explored.step()
+    assert legend(explored) == cached
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (1280, 800), (390, 844)])
+def test_nothing_stands_on_the_picture_and_the_work_explains_its_unit(explored, size):
+    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+    explored.open("#p=Once%20upon%20a%20time&seed=1&step=4&cache=off&renderer=2d")
+    explored.until("window.__explorer.state.step === 4")
+    explored.settle()
+    covered = explored.tab.locator(".canvas canvas").evaluate(
+        """canvas => {
+          const box = canvas.getBoundingClientRect(), found = [];
+          for (let i = 0.5; i < 20; i++) for (let j = 0.5; j < 20; j++) {
+            const top = document.elementFromPoint(box.x + box.width * i / 20, box.y + box.height * j / 20);
+            if (top !== canvas) found.push(top?.className ?? 'outside the window');
+          }
+          return found;
+        }"""
+    )
+    assert covered == [], "beams are seen whole"
+    step = explored.api("/steps/4")
+    layers = explored.get("model")["layers"]
+    again, once = step["length"], step["length"] - step["recomputed"]
+    said = explored.tab.locator(".versus dd").all_inner_texts()
+    for text, tokens in zip(said, (again, once), strict=True):
+        one = f"{tokens} token{'s' if tokens > 1 else ''} × {layers} layers"
+        assert text.startswith(str(tokens * layers)) and text.endswith(f"= {one}")
+    ends = explored.tab.locator(".versus").evaluate("e => [e.scrollWidth, e.clientWidth]")
+    assert ends[0] <= ends[1]
+    if size[0] > 700:
+        assert (
+            f"layer-tokens = {again} tokens × {layers} layers"
+            in explored.tab.locator(".instrument.compute").inner_text()
+        )
+
+
+def test_the_card_explains_its_unit_before_it_uses_it(explored):
+    explored.run("Once", 3, renderer="2d", stop=None)
+    card = explored.tab.locator(".result").inner_text()
+    assert "layer-token" in card and card.index("one token through one layer") < card.index("layer-tokens")
+
+
+@pytest.mark.parametrize("width", [1280, 1440, 1920, 390])
+def test_the_panels_buttons_stand_in_two_full_rows(explored, width):
+    explored.tab.set_viewport_size({"width": width, "height": 900})
+    explored.empty()
+    if width < 700:
+        explored.tab.get_by_role("button", name="Numbers").click()
+    rows = {}
+    for wide in (False, True):
+        if wide:
+            explored.tab.locator(".panel-buttons").get_by_role("button", name="Pages", exact=True).click()
+            explored.until("document.querySelector('.page').dataset.panel === 'true'")
+        boxes = explored.tab.eval_on_selector_all(
+            ".panel-buttons button",
+            """all => all.map(e => {
+              const box = e.getBoundingClientRect(), words = document.createRange();
+              words.selectNodeContents(e);
+              const text = words.getBoundingClientRect();
+              return [e.textContent, box.top, box.left, box.right, box.height,
+                      box.left <= text.left && text.right <= box.right];
+            })""",
+        )
+        assert all(fits for *_, fits in boxes), f"a name is wider than its button: {boxes}"
+        assert width > 700 or all(height >= 44 for *_, height, _ in boxes)
+        rows[wide] = [[box for box in boxes if box[1] == top] for top in sorted({box[1] for box in boxes})]
+        assert len(rows[wide]) == 2 and abs(len(rows[wide][0]) - len(rows[wide][1])) <= 1
+        for row in rows[wide]:
+            assert abs(row[0][2] - rows[wide][0][0][2]) < 1 and abs(row[-1][3] - rows[wide][0][-1][3]) < 1
+            assert all(before[3] < after[2] for before, after in pairwise(row))
+    names = {wide: [[box[0] for box in row] for row in found] for wide, found in rows.items()}
+    assert names[False] == names[True], "no button moves to another row"
+
+
+def test_the_minimap_is_as_fine_as_the_screen_at_every_size(explored):
+    explored.open("#p=Once&seed=1&step=2&renderer=2d")
+    explored.until("window.__explorer.state.step === 2")
+    canvas = "document.querySelector('.minimap canvas')"
+    fine = f"{canvas}.width === Math.round({canvas}.clientWidth * devicePixelRatio)"
+    seen = set()
+    for width in (1440, 1000, 390, 1920):
+        explored.tab.set_viewport_size({"width": width, "height": 900})
+        explored.until(f"innerWidth === {width} && {fine}")
+        seen.add(explored.tab.evaluate(f"{canvas}.width"))
+    for name in ("Pages", "Figures"):
+        explored.tab.locator(".panel-buttons").get_by_role("button", name=name, exact=True).click()
+        panel = "true" if name == "Pages" else "false"
+        explored.until(f"document.querySelector('.page').dataset.panel === '{panel}' && {fine}")
+        seen.add(explored.tab.evaluate(f"{canvas}.width"))
+    assert len(seen) == 5, "the sizes differ, and the last is the one before the panel"
