@@ -267,7 +267,7 @@ def problem_of(error: Exception) -> Problem:
     """The problem that an error of the service is. Errors that are not ours say nothing about the server's inside."""
     match error:
         case ContextError():
-            return Problem(400, "invalid", str(error), "messages")
+            return Problem(400, "invalid", _too_long(error), "messages", code="context_length_exceeded")
         case RequestError():
             return Problem(400, "invalid", str(error), parameter_of(error))
         case CapacityError():
@@ -284,6 +284,13 @@ def problem_of(error: Exception) -> Problem:
             return Problem(500, "engine", FAULT)
         case _:
             return Problem(500, "engine", FAULT)
+
+
+def _too_long(error: ContextError) -> str:
+    """In the words of the published APIs, which clients look for: they shorten a conversation then, or ask elsewhere."""
+    tokens, most = error.tokens, error.context
+    limit = f"this model's maximum context length is {most} tokens"
+    return f"prompt is too long: {tokens} tokens, {tokens - most} more than fit; {limit}"
 
 
 def parameter_of(error: RequestError) -> str | None:
