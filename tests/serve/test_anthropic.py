@@ -173,7 +173,7 @@ def test_a_call_that_is_cut_off_is_left_out(client: anthropic.Anthropic, tokens:
 
 
 def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -> None:
-    """It asks the server to keep the conversation, is told in the API's own words that it does not, and sends it whole."""
+    """It asks for one, is told in the API's own words that the server has none, and sends the whole conversation."""
     called: list[dict[str, Any]] = []
 
     @anthropic.beta_tool
