@@ -106,7 +106,12 @@ def make_app(
             await asyncio.to_thread(served.spans.close)
 
     app = FastAPI(
-        title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Tokenwright",
+        version=tokenwright.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
     )
     app.state.service = service
     answer = add_errors(app, APIS, (Gone,), metrics.refused)
