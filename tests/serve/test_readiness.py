@@ -73,13 +73,13 @@ def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch:
     monkeypatch.setattr(Preparer, "__init__", counted)
     go_on = threading.Event()
     with loading(model, go_on) as (url, _):
-        crowd = Crowd(url, QUEUE + 3)
+        crowd = Crowd(url, 1 + QUEUE + 3)
         until(lambda: len(crowd.answers) == 3)
         assert {answer.status_code for answer in crowd.answers} == {429}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in crowd.answers)
         assert httpx.get(f"{url}/health").json()["status"] == "loading"
         go_on.set()
-        assert crowd.statuses() == [200] * QUEUE + [429] * 3
+        assert crowd.statuses() == [200] * (1 + QUEUE) + [429] * 3
     assert len(made) == 1
 
 

@@ -93,7 +93,7 @@ class Service:
         if self.draining:
             raise NotReady(ENDING)
         if self._preparer is None:
-            if self.arriving >= max(1, self.limits.queue) and not taken:
+            if self._crowded and not taken:
                 raise self.admission.busy(self.arriving)
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._open())
@@ -107,6 +107,11 @@ class Service:
             finally:
                 self.arriving -= 1
         return self.host.llm
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether as many wait for the model as may be in the queue and the engine."""
+        return self.arriving >= self.admission.places + self.limits.queue
 
     async def _open(self) -> None:
         """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
@@ -160,7 +165,7 @@ class Service:
 
     def full(self) -> Problem | None:
         """Why no request can be taken now, whatever it asks for: the queue is full; None: it is not."""
-        if self.admission.full or self.arriving >= max(1, self.limits.queue):
+        if self.admission.full or self._crowded:
             return problem_of(self.admission.busy(self.arriving))
         return None
 
