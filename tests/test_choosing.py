@@ -341,6 +341,12 @@ def test_lists_of_ids_have_an_end():
             SamplingParams(stop_ids=endless)
 
 
+@pytest.mark.parametrize("beams", [0, -1, True, 2.0, 257, 10**4])
+def test_a_width_that_no_search_has_is_refused(beams):
+    with pytest.raises(RequestError, match="beams must be"):
+        SamplingParams(beams=beams)
+
+
 @pytest.mark.parametrize("name", ["stop", "bad_words", "dry_breakers"])
 def test_half_a_character_is_refused_by_the_name_of_its_field(name):
     with pytest.raises(RequestError, match=f"{name} has half of a surrogate pair"):

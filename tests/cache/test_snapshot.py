@@ -1,5 +1,7 @@
 """A cache file is written whole or not at all, and believed only if it is whole and of the right kind."""
 
+import errno
+import io
 import json
 import multiprocessing
 import os
@@ -200,19 +202,41 @@ def test_names_that_are_no_files_are_refused(tmp_path: Path, file: Path) -> None
     assert file.read_bytes() == before and link.is_symlink()
 
 
-@pytest.mark.parametrize("name", ["save_file", "_digest", "_sync_folder"])
-def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """ENOSPC at each write. When the folder cannot be synced, the new file is already there, and whole."""
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS], ids=os.strerror)
+@pytest.mark.parametrize("name", ["mkdtemp", "save_file", "_digest", "_sync_folder"])
+def test_a_failing_disk_leaves_the_old_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    """A fault at each write. When the folder cannot be synced, the new file is already there, and whole."""
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(snapshot, name, full)
-    with pytest.raises(CacheFileError, match="No space left on device"):
+    monkeypatch.setattr(snapshot, name, failing)
+    with pytest.raises(CacheFileError, match=os.strerror(number)):
         save(file, made(seed=9), ABOUT)
     monkeypatch.undo()
     assert same(made(seed=9 if name == "_sync_folder" else 0), load(file, ABOUT, SHAPES))
     assert [one.name for one in file.parent.iterdir()] == ["chat.kv"], "no draft stays"
+
+
+def test_a_disk_that_fails_while_the_file_is_read_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk(io.FileIO):
+        def readinto(self, _: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(snapshot, "open", lambda place, *_, **more: Disk(place, **more), raising=False)
+    refused(file, os.strerror(errno.EIO))
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(place: int, mode: str, **more: bool) -> io.BufferedReader:
+        file.unlink()
+        return io.BufferedReader(io.FileIO(place, mode, **more))
+
+    monkeypatch.setattr(snapshot, "open", opened, raising=False)
+    assert same(made(), load(file, ABOUT, SHAPES))
+    assert not file.exists()
 
 
 def _write_for_ever(path: Path, snapshots: list[Snapshot], ready: "multiprocessing.synchronize.Event") -> None:

@@ -107,8 +107,8 @@ def make_talker(folder: Path, changes: dict[str, Any] | None = None, template: s
 
 
 @contextmanager
-def running(app: Any, service: Any) -> Iterator[Talker]:
-    """Serve an app on a socket of its own, in a thread; ends when nothing runs any more."""
+def running(app: Any, service: Any, *, loaded: bool = True) -> Iterator[Talker]:
+    """Serve an app on a socket of its own, in a thread; ends when nothing runs any more. loaded: wait for the model."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)
@@ -117,7 +117,7 @@ def running(app: Any, service: Any) -> Iterator[Talker]:
     thread.start()
     try:
         until(lambda: server.started)
-        until(lambda: service.host.settled.is_set())
+        until(lambda: not loaded or service.host.settled.is_set())
         talker = Talker(f"http://127.0.0.1:{listening.getsockname()[1]}", service)
         yield talker
         until(talker.idle)

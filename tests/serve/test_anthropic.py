@@ -172,6 +172,30 @@ def test_a_call_that_is_cut_off_is_left_out(client: anthropic.Anthropic, tokens:
         assert stream.get_final_message().usage.output_tokens <= tokens
 
 
+def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -> None:
+    """It asks for one, is told in the API's own words that the server has none, and sends the whole conversation."""
+    called: list[dict[str, Any]] = []
+
+    @anthropic.beta_tool
+    def weather(hot: bool, where: Literal["in", "out"]) -> str:
+        """The weather.
+
+        Args:
+            hot: Whether it is hot.
+            where: Where it is so.
+        """
+        called.append({"hot": hot, "where": where})
+        return "warm"
+
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 600, "tool_choice": choice}
+    runner = client.beta.messages.tool_runner(tools=[weather], max_iterations=2, **asked)
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    assert called and all(map(valid, called))
+    with pytest.raises(anthropic.BadRequestError, match="thread is not supported"):
+        client.beta.messages.create(thread={"type": "create"}, **asked)
+
+
 def test_a_stop_sequence_is_named_and_left_out(talker: Talker, ask: Any) -> None:
     text = talker.greedy(HELLO, 16)
     stop = next(text[at] for at in range(4, len(text)) if text[at] not in text[:at] and text[at] != "\ufffd")
@@ -254,7 +278,7 @@ def test_what_cannot_be_done_is_refused_by_name(talker: Talker, body: dict[str, 
 def test_errors_are_the_clients_own(client: anthropic.Anthropic, ask: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="'claude' does not exist here"):
         client.messages.create(model="claude", messages=HELLO, max_tokens=4)
-    with pytest.raises(anthropic.BadRequestError, match=r"[0-9]{4} tokens"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: [0-9]{4} tokens"):
         ask([{"role": "user", "content": "x " * 1500}])
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.get("/v1/messages/batches", cast_to=object)

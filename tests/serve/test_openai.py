@@ -280,7 +280,9 @@ def test_a_deadline_ends_the_text(client: OpenAI) -> None:
 
 
 def test_prompts_beyond_the_context_are_refused_with_the_numbers(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"\d+ tokens, \d+ more than the model's context of 2048"):
+    said = r"\d+ tokens, \d+ more than fit; this model's maximum context length is 2048 tokens"  # clients look for it
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
         ask(client, messages=[{"role": "user", "content": "é" * 2100}])
+    assert refused.value.code == "context_length_exceeded"
     answer = ask(client, messages=[{"role": "user", "content": "é" * 2100}], extra_body={"truncate_prompt_tokens": 100})
     assert answer.usage.prompt_tokens == 100

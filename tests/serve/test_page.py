@@ -82,7 +82,8 @@ def test_a_page_that_was_taken_away(installed: Path) -> None:
     ("method", "path", "status", "said"),
     [
         ("GET", "/", 200, "the page"),
-        ("GET", "/nothing.js", 404, "Not Found"),
+        ("GET", "/nothing.js", 404, "there is no /nothing.js here"),
+        ("GET", "/api/ps", 404, "there is no /api/ps here"),
         ("PUT", "/", 405, "Method Not Allowed"),
         ("GET", "/v1/completions", 405, "/v1/completions answers POST, not GET"),
         ("DELETE", "/api/chat", 405, "/api/chat answers POST, not DELETE"),

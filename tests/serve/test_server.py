@@ -68,13 +68,15 @@ def routes(server: Live) -> list[tuple[str, str]]:
     return found
 
 
-WRONG = ({}, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY})
+PREFLIGHT = {"access-control-request-method": "POST"}  # of no page that the settings allow
+WRONG = ({}, PREFLIGHT, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY})
 
 
 def test_every_route_but_health_demands_a_key(locked: Live) -> None:
     every = [route for route in routes(locked) if route[0] != "WEBSOCKET"]
     known = {"/v1/chat/completions", "/v1/models", "/metrics", "/openapi.json", "/runs", "/tokenize"}
     assert known <= {path for _, path in every}
+    every += [("OPTIONS", path) for _, path in every]
     with httpx2.Client() as client:
         for method, path in every:
             for headers in WRONG:
@@ -152,6 +154,30 @@ def test_a_client_that_goes_away_frees_its_pages(server: Live) -> None:
                 while stream and read > 0:
                     read -= len(client.recv(read))
             settled(server)
+
+
+AGAIN = "POST /tokenize HTTP/1.1\r\nhost: HERE\r\ncontent-type: application/json\r\ncontent-length: 200000\r\n\r\n"
+
+
+@pytest.mark.parametrize("behind", ["GET /ready HTTP/1.1\r\nhost: HERE\r\n\r\n", AGAIN + 190_000 * " ", "POST /"])
+def test_a_client_that_goes_away_behind_another_request_is_seen_to_go(server: Live, behind: str) -> None:
+    """uvicorn reads no more from a connection whose next request has come, so it would not see its end either."""
+    tasks = server.server.server_state.tasks
+    with held(server.llm):
+        with socket.create_connection(server.address.split(":")) as client:
+            body = json.dumps(LONG).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.address}\r\ncontent-type: application/json"
+            client.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+            until = time.monotonic() + HANGS
+            while not server.service.running and time.monotonic() < until:
+                time.sleep(0.002)
+            with suppress(ConnectionError):
+                client.sendall(behind.replace("HERE", server.address).encode())
+        until = time.monotonic() + HANGS
+        while tasks and time.monotonic() < until:
+            time.sleep(0.002)
+        assert not tasks, "a request is being answered for nobody"
+    settled(server)
 
 
 def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:

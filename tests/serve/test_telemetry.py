@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -161,6 +162,19 @@ def test_without_the_variables_there_are_no_spans(variables: dict[str, str]) -> 
 def test_what_is_not_supported_is_refused_by_its_variable(variables: dict[str, str], named: str) -> None:
     with pytest.raises(RequestError, match=named):
         spans_of(variables)
+
+
+def test_no_other_part_of_the_server_makes_spans(
+    traced: Talker, exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FastAPI would make spans, and records of errors with their texts, wherever a process has a global provider."""
+    provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    exported.clear()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    for path in ("/ready", "/v1/models/none", "/v1/completions"):
+        httpx.get(traced.url + path)
+    assert exported.get_finished_spans() == ()
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

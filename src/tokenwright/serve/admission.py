@@ -71,14 +71,19 @@ class Admission:
         self._mean_s = 1.0  # between two requests that leave, smoothed
         self._left_at = time.monotonic()
 
-    async def enter(self, key: str, weight: int, priority: int, deadline_s: float | None) -> Place:
-        """Wait for a place. Raises Busy where too many wait, Late if the deadline passes first."""
+    async def enter(
+        self, key: str, weight: int, priority: int, deadline_s: float | None, *, taken: bool = False
+    ) -> Place:
+        """Wait for a place. Raises Busy where too many wait, Late if the deadline passes first.
+
+        taken: it is a part of a request that was let in already, so it may wait however many do.
+        """
         place = Place(self, key, min(weight, self.places), priority)
         its = self._keys.setdefault(key, _Key())
         if not self.waiting and self.used + place.weight <= self.places:
             self._admit(its, place)
             return place
-        if self.waiting >= self.most:
+        if self.waiting >= self.most and not taken:
             self._forget(key)
             raise self.busy()
         place.admitted = asyncio.get_running_loop().create_future()
@@ -99,11 +104,11 @@ class Admission:
         """Whether `enter` would refuse a request of any weight."""
         return self.waiting >= self.most and (self.waiting > 0 or self.used >= self.places)
 
-    def busy(self) -> Busy:
-        """The error of a request that is refused now; counts it."""
+    def busy(self, more: int = 0) -> Busy:
+        """The error of a request that is refused now; counts it. more: requests that wait, but not in this queue."""
         self.refused += 1
         wait = self.retry_after_s
-        return Busy(f"{self.waiting:,} requests wait already; try again in {wait} s", wait)
+        return Busy(f"{self.waiting + more:,} requests wait already; try again in {wait} s", wait)
 
     @property
     def retry_after_s(self) -> int:

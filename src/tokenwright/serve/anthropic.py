@@ -53,7 +53,9 @@ Event = dict[str, Any]
 
 def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     """An error as Anthropic's clients read it."""
-    error = {"type": ERROR_TYPES[problem.kind], "message": problem.message}
+    error: dict[str, Any] = {"type": ERROR_TYPES[problem.kind], "message": problem.message}
+    if problem.param == "thread":  # so the client's tool runner asks again, with the whole conversation
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": error, "request_id": request_id}
 
 

@@ -68,9 +68,13 @@ class Page(StaticFiles):
             allowed = ", ".join(methods)
             message = f"{scope['path']} answers {allowed}, not {scope['method']}"
             raise HTTPException(405, message, headers={"Allow": allowed})
-        if path != "." and scope["method"] not in ("GET", "HEAD"):
-            raise HTTPException(404, f"there is no {scope['path']} here; /openapi.json lists what there is")
-        return await super().get_response(PAGES.get(path, path), scope)
+        try:
+            if path == "." or scope["method"] in ("GET", "HEAD"):
+                return await super().get_response(PAGES.get(path, path), scope)
+        except HTTPException as error:
+            if error.status_code != 404:
+                raise
+        raise HTTPException(404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is")
 
 
 def make_app(
@@ -102,7 +106,12 @@ def make_app(
             await asyncio.to_thread(served.spans.close)
 
     app = FastAPI(
-        title="Tokenwright", version=tokenwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Tokenwright",
+        version=tokenwright.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
     )
     app.state.service = service
     answer = add_errors(app, APIS, (Gone,), metrics.refused)

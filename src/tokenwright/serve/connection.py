@@ -1,13 +1,16 @@
 """A connection of a client: uvicorn's, with limits on what it costs beside the bodies, which the guard bounds.
 
 Headers must arrive in time, nothing but a body may be long, and a client must read what it has asked for. Without these
-limits a client could hold connections, and memory for each, as long as it likes.
+limits a client could hold connections, and memory for each, as long as it likes. A client that goes away is seen to go,
+also while nothing is read from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import select
+import sys
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -15,7 +18,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 HEADERS_S = 15.0  # seconds from the connection, or from the first byte of a later request, to the end of the headers
 STALL_S = 120.0  # seconds within which a client must read something of what was written for it
 MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
+LOOK_S = 0.1  # seconds between two looks at whether a client is there from which nothing is read
 MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
+_GONE = select.POLLHUP | select.POLLERR | (select.POLLRDHUP if sys.platform == "linux" else 0)
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of two it is depends on what is installed
@@ -23,9 +28,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
 
     _headers_timer: asyncio.TimerHandle | None = None
     _reading_timer: asyncio.TimerHandle | None = None
+    _peer_timer: asyncio.TimerHandle | None = None
+    _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
     _allowed = math.inf  # bytes that the message under way may have still; httptools' parser has no limit of its own
 
     def connection_made(self, transport: Any) -> None:
+        self._cycles = []
         super().connection_made(transport)
         self._await_headers()
 
@@ -39,11 +47,23 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             self._await_headers()
         if self._allowed < 0 and not self.transport.is_closing():
             self._refuse()
+        if self._peer_timer is None and self.flow.read_paused:
+            self._await_peer()
 
     def on_message_begin(self) -> None:
         """httptools: a message begins in the data that is being read."""
         self._allowed = MOST_AROUND
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """httptools: a request."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is before:
+            return  # it becomes a WebSocket
+        if before is None or before.response_complete:
+            self._cycles.clear()
+        self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of a body."""
@@ -61,7 +81,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_reading_timer()
+        self._stop_peer_timer()
         super().connection_lost(exc)
+        for cycle in self._cycles:  # uvicorn has told the last one
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _refuse(self) -> None:
         """The message is too long around its body. While an earlier request is being answered, no answer can say so."""
@@ -79,6 +104,26 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             self._await_reader()
         else:
             self.transport.abort()  # `close` would wait for the reader
+
+    def _await_peer(self) -> None:
+        self._peer_timer = self.loop.call_later(LOOK_S, self._look_at_peer)
+
+    def _look_at_peer(self) -> None:
+        """Nothing is read, because another request waits behind the one under way: so the client's end is not seen."""
+        self._peer_timer = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._await_peer()
+
+    def _stop_peer_timer(self) -> None:
+        if self._peer_timer is not None:
+            self._peer_timer.cancel()
+            self._peer_timer = None
 
     def _stop_reading_timer(self) -> None:
         if self._reading_timer is not None:

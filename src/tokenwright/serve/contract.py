@@ -73,7 +73,8 @@ class Wanted:
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
     model: the name that the client asked for: that of an adapter chooses it.
-    together: the requests whose texts are one reply, this one among them.
+    together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
+        seconds of time.perf_counter, if this is not the first of them: then a full queue does not refuse it.
     streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
         answer, are refused.
     """
@@ -98,6 +99,7 @@ class Wanted:
     streamed: bool = False
     model: str = ""
     together: int = 1
+    since: float | None = None
 
 
 @dataclass(slots=True)
@@ -209,6 +211,9 @@ class Busy(ServerError):
         self.retry_after_s = retry_after_s
 
 
+ENDING = "the server is shutting down; send the request to another one"
+
+
 class NotReady(ServerError):
     """The model is still loading, could not be loaded, or the server is shutting down."""
 
@@ -267,7 +272,7 @@ def problem_of(error: Exception) -> Problem:
     """The problem that an error of the service is. Errors that are not ours say nothing about the server's inside."""
     match error:
         case ContextError():
-            return Problem(400, "invalid", str(error), "messages")
+            return Problem(400, "invalid", _too_long(error), "messages", code="context_length_exceeded")
         case RequestError():
             return Problem(400, "invalid", str(error), parameter_of(error))
         case CapacityError():
@@ -284,6 +289,13 @@ def problem_of(error: Exception) -> Problem:
             return Problem(500, "engine", FAULT)
         case _:
             return Problem(500, "engine", FAULT)
+
+
+def _too_long(error: ContextError) -> str:
+    """In the words of the published APIs, which clients look for: they shorten the conversation, or ask elsewhere."""
+    tokens, most = error.tokens, error.context
+    limit = f"this model's maximum context length is {most} tokens"
+    return f"prompt is too long: {tokens} tokens, {tokens - most} more than fit; {limit}"
 
 
 def parameter_of(error: RequestError) -> str | None:

@@ -162,8 +162,7 @@ class Guard:
         return self._key_problem(scope)
 
     def _key_problem(self, scope: Scope) -> Problem | None:
-        preflight = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
-        if not self.policy.keys or preflight or scope["path"] in OPEN:
+        if not self.policy.keys or scope["path"] in OPEN or self._preflight(scope):
             return None
         caller = self.policy.keys.caller(_key(scope))
         if caller is None:
@@ -172,10 +171,15 @@ class Guard:
         _about(scope).caller = caller
         return None
 
+    def _preflight(self, scope: Scope) -> bool:
+        """Whether a browser asks if a page of another origin, which the settings allow, may call. It sends no key."""
+        asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
+        return asks and _header(scope, b"origin") in self.policy.origins
+
     async def _cross(self, scope: Scope, receive: Receive, send: Send, origin: str) -> None:
         """A request of a page of another origin, which the settings allow."""
         allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-        if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
+        if self._preflight(scope):
             methods = (b"access-control-allow-methods", b"GET, POST, DELETE")
             wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
             headers = (b"access-control-allow-headers", wanted.encode("latin-1"))  # clients send several of their own

@@ -86,7 +86,7 @@ class OpenAI:
         if body.stream:
             started = await unless_gone(request, self._started(each))
             return Streamed(self._lines(request, body, started, names), started.cancel)
-        finished = await unless_gone(request, gathered([self._finished(wanted) for wanted in each]))
+        finished = await unless_gone(request, gathered(self._finished, each))
 
         def choices() -> list[Json]:
             return [

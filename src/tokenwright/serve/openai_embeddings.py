@@ -49,7 +49,7 @@ class Embeddings:
             )
             for one in inputs
         ]
-        found = await unless_gone(request, gathered([self._embedded(wanted) for wanted in each]))
+        found = await unless_gone(request, gathered(self._embedded, each))
         about(request).ended([generation for generation, _ in found])
         tokens = sum(len(generation.prompt_ids) for generation, _ in found)
 

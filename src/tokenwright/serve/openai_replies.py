@@ -34,7 +34,7 @@ _CODES = {"key": "invalid_api_key", "missing": "not_found", "busy": "rate_limit_
 
 def error_body(problem: Problem, request_id: str) -> Json:  # noqa: ARG001  (other APIs repeat the id)
     """An error as OpenAI's clients read it."""
-    code = "model_not_found" if problem.param == "model" else _CODES.get(problem.kind)
+    code = "model_not_found" if problem.param == "model" else problem.code or _CODES.get(problem.kind)
     kind = _TYPES[problem.kind]
     return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
 

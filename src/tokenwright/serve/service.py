@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams
+from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams, Token
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.errors import EngineError
 from tokenwright.serve.admission import Admission, Place
-from tokenwright.serve.contract import NotReady, Problem, Wanted, problem_of
+from tokenwright.serve.contract import ENDING, NotReady, Problem, Wanted, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.host import Host
 from tokenwright.serve.metrics import Metrics
@@ -75,31 +75,58 @@ class Service:
         self._threads = ThreadPoolExecutor(self.limits.threads, "tokenwright requests")
         self._token_at = -PROBE_S  # the last time that the engine delivered anything
         self._probing: asyncio.Task[None] | None = None
+        self._probe_failed = False
+        self._opening: asyncio.Task[None] | None = None
+        self.arriving = 0  # requests that wait for the model; the queue's bound holds for them too
+        self._stopped = False
 
     @property
     def ready(self) -> bool:
         """Whether the model is loaded, and new requests are taken."""
         return self.host.loading.phase == "ready" and not self.draining
 
-    async def opened(self) -> LLM:
-        """The model; waits while it is being read. Raises NotReady if that takes long or fails, and while draining."""
+    async def opened(self, *, taken: bool = False) -> LLM:
+        """The model; waits while it is being read. taken: as in `Admission.enter`.
+
+        Raises NotReady if that takes long or fails, and while draining; Busy where too many wait for it.
+        """
         if self.draining:
-            raise NotReady("the server is shutting down; send the request to another one")
+            raise NotReady(ENDING)
         if self._preparer is None:
-            with suppress(TimeoutError):
+            if self._crowded and not taken:
+                raise self.admission.busy(self.arriving)
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._open())
+                self._opening.add_done_callback(_heard)
+            self.arriving += 1
+            try:
                 async with asyncio.timeout(READY_S):
-                    while not self.host.settled.is_set():
-                        await asyncio.sleep(0.01)
-            llm = self.host.llm
-            if self._preparer is None:
-                self._listener = AsyncListener(asyncio.get_running_loop(), self._receive)
-                self._preparer = await self.in_thread(lambda: Preparer(llm))
-                self.admission.places = llm.options.max_sequences + AHEAD
+                    await asyncio.shield(self._opening)
+            except TimeoutError:
+                raise NotReady from None
+            finally:
+                self.arriving -= 1
         return self.host.llm
 
-    async def preparer(self) -> Preparer:
+    @property
+    def _crowded(self) -> bool:
+        """Whether as many wait for the model as may be in the queue and the engine."""
+        return self.arriving >= self.admission.places + self.limits.queue
+
+    async def _open(self) -> None:
+        """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
+        while not self.host.settled.is_set():
+            await asyncio.sleep(0.01)
+            if self._stopped:
+                raise NotReady(ENDING)
+        llm = self.host.llm
+        self._listener = AsyncListener(asyncio.get_running_loop(), self._receive)
+        self.admission.places = llm.options.max_sequences + AHEAD
+        self._preparer = await self.in_thread(lambda: Preparer(llm))
+
+    async def preparer(self, *, taken: bool = False) -> Preparer:
         """What renders and tokenises. Raises as `opened` does."""
-        await self.opened()
+        await self.opened(taken=taken)
         assert self._preparer is not None, "an opened model has one"
         return self._preparer
 
@@ -113,12 +140,15 @@ class Service:
         Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
         Late if its deadline passed in the queue, NotReady, and EngineError where the engine has ended.
         """
-        asked = time.perf_counter()
+        asked = time.perf_counter() if wanted.since is None else wanted.since
         check(wanted)
-        preparer = await self.preparer()
+        taken = wanted.since is not None
+        preparer = await self.preparer(taken=taken)
         preparer.check_prompt(wanted)
-        deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
-        place = await self.admission.enter(wanted.caller.key, _weight(wanted), wanted.priority, deadline)
+        left = deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
+        if taken and deadline is not None:
+            left = deadline - (time.perf_counter() - asked)
+        place = await self.admission.enter(wanted.caller.key, _weight(wanted), wanted.priority, left, taken=taken)
         try:
             if deadline is not None:
                 wanted = replace(wanted, deadline_s=max(0.001, deadline - (time.perf_counter() - asked)))
@@ -126,6 +156,8 @@ class Service:
                 prepared = preparer.prepare(wanted)
             else:
                 prepared = await self.in_thread(lambda: preparer.prepare(wanted))
+            if self._stopped:
+                raise NotReady(ENDING)
             return self._submit(prepared, place, asked)
         except BaseException:
             place.leave()
@@ -133,7 +165,9 @@ class Service:
 
     def full(self) -> Problem | None:
         """Why no request can be taken now, whatever it asks for: the queue is full; None: it is not."""
-        return problem_of(self.admission.busy()) if self.admission.full else None
+        if self.admission.full or self._crowded:
+            return problem_of(self.admission.busy(self.arriving))
+        return None
 
     async def count(self, wanted: Wanted) -> int:
         """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady."""
@@ -152,11 +186,13 @@ class Service:
 
     def _receive(self, deliveries: list[Delivery]) -> None:
         """A step's events of all requests, in the event loop."""
-        self._token_at = time.monotonic()
+        if any(type(event) is Token for delivery in deliveries for event in delivery.events):
+            self._token_at = time.monotonic()
         for delivery in deliveries:
             running = self._running.get(delivery.handle)
-            if running is None:
-                continue  # a probe of `healthy`
+            if running is None:  # a probe of `healthy`
+                self._probe_failed |= any(type(event) is Failed for event in delivery.events)
+                continue
             running.generation.feed(delivery)
             if delivery.ended:
                 self._end(delivery, running)
@@ -187,7 +223,7 @@ class Service:
             return
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
-            self._probing.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
+            self._probing.add_done_callback(_heard)
         try:
             async with asyncio.timeout(SOON_S if silent_s < PROBE_S else None):
                 await asyncio.shield(self._probing)
@@ -195,7 +231,7 @@ class Service:
             return
 
     async def _probe(self) -> None:
-        before = self._token_at
+        before, self._probe_failed = self._token_at, False
         await self.opened()
         assert self._listener is not None, "an opened model has one"
         request = Request((0,), SamplingParams(temperature=0.0, max_tokens=1), share=False)
@@ -203,6 +239,8 @@ class Service:
         try:
             async with asyncio.timeout(PROBE_S):
                 while self._token_at == before:
+                    if self._probe_failed:
+                        raise EngineError("the engine has failed to make a token; its log says why")
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
@@ -222,14 +260,20 @@ class Service:
 
     def stop(self) -> None:
         """End every request now."""
-        self.draining = True
-        self.admission.close(NotReady("the server is shutting down; send the request to another one"))
+        self.draining = self._stopped = True
+        self.admission.close(NotReady(ENDING))
         for handle in list(self._running):
             handle.cancel()
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Take a task's exception: perhaps nobody waits for it any more, and asyncio would complain."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _weight(wanted: Wanted) -> int:

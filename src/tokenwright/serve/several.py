@@ -1,16 +1,24 @@
-"""Several requests of the service side by side: the prompts of one completion."""
+"""Several requests of the service side by side: the prompts of one completion.
+
+Only the first of them is refused where the queue is full, and ABREAST of them at most wait in it at a time: however
+many there are, they are one request.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tokenwright.serve.contract import Delta, Wanted
-from tokenwright.serve.generation import Generation
+from tokenwright.serve.generation import MOST_UNREAD, Generation
 from tokenwright.serve.service import Service
 
 T = TypeVar("T")
+
+ABREAST = 32  # requests of one reply
 
 
 class Several:
@@ -22,6 +30,8 @@ class Several:
         self._wanted = each
         self._news: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._begun = False  # the texts are being read; before that nothing may hold up those that have started
+        self._taken = asyncio.Event()  # set whenever something was read
 
     async def start(self) -> None:
         """Start all. Raises what the first that fails raises, with none of them left."""
@@ -29,16 +39,20 @@ class Several:
             self.generations = [await self._service.start(self._wanted[0])]
             return
         started: list[asyncio.Future[Generation]] = [asyncio.get_running_loop().create_future() for _ in self._wanted]
-        self._tasks = [asyncio.create_task(self._read(at, future)) for at, future in enumerate(started)]
+        parts, abreast = _Parts(), asyncio.Semaphore(ABREAST)
+        self._tasks = [asyncio.create_task(self._read(at, parts, abreast, future)) for at, future in enumerate(started)]
         try:
             self.generations = list(await asyncio.gather(*started))
         except BaseException:
             self.cancel()
             raise
 
-    async def _read(self, at: int, started: asyncio.Future[Generation]) -> None:
+    async def _read(
+        self, at: int, parts: _Parts, abreast: asyncio.Semaphore, started: asyncio.Future[Generation]
+    ) -> None:
         try:
-            generation = await self._service.start(self._wanted[at])
+            async with abreast:
+                generation = await self._service.start(parts.part(at, self._wanted[at]))
         except BaseException as error:
             if not started.done():
                 started.set_exception(error)
@@ -48,6 +62,9 @@ class Several:
                 started.set_result(generation)
             async for deltas in generation:
                 self._news.put_nowait((at, deltas))
+                while self._begun and self._news.qsize() >= MOST_UNREAD:
+                    self._taken.clear()
+                    await self._taken.wait()  # meanwhile the generation pauses its request
             self._news.put_nowait((at, None))
         except Exception as error:
             self._news.put_nowait((at, error))
@@ -67,9 +84,10 @@ class Several:
             async for deltas in self.generations[0]:
                 yield 0, self.generations[0], deltas
             return
-        left = len(self._tasks)
+        left, self._begun = len(self._tasks), True
         while left:
             at, news = await self._news.get()
+            self._taken.set()
             if isinstance(news, Exception):
                 raise news
             if news is None:
@@ -78,11 +96,27 @@ class Several:
                 yield at, self.generations[at], news
 
 
-async def gathered(each: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; where one fails, the others are cancelled."""
+class _Parts:
+    """Marks the requests of one reply that follow the first one."""
+
+    def __init__(self) -> None:
+        self._asked = time.perf_counter()
+
+    def part(self, at: int, wanted: Wanted) -> Wanted:
+        return replace(wanted, since=self._asked) if at else wanted
+
+
+async def gathered(work: Callable[[Wanted], Coroutine[Any, Any, T]], each: Sequence[Wanted]) -> list[T]:
+    """The results of `work` for all; where one fails, the others are cancelled."""
     if len(each) == 1:
-        return [await each[0]]
-    tasks = [asyncio.create_task(one) for one in each]
+        return [await work(each[0])]
+    parts, abreast = _Parts(), asyncio.Semaphore(ABREAST)
+
+    async def worked(at: int, wanted: Wanted) -> T:
+        async with abreast:
+            return await work(parts.part(at, wanted))
+
+    tasks = [asyncio.create_task(worked(at, wanted)) for at, wanted in enumerate(each)]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

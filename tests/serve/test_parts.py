@@ -1,0 +1,62 @@
+"""Replies of several texts: however many a request has, it takes one place in the queue, and waits for its reader."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tokenwright.serve import generation, several
+from tokenwright.serve.app import Served
+from tokenwright.serve.contract import Wanted
+from tokenwright.serve.service import AHEAD, Limits
+from tokenwright.serve.several import Several
+
+PARTS = 64  # more than have a place in the engine and in the queue
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = make_chat_model(tmp_path_factory.mktemp("parts") / "model")
+    with live(folder, pages=256, max_sequences=1, served=Served(["tiny"], Limits(queue=2))) as running:
+        assert 1 + AHEAD + 2 < PARTS
+        yield running
+        settled(running)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_request_does_not_fill_the_queue_by_itself(server: Live, stream: bool) -> None:
+    body = {"model": "tiny", "prompt": ["a"] * PARTS, "max_tokens": 1, "ignore_eos": True, "stream": stream}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS)
+    assert answer.status_code == 200, answer.text
+    assert answer.text.count('"finish_reason":"length"') == PARTS
+
+
+def test_all_texts_of_a_request_are_embedded(server: Live) -> None:
+    texts = [f"text {number}" for number in range(PARTS)]
+    answer = httpx2.post(f"{server.url}/v1/embeddings", json={"model": "tiny", "input": texts}, timeout=HANGS)
+    assert answer.status_code == 200, answer.text
+    alone = httpx2.post(f"{server.url}/v1/embeddings", json={"model": "tiny", "input": texts[-1]}, timeout=HANGS)
+    assert answer.json()["data"][-1]["embedding"] == pytest.approx(alone.json()["data"][0]["embedding"], abs=1e-5)
+
+
+def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+    monkeypatch.setattr(several, "MOST_UNREAD", 8)
+    overrides = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
+
+    async def read() -> int:
+        both = Several(server.service, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        await both.start()
+        texts = aiter(both)
+        await anext(texts)
+        handles = [one._handle for one in both.generations]
+        while any(handle.sequence.group.pause_at is None and not handle.ended for handle in handles):
+            await asyncio.sleep(0.002)
+        assert not any(handle.ended for handle in handles), "they go on although nobody reads"
+        async for _ in texts:
+            pass
+        return sum(one.counts().completion for one in both.generations)
+
+    assert asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS) == 800
