@@ -1,4 +1,4 @@
-"""Resolve a model's device and dtype, and measure the free memory of a device."""
+"""A model's device and dtype, the free memory of a device, and how many threads compute."""
 
 import threading
 from typing import cast, get_args
@@ -9,7 +9,18 @@ from tokenwright.backends.ram import free_ram
 from tokenwright.config import DType
 from tokenwright.errors import RequestError
 
-_kernels = threading.local()  # .threads: of native kernels that a thread calls, if not as many as torch's
+
+class KernelThreads(threading.local):
+    """`own`: how many threads native kernels use that this thread calls; 0: as many as torch."""
+
+    own = 0
+
+    @property
+    def count(self) -> int:
+        return self.own or torch.get_num_threads()
+
+
+kernel_threads = KernelThreads()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -63,18 +74,13 @@ def compute_beside_kernels(threads: int) -> None:
     After an operation, torch's threads wait for the next one at full speed, for milliseconds in which they hold the
     cores that the kernels of the next step need: with two cores and 151,936 ids a sampled step took half as long again.
     """
-    _kernels.threads = threads
+    kernel_threads.own = threads
     torch.get_num_threads()  # a thread's first call takes over the number of all; only then its own one stays
     torch.set_num_threads(1)
     # The last call in any thread decides for threads that start later.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
     later.start()
     later.join()
-
-
-def kernel_threads() -> int:
-    """How many threads native kernels use that this thread calls: torch's number, unless it was set by itself."""
-    return getattr(_kernels, "threads", None) or torch.get_num_threads()
 
 
 def leave_a_core() -> None:

@@ -55,7 +55,7 @@ class NativeKernels:
         packed = _packed(weight)
         rows = x.contiguous()
         y = torch.empty(len(x), packed.out)
-        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), kernel_threads())
+        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), kernel_threads.count)
         self.compute(self.library.tw_linear, *places)
         return y
 
@@ -139,7 +139,7 @@ class NativeKernels:
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
         queries = lib.Queries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
-        self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads())
+        self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads.count)
         return out
 
     def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -150,7 +150,7 @@ class NativeKernels:
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
         places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
-        self.compute(self.library.tw_summarise, rows, vocab, *places, kernel_threads())
+        self.compute(self.library.tw_summarise, rows, vocab, *places, kernel_threads.count)
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
@@ -167,7 +167,7 @@ class NativeKernels:
 
         Returns the sum of its 32-bit words modulo 2^32; bytes after the last whole 256 are added one by one.
         """
-        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, kernel_threads())
+        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, kernel_threads.count)
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
@@ -176,7 +176,7 @@ class NativeKernels:
         form: the weights' format: float32, bfloat16, float16, int8 or int4. rounds: per thread. Returns the number of
         multiplications of all threads; with the additions, the operations are twice that.
         """
-        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, kernel_threads())
+        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, kernel_threads.count)
         return made
 
     def compute(self, function: Callable[..., int], *arguments: Any) -> None:

@@ -93,7 +93,8 @@ class Program:
             0 if hidden is None else hidden.data_ptr(),
             *self._adapted(batch, alive),
         )
-        struct, kernels, threads = array("q", words), model.kernels, kernel_threads()
+        struct, kernels = array("q", words), model.kernels
+        threads = kernel_threads.own or torch.get_num_threads()  # not `count`: each step goes through here
         at = struct.buffer_info()[0]
         if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
             raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
