@@ -256,10 +256,12 @@ class Explored:
         return stats
 
     def settle(self):
-        """Until nothing moves: then the picture is the shown step's."""
-        frames = -1
-        while frames != (frames := self.tab.evaluate("window.__explorer.frames")):
+        """Until nothing moves: then the picture is the shown step's. One picture may take longer than the wait."""
+        before, seen, pending = -2, -1, True
+        while pending or before != seen:
+            before = seen
             self.tab.wait_for_timeout(300)
+            seen, pending = self.tab.evaluate("[window.__explorer.frames, window.__explorer.pending]")
 
     def picture(self):
         """The canvas as it is on the screen: [height, width, 3], one pixel per CSS pixel."""

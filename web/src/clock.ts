@@ -31,6 +31,9 @@ let timer: ReturnType<typeof setTimeout> | undefined;
 let began = 0;
 let duration = 0; // of the step's animation; 0: at rest
 
+/** Whether another picture will come. */
+export const pending = (): boolean => asked;
+
 export function invalidate(): void {
   if (asked) return;
   asked = true;

@@ -1,6 +1,7 @@
 // What tests may look at: attributes of the document and one global, window.__explorer. Nothing in the page reads them.
 
 import { effect } from "@preact/signals";
+import { pending } from "./clock";
 import type { Placed } from "./renderers/layout";
 import type { RendererStats } from "./renderers/renderer";
 import { delayAcks } from "./live";
@@ -13,6 +14,7 @@ interface Explorer {
   readonly renderer: RendererStats | null;
   readonly camera: { name: string; orthographic: boolean };
   readonly frames: number;
+  readonly pending: boolean; // another picture will come
   readonly row: { layer: number; head: number; argmax: number; codes: number[] } | null;
   readonly words: readonly Placed[]; // of the stage, with their corners
   readonly drawTime: number; // ms of this program in the last picture
@@ -58,6 +60,9 @@ export function install(): void {
     },
     get frames() {
       return stage.frames();
+    },
+    get pending() {
+      return pending();
     },
     get row() {
       return row.value && { ...row.value, codes: [...row.value.codes] };
