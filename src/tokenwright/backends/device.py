@@ -69,13 +69,13 @@ def compute_with(threads: int) -> None:
 
 
 def compute_beside_kernels(threads: int) -> None:
-    """Let native kernels that this thread calls use so many threads, and torch one; threads that start later use all.
+    """Here native kernels use so many threads, and torch one; in threads that start later torch uses `threads`.
 
     After an operation, torch's threads wait for the next one at full speed, for milliseconds in which they hold the
     cores that the kernels of the next step need: with two cores and 151,936 ids a sampled step took half as long again.
     """
     kernel_threads.own = threads
-    torch.get_num_threads()  # a thread's first call takes over the number of all; only then its own one stays
+    torch.get_num_threads()  # torch sets a thread's number at its first call, and would set it over ours
     torch.set_num_threads(1)
     # The last call in any thread decides for threads that start later.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
