@@ -36,7 +36,10 @@ import torch
 
 from benchmarks.quality import table
 from tokenwright import LLM, SamplingParams
+from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights
+from tokenwright.backends.torch.backend import TorchBackend
+from tokenwright.backends.torch.counted import CountedKernels
 from tokenwright.bench import shapes
 from tokenwright.bench.limits import Bound, Work, processor
 from tokenwright.checkpoints.drafts import draft_folder
@@ -123,27 +126,34 @@ def ready_file(folder: Path, python: str) -> Path:
     return file
 
 
-@contextmanager
-def recorded(llm: LLM, layers: int) -> Iterator[Chosen]:
-    """The experts chosen by the last row of each step, while steps run op by op."""
-    counted, found = llm.loaded.counted, Chosen()
-    assert counted is not None, "the model was loaded with trace=True"
-    plain = counted.route
+class Routes(CountedKernels):
+    """Kernels that note which experts the last row of each step chose."""
+
+    def __init__(self, kernels: Kernels, layers: int) -> None:
+        super().__init__(kernels)
+        self.layers = layers
+        self.found = Chosen()
 
     def route(
-        logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, weights = plain(logits, routing, correction)
-        if not found or len(found[-1]) == layers:
-            found.append([])
-        found[-1].append(set(ids[-1].tolist()))
+        ids, weights = super().route(logits, routing, correction)
+        if not self.found or len(self.found[-1]) == self.layers:
+            self.found.append([])
+        self.found[-1].append(set(ids[-1].tolist()))
         return ids, weights
 
-    counted.route = route  # type: ignore[method-assign]
+
+@contextmanager
+def recorded(llm: LLM, layers: int) -> Iterator[Chosen]:
+    """The experts chosen by the last row of each step; steps run op by op meanwhile."""
+    decoder, runner = llm.loaded.decoder, llm.engine.runner.runner  # type: ignore[attr-defined]  (of a traced LLM)
+    plain, routes = runner.backend, Routes(decoder.kernels, layers)
+    runner.backend = TorchBackend(decoder.using(routes), plain.store)
     try:
-        yield found
+        yield routes.found
     finally:
-        del counted.route
+        runner.backend = plain
 
 
 def expert_bytes(llm: LLM) -> int:

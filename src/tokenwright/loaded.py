@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import torch
 
-from tokenwright.backends import Kernels, ReferenceKernels
+from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.adapters import Updates, beside, dense, not_beside, packed
 from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.layout import weight_bytes
@@ -32,7 +32,6 @@ from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate
-from tokenwright.trace.counted import CountedKernels
 from tokenwright.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -56,8 +55,8 @@ class LoadedModel:
 
     The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
     check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
-    support. `name`: the model as it was given. `counted`: kernels with counters, if trace=True. `adapters`: those kept
-    beside the weights, by name.
+    support. `name`: the model as it was given. `traced`: whether engines over it record runs (trace). `adapters`:
+    those kept beside the weights, by name.
     """
 
     def __init__(
@@ -98,11 +97,9 @@ class LoadedModel:
         if self.template is not None:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens
         self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
-        self.counted = CountedKernels(native or ReferenceKernels()) if trace else None
+        self.traced = trace
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        self.decoder = make_decoder(
-            self.checkpoint, form, self.dtype, self.device, native, self.counted, report, numbered
-        )
+        self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, report, numbered)
         self._users = 0
         self._lock = threading.Lock()
 
@@ -121,19 +118,14 @@ class LoadedModel:
             raise RequestError(f"the model has no adapter {shown(adapter)}; {there}")
         return list(self.adapters).index(adapter) + 1
 
-    @property
-    def plain_kernels(self) -> Kernels:
-        """The kernels without counters."""
-        return self.decoder.kernels if self.counted is None else self.counted.kernels
-
     def again(self, *, trace: bool = False) -> "LoadedModel":
         """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
 
-        trace: with counters of its own; otherwise with none. It must not outlive the engines of this one.
+        trace: whether they record runs. It must not outlive the engines of this one.
         """
         other = copy(self)
-        other.counted = CountedKernels(self.plain_kernels) if trace else None
-        other.decoder = self.decoder.using(other.counted or self.plain_kernels)
+        other.traced = trace
+        other.decoder = self.decoder.using(self.decoder.kernels)
         return other
 
     def enter(self) -> None:
@@ -170,22 +162,20 @@ def make_decoder(
     dtype: DType,
     device: torch.device,
     native: NativeKernels | None = None,
-    counted: Kernels | None = None,
     report: Report | None = None,
     adapters: Mapping[int, Updates] = MappingProxyType({}),
 ) -> Decoder:
     """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
 
-    counted: a wrapper that counts the calls of the kernels. adapters: kept beside, by their numbers. Raises
-    CheckpointError for a model with an op that no backend has, CapacityError if the memory does not suffice,
-    RequestError for a format without kernels on the device.
+    adapters: kept beside, by their numbers. Raises CheckpointError for a model with an op that no backend has,
+    CapacityError if the memory does not suffice, RequestError for a format without kernels on the device.
     """
     if missing := lacking(checkpoint.graph):
         raise CheckpointError(
             f"{checkpoint.graph.architecture} needs {', '.join(missing)}, which this Tokenwright does not have; "
             "use a newer one"
         )
-    graph, kernels = checkpoint.graph, counted or native or ReferenceKernels()
+    graph, kernels = checkpoint.graph, native or ReferenceKernels()
     kept = (checkpoint.packed or form).resolved(dtype)
     copies = checkpoint.kept(form)
     if native is None and not kept.quantised and not copies:
@@ -200,4 +190,4 @@ def make_decoder(
     kept_beside = beside(graph, adapters, packed)
     if native is None or not compiles(graph):
         return Decoder(graph, kernels, weights, kept_beside)
-    return NativeDecoder(graph, kernels, native, weights, kept_beside)
+    return NativeDecoder(graph, native, weights, kept_beside)

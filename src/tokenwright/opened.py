@@ -17,6 +17,7 @@ import torch
 from tokenwright.backends.device import compute_beside_kernels, compute_with
 from tokenwright.backends.memory import make_store
 from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.observed import device_clock
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
@@ -71,14 +72,13 @@ class OpenedModel:
         sampler: Any = TorchSampler()
         self._recorder: Recorder | None = None
         self._replay: AttentionReplay | None = None
-        if loaded.counted is not None:
-            from tokenwright.trace.recorder import Recorder, device_clock  # here: a tenth of our own import time
+        if loaded.traced:
+            from tokenwright.trace.recorder import Recorder  # here: a tenth of our own import time
             from tokenwright.trace.replay import AttentionReplay
 
             self._replay = AttentionReplay(loaded.config, loaded.decoder, self.specs, loaded.device)
             clock = device_clock(loaded.device)
-            counts, scorings = loaded.counted.counts, loaded.decoder.scorings
-            runner = sampler = self._recorder = Recorder(runner, sampler, counts, self.costs, scorings, clock)
+            runner = sampler = self._recorder = Recorder(runner, sampler, self.costs, clock)
         engine = Engine(runner, sampler, scheduler, self.context)
         end_step = None if self._recorder is None else self._recorder.end_step
         self._loop: EngineLoop | None = EngineLoop(engine, end_step=end_step)

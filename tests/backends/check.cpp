@@ -184,7 +184,7 @@ void attention(const Kernels* k) {
         scales[i].resize(pages * page_size * 2 * form.scales);
         sides[i] = KVTensor{form.format, codes[i].data(), form.scales ? scales[i].data() : nullptr};
       }
-      const KVLayer layer{1, {Part{0, -1, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0, nullptr};
+      const KVLayer layer{1, {Part{0, -1, 0, 0, sides[0], sides[1]}, Part{}}, window, window ? 3 : 0, nullptr};
       store_kv(k, &layer, &heads, 1, &chunk, page_size, keys.data(), values.data());
       Floats out(rows * 4 * size);
       const Queries queries{0, 0, 0, 0, q.data(), nullptr, out.data(), 4 * size, 4 * size, 4 * size};

@@ -4,6 +4,7 @@ import math
 import pickle
 from collections.abc import Sequence
 from ctypes import c_float
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,8 @@ from tokenwright.backends import Logits, ReferenceKernels
 from tokenwright.backends.adapters import Update, beside, not_beside
 from tokenwright.backends.adapters import packed as packed_weight
 from tokenwright.backends.native import program
-from tokenwright.backends.native.program import NativeDecoder, RotaryCache
+from tokenwright.backends.native.program import NativeBackend, NativeDecoder, RotaryCache
+from tokenwright.backends.observed import Observed, Watched
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
@@ -89,7 +91,7 @@ def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB, mlp: int = ML
     opened, _ = checkpoint(kind, vocab, mlp)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
     beside_it = beside(opened.graph, adapters(opened.graph), packed_weight)
-    return NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], packed, beside_it)
+    return NativeDecoder(opened.graph, KERNELS[isa], packed, beside_it)
 
 
 def adapters(graph: Graph) -> dict[int, dict[str, Update]]:
@@ -148,6 +150,12 @@ class Bench:
         logits = self.backend(flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
         assert seen, "who looks is told"
         return logits
+
+    def observed(self, chunks: Sequence[Chunk], watched: Sequence[Watched], *, whole: bool) -> tuple[Logits, Observed]:
+        """In one native call or operation by operation, with the facts of the step."""
+        assert isinstance(self.backend, NativeBackend)
+        observe = self.backend.observe if whole else self.backend.op_by_op.observe
+        return observe(flatten(Step(tuple(chunks))), watched)
 
     def memory(self) -> list[torch.Tensor]:
         """All that is kept, but for the scratch page, as bytes: NaN is no equal of itself."""
@@ -229,6 +237,64 @@ def test_the_whole_step_is_its_parts(
         )
 
 
+@each_isa
+@examples(40)
+@given(
+    kind=st.sampled_from(KINDS),
+    weights=st.sampled_from(WEIGHTS),
+    mlp=st.sampled_from([MLP, WHOLE]),
+    kept=st.sampled_from(KEPT),
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    cuts=st.sets(st.integers(1, 69), max_size=3),
+    logits_needed=st.sampled_from(LogitsNeeded),
+    team=st.sampled_from([1, 2, 3]),
+    chosen=st.sampled_from([(0, 0, 0, 0), (1, 0, 2, 1)]),
+    data=st.data(),
+)
+def test_an_observed_step_tells_what_its_parts_tell(
+    isa: str,
+    kind: str,
+    weights: str,
+    mlp: int,
+    kept: tuple[str, int | None, int],
+    lengths: list[int],
+    cuts: set[int],
+    logits_needed: LogitsNeeded,
+    team: int,
+    chosen: tuple[int, ...],
+    data: st.DataObject,
+) -> None:
+    """Every count, what heads read, times in their order; and the logits are those of a step unobserved."""
+    assume(not kept[2] or kind not in ("gpt2", "dynamic"))
+    texts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
+    made, heads = decoder(kind, weights, isa, mlp=mlp), checkpoint(kind, mlp=mlp)[0].config.heads
+    benches = one, other, plain = [Bench(made, kept) for _ in range(3)]
+    edges = sorted(cut for cut in cuts if cut < max(lengths))
+    for ours, theirs, same in zip(
+        *(steps(bench, texts, edges, logits_needed, chosen) for bench in benches), strict=True
+    ):
+        tokens = sum(len(chunk.tokens) for chunk in ours)
+        logits_rows = flatten(Step(tuple(ours))).logits_rows.tolist()
+        places = st.tuples(st.integers(0, made.graph.layers - 1), st.integers(0, heads - 1), st.integers(0, tokens - 1))
+        asked = data.draw(st.lists(places, max_size=3))
+        mine, right = ([Watched(*place) for place in asked] for _ in range(2))
+        with threads(team):
+            logits, told = one.observed(ours, mine, whole=True)
+        _, known = other.observed(theirs, right, whole=False)
+        assert torch.equal(logits.rows, plain.whole(same).rows)
+        assert replace(told, ends=[], looking_s=0) == replace(known, ends=[], looking_s=0)
+        assert told.weight_bytes > 0 and all(told.kv_written)
+        assert len(told.ends) == len(known.ends) == 2 * made.graph.layers + 2
+        assert told.ends == sorted(told.ends) and 0 < told.ends[0] < told.ends[-1]
+        for got, wanted in zip(mine, right, strict=True):
+            assert got.weights is not None and wanted.weights is not None
+            torch.testing.assert_close(got.weights, wanted.weights, rtol=2e-4, atol=2e-5)
+            assert got.highest == wanted.highest
+            assert (got.entropy is None) == (wanted.entropy is None) == (got.row not in logits_rows)
+            if got.entropy is not None:
+                assert got.entropy == pytest.approx(wanted.entropy, abs=1e-4)
+
+
 def emptied(tables: dict[int, list[PageTable]]) -> None:
     """As when the sequences have ended."""
     for table in (table for tables_of_text in tables.values() for table in tables_of_text):
@@ -295,7 +361,7 @@ def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
     for broken in (False, True):
         if broken:
             packed["embed"].pack_rows(7, torch.full((1, packed["embed"].inner), bad))
-        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa], KERNELS[isa], dict(packed)), KEPT[0])
+        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa], dict(packed)), KEPT[0])
         last = LogitsNeeded.LAST
         rows.append(bench.whole([bench.chunk(i, text, 0, 9, last) for i, text in enumerate(texts)]))
     sound, ours = rows

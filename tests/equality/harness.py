@@ -212,7 +212,7 @@ def native_decoder(kind: str, weights: str) -> Decoder:
     with tempfile.TemporaryDirectory() as folder:
         path, _ = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         packed = load_packed(Checkpoint.open(path), WeightFormat.parse(weights), "float32")
-    return NativeDecoder(make_subject(kind).graph, kernels, kernels, packed)
+    return NativeDecoder(make_subject(kind).graph, kernels, packed)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Subject:
         """On the reference kernels, or on given ones; with native kernels a step is one call."""
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
-            return NativeDecoder(self.graph, kernels, kernels, dict(self.packed))
+            return NativeDecoder(self.graph, kernels, dict(self.packed))
         return Decoder(
             self.graph, kernels or ReferenceKernels(), {name: one.to(DEVICE) for name, one in self.weights.items()}
         )

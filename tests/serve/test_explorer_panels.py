@@ -227,14 +227,14 @@ def test_a_second_race_is_refused_while_one_runs(server, monkeypatch):
     llm = explorer.llm
     go_on, first = threading.Event(), threading.Event()
     runner = llm.engine.runner.runner
-    forward = runner.forward
+    observe = runner.observe
 
-    def slow(step, tap):
+    def slow(step, watched):
         first.set()
         go_on.wait()
-        return forward(step, tap)
+        return observe(step, watched)
 
-    monkeypatch.setattr(runner, "forward", slow)
+    monkeypatch.setattr(runner, "observe", slow)
     thread = threading.Thread(target=lambda: found.append(raced(client, max_tokens=4)))
     found = []
     thread.start()

@@ -10,6 +10,8 @@ from tests.engines import assert_at_rest, held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright import run as run_module
+from tokenwright.backends.torch import observe as observe_module
+from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import DIMS, Site
@@ -211,13 +213,10 @@ def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
     true = recorder.runner
 
     class Switching(Wrong):
-        def forward(self, step, tap):
-            def late(site, layer, value):
-                tap(site, layer, value)
-                if (site, layer) == (Site.QUERY, 0):
-                    run.watch(1, 3)
-
-            return true.forward(step, late)
+        def observe(self, step, watched):
+            found = true.observe(step, watched)
+            run.watch(1, 3)
+            return found
 
     recorder.runner = Switching(true, None)
     try:
@@ -234,13 +233,13 @@ def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
 
 
 def test_what_looking_takes_is_not_part_of_the_step(llm, monkeypatch):
-    row = recorder_module.attention_row
+    row = recorder_module.coded
 
     def slow(*arguments):
         time.sleep(0.5)
         return row(*arguments)
 
-    monkeypatch.setattr(recorder_module, "attention_row", slow)
+    monkeypatch.setattr(recorder_module, "coded", slow)
     with llm.run(PROMPT[:3], GREEDY) as run:
         run.step()
         [frame] = run.step()
@@ -253,7 +252,9 @@ def test_a_row_that_cannot_be_computed_fails_nobody(llm, monkeypatch, caplog):
     def broken(*_):
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(recorder_module, "attention_row", broken)
+    runner = llm.engine.runner.runner
+    monkeypatch.setattr(runner, "backend", TorchBackend(llm.loaded.decoder, runner.store))
+    monkeypatch.setattr(observe_module, "attention_row", broken)
     with llm.run(PROMPT[:3], GREEDY) as run:
         [frame] = run.step()
     assert frame.attention is None and frame.candidates
@@ -339,13 +340,13 @@ class Wrong:
     def __init__(self, runner, fault):
         self.runner, self.store, self.fault = runner, runner.store, fault
 
-    def forward(self, step, tap):
-        return self.runner.forward(replace(step, chunks=tuple(map(self.fault, step.chunks))), tap)
+    def observe(self, step, watched):
+        return self.runner.observe(replace(step, chunks=tuple(map(self.fault, step.chunks))), watched)
 
 
 def shifted(chunk):
-    """Decode steps at a position too far."""
-    if chunk.start == 0:
+    """Decode steps at a position too far, where the text has a page for that."""
+    if chunk.start == 0 or not all(chunk.stop // 16 in table for table in chunk.tables):
         return chunk
     sequence = replace(chunk.sequence, tokens=[0, *chunk.sequence.tokens])
     return replace(chunk, sequence=sequence, start=chunk.start + 1, stop=chunk.stop + 1)
@@ -358,11 +359,12 @@ def stale(chunk):
 
 
 class Twice(Wrong):
-    """Does all its work twice."""
+    """Does the work of all layers twice."""
 
-    def forward(self, step, tap):
-        self.runner.forward(step, lambda *_: None)  # who looks makes it run operation by operation, and is counted
-        return self.runner.forward(step, tap)
+    def observe(self, step, watched):
+        _, first = self.runner.observe(step, watched)
+        output, second = self.runner.observe(step, watched)
+        return output, replace(second, layer_flop=first.layer_flop + second.layer_flop)
 
 
 @pytest.mark.parametrize("fault", [shifted, stale])

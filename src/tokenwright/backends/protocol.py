@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from tokenwright.backends.observed import Observed, Watched
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
@@ -86,6 +87,9 @@ class Backend(Protocol):
 
         Calls `tap` at every site.
         """
+
+    def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
+        """As a call; also the facts of the pass. Fills the queries of `watched`."""
 
 
 class Kernels(Protocol):

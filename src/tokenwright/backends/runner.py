@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenwright.backends import Backend
+from tokenwright.backends import Backend, Logits
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
+from tokenwright.backends.observed import Observed, Watched
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import DynamicScaling, LongScaling, Rope
-from tokenwright.engine import Output, Step, flatten, one_chunk
+from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
-from tokenwright.models.taps import Tap, ignore
 
 
 def backend_over(decoder: Decoder, store: KVStore) -> Backend:
@@ -31,10 +31,19 @@ class ModelRunner:
         self.store = store
         self.backend = backend_over(decoder, store)
 
-    def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]:
+    def forward(self, step: Step) -> Output[torch.Tensor]:
         batch = flatten(step)
-        logits = self.backend(batch, tap)
-        return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden)
+        return _output(batch, self.backend(batch))
+
+    def observe(self, step: Step, watched: Sequence[Watched]) -> tuple[Output[torch.Tensor], Observed]:
+        """As `forward`; also the facts of the pass. Fills the queries of `watched`."""
+        batch = flatten(step)
+        logits, observed = self.backend.observe(batch, watched)
+        return _output(batch, logits), observed
+
+
+def _output(batch: Batch, logits: Logits) -> Output[torch.Tensor]:
+    return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden)
 
 
 class Cache:

@@ -51,6 +51,21 @@ class Batch:
         numbers = iter(self.chunks)
         return zip(numbers, numbers, numbers, numbers, strict=True)
 
+    def position(self, row: int) -> int:
+        """The position of a row of the step in its text."""
+        first, _, start, _ = self._chunk(row)[1]
+        return start + row - first
+
+    def tables_of(self, row: int) -> list[Pages]:
+        """The page tables of a row's text, one for each group."""
+        groups = len(self.tables) // len(self.output_rows)
+        index = self._chunk(row)[0]
+        return self.tables[index * groups : (index + 1) * groups]
+
+    def _chunk(self, row: int) -> tuple[int, tuple[int, int, int, int]]:
+        """The index and the four numbers of the chunk that has a row."""
+        return next((i, one) for i, one in enumerate(self.each_chunk()) if one[0] <= row < one[0] + one[1])
+
     def rows_of_adapters(self) -> dict[int, list[int]]:
         """The rows of each adapter in the batch, by its number."""
         found: dict[int, list[int]] = {}

@@ -64,7 +64,7 @@ class ForwardPass:
         loaded = work.llm.loaded
         self.work = work
         self.limit = limit
-        self.decoder = loaded.decoder.using(kernels(loaded.plain_kernels))
+        self.decoder = loaded.decoder.using(kernels(loaded.decoder.kernels))
         self.store = KVStore(layer_specs(loaded.graph, "float32"), -(-limit // PAGE), PAGE, loaded.device)
         self.batcher = Batcher(loaded.graph, self.store)
         table = PageTable({page: page for page in range(-(-limit // PAGE))})

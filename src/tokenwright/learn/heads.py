@@ -38,7 +38,7 @@ def masses(work: Work) -> dict[str, torch.Tensor]:
 
 
 def _of(work: Work, segment: list[int]) -> dict[str, torch.Tensor]:
-    kernels, begin = Reference(work.llm.loaded.plain_kernels), work.llm.tokenizer.encode("")
+    kernels, begin = Reference(work.llm.loaded.decoder.kernels), work.llm.tokenizer.encode("")
     ids, back = begin + segment * 2, len(segment) - 1  # from a token to the one after its previous occurrence
     config = work.llm.config
     queries: dict[int, torch.Tensor] = {}

@@ -69,6 +69,12 @@ class CostModel:
         """The number of layers with each part."""
         return Counter(part for spec in self.specs for part in spec.parts)
 
+    def kept_bytes(self, tokens: int) -> int:
+        """Bytes of K and V that are kept once `tokens` tokens are computed: what the next row can read."""
+        return sum(
+            count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._parts.items()
+        )
+
     def attention_flops(self, context: int) -> int:
         """A(t): FLOP of one row that attends to `context` tokens, itself included, in all layers."""
         return sum(flops * window.kept(context - 1, context) for window, flops in self._pair_flops.items())

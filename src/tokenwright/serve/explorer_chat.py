@@ -53,7 +53,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         return ChatModel(
             name=service.names[0],
             template=llm.loaded.template is not None,
-            traced=llm.loaded.counted is not None,
+            traced=llm.loaded.traced,
             context=llm.context,
             temperature=suggested.temperature,
             top_k=suggested.top_k,

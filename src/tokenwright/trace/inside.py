@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tokenwright.backends.torch.observe import attention_row
 from tokenwright.engine import AttentionWindow
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import MLP, Attention, Graph, Op
 from tokenwright.models.taps import Site
 from tokenwright.trace.block import BlockStage, BlockView, ContextShare, HeadRead
 from tokenwright.trace.replay import AttentionReplay, Text
-from tokenwright.trace.rows import attention_row
 
 CONTEXTS = (16, 128, 1024, 8192, 65536)  # lengths at which a layer's FLOPs are compared
 _PLACES = (  # stages in their order: its name, and the site that it is read from

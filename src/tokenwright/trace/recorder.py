@@ -2,64 +2,37 @@
 
 It is a Runner and a Sampler itself, so the engine needs no code for it. A step without a watched sequence passes
 through unchanged. Of a watched sequence it records the times of the layers, the counts, the top candidates and one
-attention row: fused kernels have no attention matrix, so it recomputes the row from the step's query and the cached
-keys. The time that recording takes is measured separately and is not part of the step's time.
+attention row, most of which the runner tells of a step that it observes. The time that recording takes is measured
+separately and is not part of the step's time.
 """
 
-import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
 import torch
 
-from tokenwright.backends import Scored
+from tokenwright.backends.observed import Clock, Observed, Watched
 from tokenwright.cache import KVStore
 from tokenwright.decode.sampler import Observe, uniform, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
-from tokenwright.models.taps import Site, Tap, ignore
-from tokenwright.trace.counted import Counts
 from tokenwright.trace.held import HeldLogits
-from tokenwright.trace.rows import attention_row, coded
-from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
-
-CANDIDATES = 20
-
-log = logging.getLogger(__name__)
-
-Clock = Callable[[], float]  # seconds
+from tokenwright.trace.rows import coded
+from tokenwright.trace.schema import Candidate, LayerTime, StepFrame
 
 
-def device_clock(device: torch.device) -> Clock:
-    """The monotonic clock in seconds, read when `device` has finished its queued work."""
-    wait: Callable[[], None]
-    match device.type:
-        case "cuda":
-            wait = partial(torch.cuda.synchronize, device)
-        case "mps":
-            wait = torch.mps.synchronize
-        case _:
-            return time.perf_counter
-
-    def now() -> float:
-        wait()
-        return time.perf_counter()
-
-    return now
-
-
-class TappedRunner(Protocol):
-    """A Runner whose forward pass accepts a tap."""
+class WatchedRunner(Protocol):
+    """A Runner that can tell the facts of a step."""
 
     store: KVStore
 
-    def forward(self, step: Step, tap: Tap = ignore) -> Output[torch.Tensor]: ...
+    def forward(self, step: Step) -> Output[torch.Tensor]: ...
+
+    def observe(self, step: Step, watched: ListLike[Watched]) -> tuple[Output[torch.Tensor], Observed]: ...
 
 
 class ObservedSampler(Protocol):
@@ -83,16 +56,12 @@ class Watch:
 
 @dataclass(slots=True)
 class _Draft:
-    """An unfinished frame: what the tap has recorded of one watched chunk."""
+    """An unfinished frame: a watched chunk, and its last token's row if that picks a token."""
 
     watch: Watch
-    watched: tuple[int, int]  # at the start of the step
     chunk: Chunk
     index: int  # its place in the step
-    row: int  # of its last token, among the rows of the step
-    query: torch.Tensor | None = None  # [D]
-    heads: int = 0  # query heads of the layer (H)
-    sink_query: torch.Tensor | None = None  # [D], where the layer has one
+    row: Watched | None
 
 
 @dataclass(slots=True)
@@ -112,23 +81,19 @@ class Recorder:
 
     def __init__(
         self,
-        runner: TappedRunner,
+        runner: WatchedRunner,
         sampler: ObservedSampler,
-        counts: Counts,
         costs: CostModel,
-        scorings: list[Scored],
         clock: Clock = time.perf_counter,
     ) -> None:
         self.runner = runner
         self.sampler = sampler
-        self.counts = counts
         self.costs = costs
-        self.scorings = scorings  # of each layer
         self.clock = clock
         self._watches: dict[int, Watch] = {}
         self._drafts: list[_Draft] = []
-        self._marks: list[float] = []  # seconds, between the layers' attention and MLP halves
-        self._parts: list[int] = []  # FLOP per row: of the layers, then of the head
+        self._observed: Observed | None = None
+        self._row_flop = 0, 0  # of the layers and of the head
         self._sampling_s = self._recording_s = 0.0
         self._done: list[tuple[Watch, StepFrame]] = []
 
@@ -141,16 +106,16 @@ class Recorder:
         self._watches.pop(watch.sequence.id, None)
 
     def forward(self, step: Step) -> Output[torch.Tensor]:
-        """The runner's forward pass, with a tap if the step has a watched sequence."""
+        """The runner's forward pass, observed if the step has a watched sequence."""
         self._done = []  # of a step that was interrupted after `pick`
         self._drafts = self._drafted(step) if self._watches else []
         if not self._drafts:
             return self.runner.forward(step)
-        self.counts.reset()
-        self._marks, self._parts = [], []
-        output = self.runner.forward(step, self._tap)
-        self._marks.append(self.clock())
-        self._parts.append(self.counts.turn(len(output.logits)))
+        output, observed = self.runner.observe(step, [draft.row for draft in self._drafts if draft.row])
+        rows, wanted = sum(chunk.stop - chunk.start for chunk in step.chunks), len(output.logits)
+        # Experts differ in rows, but each row meets as many.
+        self._row_flop = observed.layer_flop // rows, observed.head_flop // wanted if wanted else 0
+        self._observed = observed
         return output
 
     def _drafted(self, step: Step) -> list[_Draft]:
@@ -158,28 +123,13 @@ class Recorder:
         for index, chunk in enumerate(step.chunks):
             row += chunk.stop - chunk.start
             if (watch := self._watches.get(chunk.sequence.id)) is not None:  # read once: another thread may remove it
-                drafts.append(_Draft(watch, watch.watched, chunk, index, row))
+                drafts.append(_Draft(watch, chunk, index, Watched(*watch.watched, row) if chunk.picks else None))
         return drafts
-
-    def _tap(self, site: Site, layer: int, value: torch.Tensor) -> None:
-        match site:
-            case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
-                self._marks.append(self.clock())
-                if site is Site.MLP and layer == self.costs.graph.layers - 1:
-                    self._parts.append(self.counts.turn(len(value)))
-            case Site.QUERY:
-                for draft in self._drafts:
-                    if draft.watched[0] == layer:
-                        draft.query, draft.heads = value[draft.row, draft.watched[1]], value.shape[1]
-            case Site.SINK_QUERY:
-                for draft in self._drafts:
-                    if draft.watched[0] == layer:
-                        draft.sink_query = value[draft.row, draft.watched[1]]
 
     @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
         """The sampler's results, after recording the watched rows."""
-        if not self._drafts:
+        if not self._drafts or self._observed is None:
             return self.sampler.pick(output, step)
         began = self.clock()
         choices: dict[int, _Choice] = {}
@@ -193,10 +143,11 @@ class Recorder:
             frame = self._frame(draft, len(output.rows[draft.index]))
             identity = draft.chunk.sequence.id
             if identity in picks:
-                frame = _chosen(frame, picks[identity], choices[identity], draft.chunk)
+                assert draft.row is not None, "the chunk picks a token"
+                frame = _chosen(frame, picks[identity], choices[identity], draft.chunk, draft.row)
                 draft.watch.held.add(draft.watch.step, choices[identity].logits)
             frames.append((draft.watch, frame))
-        self._recording_s = self.clock() - sampled
+        self._recording_s = self.clock() - sampled + self._observed.looking_s
         self._sampling_s = sampled - began
         self._done, self._drafts = frames, []
         return results
@@ -217,9 +168,10 @@ class Recorder:
         self._done = []
 
     def _frame(self, draft: _Draft, rows: int) -> StepFrame:
-        watch, chunk = draft.watch, draft.chunk
-        length, layers = chunk.stop - chunk.start, self._layers()
-        block_row, head_row = self._parts
+        watch, chunk, index, row, observed = draft.watch, draft.chunk, draft.index, draft.row, self._observed
+        assert observed is not None, "the step was observed"
+        length, layers = chunk.stop - chunk.start, _layers(observed)
+        block_row, head_row = self._row_flop
         kept = chunk.stop if watch.sequence.cache or not chunk.picks else 0
         store = self.runner.store
         tables = zip(store.groups, chunk.tables, strict=True)
@@ -230,18 +182,18 @@ class Recorder:
             recomputed=max(0, min(chunk.stop, watch.seen) - chunk.start),
             seq_len=len(watch.sequence.tokens),
             layer_tokens=length * len(layers),
-            flops=block_row * length + head_row * rows + self.counts.attention_flops[draft.index],
+            flops=block_row * length + head_row * rows + observed.attention_flop[index],
             flops_derived=self.costs.chunk(chunk.start, length, rows).flops,
-            weight_bytes=self.counts.weight_bytes,
-            kv_read=self.counts.kv_read[draft.index],
-            kv_written=self.counts.kv_written[draft.index],
-            kv_resident=sum(spec.nbytes(kept) for spec in self.costs.specs),
+            weight_bytes=observed.weight_bytes,
+            kv_read=observed.kv_read[index],
+            kv_written=observed.kv_written[index],
+            kv_resident=self.costs.kept_bytes(kept),
             kv_allocated=sum(len(table) * group.page_bytes(store.page_size) for group, table in tables),
             began_us=0,
             step_us=0,
             attention_us=sum(layer.attention_us for layer in layers),
             mlp_us=sum(layer.mlp_us for layer in layers),
-            head_us=_us(self._marks[-1] - self._marks[-2]),
+            head_us=_us(observed.ends[-1] - observed.ends[-2]),
             sampling_us=0,
             recording_us=0,
             token=None,
@@ -253,54 +205,39 @@ class Recorder:
             cache=watch.sequence.cache,
             layers=layers,
             candidates=(),
-            attention=self._row(draft),
+            attention=None if row is None or row.weights is None else coded(row.weights, row.layer, row.head),
             text="",
         )
         watch.seen = max(watch.seen, chunk.stop)
         return frame
 
-    def _layers(self) -> tuple[LayerTime, ...]:
-        borders = [mark - self._marks[0] for mark in self._marks[:-1]]
-        halves = [_us(after) - _us(before) for before, after in pairwise(borders)]
-        return tuple(LayerTime(*pair) for pair in zip(halves[::2], halves[1::2], strict=True))
 
-    def _row(self, draft: _Draft) -> AttentionRow | None:
-        """The watched row, if the chunk picks a token. None also if torch fails: recording must not fail a step."""
-        if draft.query is None or not draft.chunk.picks:
-            return None
-        (layer, head), chunk = draft.watched, draft.chunk
-        store = self.runner.store
-        view = store.view(layer)
-        group = head * view.spec.layout.kv_heads // draft.heads
-        scoring = self.scorings[layer].of_head(head)
-        try:
-            read = store.chunk_rows([table.pages for table in chunk.tables], range(1), chunk.stop - 1)
-            weights = attention_row(view, read, draft.query, draft.sink_query, group, scoring)
-            return coded(weights, layer, head)
-        except RuntimeError:  # of torch, most often out of memory
-            log.exception("the row of layer %d, head %d could not be computed", layer, head)
-            return None
+def _layers(observed: Observed) -> tuple[LayerTime, ...]:
+    borders = [_us(end - observed.ends[0]) for end in observed.ends[:-1]]
+    halves = [after - before for before, after in pairwise(borders)]
+    return tuple(LayerTime(*pair) for pair in zip(halves[::2], halves[1::2], strict=True))
 
 
-def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk) -> StepFrame:
+def _chosen(frame: StepFrame, pick: Pick, choice: _Choice, chunk: Chunk, row: Watched) -> StepFrame:
     """`frame` with the facts of the pick after a chunk."""
-    logits, seed, token = choice.logits, chunk.request.params.seed, pick.tokens[0]
-    total = logits.logsumexp(-1)
-    highest = logits.topk(min(CANDIDATES, len(logits))).indices.tolist()
-    ids = highest if token in highest else [*highest[:-1], token]
-    models = (logits[ids] - total).tolist()
+    logits, seed, token = choice.logits.numpy(), chunk.request.params.seed, pick.tokens[0]
+    own = float(logits[token])
+    total = own - pick.logprobs[0]
+    ids = row.highest if token in row.highest else [*row.highest[:-1], token]
+    values: list[float] = logits[ids].tolist()
     samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
-    place = ids.index(token)
     return replace(
         frame,
         seq_len=chunk.stop + 1,
         token=token,
-        rank=int((logits > logits[token]).sum()),
-        logprob=models[place],
-        sampled=samplers[place],
-        entropy=float(total - (logits - total).exp_() @ logits) / math.log(2),  # -sum p log p, in bits
+        rank=sum(value > own for value in values) if token in row.highest else int((logits > own).sum()),
+        logprob=pick.logprobs[0],
+        sampled=samplers[ids.index(token)],
+        entropy=row.entropy,
         uniform=None if seed is None or choice.chances is None else uniform(seed, chunk.stop, pick.choice),
-        candidates=tuple(Candidate(*one) for one in zip(ids, models, samplers, strict=True)),
+        candidates=tuple(
+            Candidate(i, value - total, chance) for i, value, chance in zip(ids, values, samplers, strict=True)
+        ),
     )
 
 

@@ -11,12 +11,12 @@ import torch
 
 from tokenwright.backends.torch.batch import Batcher
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.observe import attention_row
 from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
-from tokenwright.trace.rows import attention_row
 
 PAGE_SIZE = 64  # tokens, of the stores made here
 ROWS = 512  # of one forward pass, where replay recomputes a text

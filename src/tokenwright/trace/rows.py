@@ -1,46 +1,20 @@
-"""Attention rows, recomputed from the cache: the weights of one head at one position.
-
-Fused kernels keep no attention matrix. A row needs only its query and the cached keys, so the reference kernel
-recomputes it on request.
-"""
+"""Attention rows (the weights of one head at one position) as the page gets them, and what all heads did at a step."""
 
 import math
 
+import numpy as np
 import torch
 
-from tokenwright.backends import ReferenceKernels, Scored
-from tokenwright.cache import ChunkRows, KVView
 from tokenwright.trace.schema import AttentionRow, HeadMasses
 
 LOCAL = 8  # positions, the row's own included, that count as local
-_KERNELS = ReferenceKernels()
-
-
-def attention_row(
-    view: KVView,
-    chunk: ChunkRows,
-    query: torch.Tensor,
-    sink_query: torch.Tensor | None,
-    group: int,
-    scoring: Scored,
-) -> torch.Tensor:
-    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
-
-    chunk: the row alone, and the slots that it reads. sink_query: the query [D] for the keys of sinks. scoring:
-    that of the one head.
-    """
-    k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
-    others = None if sink_query is None else sink_query[None, None]
-    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scoring, others)
-    row = torch.zeros(chunk.stop, device=query.device)
-    row[positions] = weights[0, 0, 0]
-    return row
 
 
 def coded(weights: torch.Tensor, layer: int, head: int) -> AttentionRow:
     """A row in its wire format: one byte per position, round(255 sqrt(weight))."""
-    codes = (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
-    return AttentionRow(layer, head, int(weights.argmax()), codes.numpy().tobytes())
+    row = weights.cpu().numpy()
+    codes = np.rint(np.sqrt(np.clip(row, 0, 1)) * 255).astype(np.uint8)
+    return AttentionRow(layer, head, int(row.argmax()), codes.tobytes())
 
 
 def masses(rows: torch.Tensor, step: int) -> HeadMasses:

@@ -113,7 +113,9 @@ class NativeKernels:
         keys, values = k.contiguous(), v.contiguous()
         heads = lib.Heads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
-            layer = lib.KVLayer(1, (lib.Part * 2)(lib.Part(0, -1, 0, *_kv_tensors(part))), 0, 0, None)
+            layer = lib.KVLayer(
+                1, (lib.Part * 2)(lib.Part(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
+            )
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
@@ -237,6 +239,7 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
             part.window.start,
             -1 if part.window.stop is None else part.window.stop,
             part.group,
+            part.bytes_per_token,
             *_kv_tensors(part),
         )
         for part in view.parts

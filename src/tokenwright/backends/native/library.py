@@ -46,7 +46,14 @@ class KVTensor(Structure):
 
 
 class Part(Structure):
-    _fields_ = (("start", c_int64), ("stop", c_int64), ("table", c_int64), ("k", KVTensor), ("v", KVTensor))
+    _fields_ = (
+        ("start", c_int64),
+        ("stop", c_int64),
+        ("table", c_int64),
+        ("bytes", c_int64),
+        ("k", KVTensor),
+        ("v", KVTensor),
+    )
 
 
 class KVLayer(Structure):
@@ -217,6 +224,35 @@ class Batch(Structure):
         ("states", c_void_p),
         ("adapted", c_int64),
         ("adapter", c_void_p),
+        ("observed", c_void_p),
+    )
+
+
+class WatchedRow(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("head", c_int64),
+        ("row", c_int64),
+        ("weights", c_void_p),
+        ("logits", c_int64),
+        ("highest", c_void_p),
+        ("entropy", c_void_p),
+    )
+
+
+class Observed(Structure):
+    _fields_ = (
+        ("ends", c_void_p),
+        ("looking", c_int64),
+        ("watched", c_int64),
+        ("candidates", c_int64),
+        ("row", c_void_p),
+        ("layer_flop", c_int64),
+        ("head_flop", c_int64),
+        ("weight_bytes", c_int64),
+        ("attention_flop", c_void_p),
+        ("kv_read", c_void_p),
+        ("kv_written", c_void_p),
     )
 
 
@@ -237,7 +273,7 @@ class Queries(Structure):
 
 _STRUCTS = (
     *(Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads),
-    *(*OPS, Op, Model, Batch, Queries, Routing, LowRank, AdaptedRows),
+    *(*OPS, Op, Model, Batch, Queries, Routing, LowRank, AdaptedRows, WatchedRow, Observed),
 )
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another

@@ -1,23 +1,26 @@
 """A step as one call into the native kernels, over a graph that `compile.py` compiled into structs once.
 
-The result equals, to the bit, that of `Decoder` with the same kernels called one by one; there is no tap. For each step
-Python only fills a struct with addresses: of the batch's arrays, the page tables and the rotary cache.
+The result equals, to the bit, that of `Decoder` with the same kernels called one by one; there is no tap, but the call
+can tell times, counts and what some rows show. For each step Python only fills a struct with addresses: of the batch's
+arrays, the page tables and the rotary cache.
 """
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
 from ctypes import byref
 
 import torch
 
-from tokenwright.backends import Kernels, Logits
+from tokenwright.backends import Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer
+from tokenwright.backends.observed import CANDIDATES, Observed, Watched
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
@@ -30,21 +33,17 @@ from tokenwright.models.taps import Tap, ignore
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
 assert ctypes.sizeof(lib.ChunkRows) == 5 * 8, "the rows of a chunk are five words"
-assert ctypes.sizeof(lib.Batch) == 16 * 8, "a batch is sixteen words"
+assert ctypes.sizeof(lib.Batch) == 17 * 8, "a batch is seventeen words"
+assert ctypes.sizeof(lib.Observed) == 11 * 8 and ctypes.sizeof(lib.WatchedRow) == 7 * 8, "both are words"
 assert ctypes.sizeof(lib.AdaptedRows) == 3 * 8, "the rows of an adapter are three words"
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
 class NativeDecoder(Decoder):
-    """A decoder over packed weights. Its steps can run as a `Program`, or op by op, which taps can observe.
+    """A decoder over packed weights. Its steps can run as a `Program`, or op by op, which taps can observe."""
 
-    kernels: the native kernels, or a wrapper that counts their calls.
-    """
-
-    def __init__(
-        self, graph: Graph, kernels: Kernels, native: NativeKernels, weights: Weights, adapters: Beside = NO_ADAPTERS
-    ) -> None:
-        self.native = NativeModel(graph, native, weights, adapters)
+    def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
+        self.native = NativeModel(graph, kernels, weights, adapters)
         super().__init__(graph, kernels, weights, adapters)
 
 
@@ -64,10 +63,10 @@ class Program:
         self._kv = (lib.KVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
         self._kv_address = ctypes.addressof(self._kv)
 
-    def __call__(self, batch: Batch) -> Logits:
+    def __call__(self, batch: Batch, observed: int = 0) -> Logits:
         """Compute a batch: store the K and V of its tokens, and return what it needs: logits and hidden states.
 
-        Raises CapacityError if the workspace cannot grow.
+        observed: the address of a `lib.Observed` to be filled, or 0. Raises CapacityError if the workspace cannot grow.
         """
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
         alive: list[object] = []  # keeps alive the arrays that the words point to
@@ -92,6 +91,7 @@ class Program:
             batch.hidden_rows.buffer_info()[0],
             0 if hidden is None else hidden.data_ptr(),
             *self._adapted(batch, alive),
+            observed,
         )
         struct, kernels = array("q", words), model.kernels
         threads = kernel_threads.own or torch.get_num_threads()  # not `count`: each step goes through here
@@ -99,6 +99,31 @@ class Program:
         if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
             raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals), hidden)
+
+    def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
+        """As a call; also the facts of the pass."""
+        chunks, logits_rows = len(batch.output_rows), batch.logits_rows.tolist()
+        candidates = min(CANDIDATES, self.model.graph.vocab_size)
+        ends = array("q", [0]) * (2 * self.model.graph.layers + 2)
+        flop, read, written = (array("q", [0]) * chunks for _ in range(3))
+        highest = array("q", [0]) * (candidates * len(watched))
+        entropies, rows = array("d", [0.0]) * len(watched), array("q")
+        for i, one in enumerate(watched):
+            one.weights = torch.empty(batch.position(one.row) + 1)
+            at = logits_rows.index(one.row) if one.row in logits_rows else -1
+            places = highest.buffer_info()[0] + 8 * candidates * i, entropies.buffer_info()[0] + 8 * i
+            rows.extend((one.layer, one.head, one.row, one.weights.data_ptr(), at, *places))
+        counts = [each.buffer_info()[0] for each in (flop, read, written)]
+        about = ends.buffer_info()[0], 0, len(watched), candidates, rows.buffer_info()[0]
+        struct = array("q", (*about, 0, 0, 0, *counts))
+        logits = self(batch, struct.buffer_info()[0])
+        for i, one in enumerate(watched):
+            if one.row in logits_rows:
+                one.highest = highest[candidates * i : candidates * (i + 1)].tolist()
+                one.entropy = entropies[i] / math.log(2)
+        layers, head, weights = struct[5:8]
+        each = flop.tolist(), read.tolist(), written.tolist()
+        return logits, Observed([end / 1e9 for end in ends], struct[1] / 1e9, layers, head, weights, *each)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
         """The words of a `lib.ChunkRows` for each chunk."""
@@ -130,7 +155,7 @@ class Program:
 
 
 class NativeBackend:
-    """Implements `Backend` with one native call per step; with a tap the same kernels run op by op."""
+    """Implements `Backend` with one native call per step, observed or not; with a tap the same kernels run op by op."""
 
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -145,6 +170,11 @@ class NativeBackend:
             return Logits(found.rows, *self.decoder.native.kernels.summarise(found.rows), found.hidden)
         self.decoder.layer_tokens += len(batch.tokens) * self._layers
         return self.program(batch)
+
+    def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
+        """As a call; also the facts of the pass."""
+        self.decoder.layer_tokens += len(batch.tokens) * self._layers
+        return self.program.observe(batch, watched)
 
 
 class RotaryCache:

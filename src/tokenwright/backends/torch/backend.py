@@ -1,10 +1,15 @@
 """The torch backend: it runs a batch op by op, with its decoder's kernels."""
 
+from collections.abc import Sequence
+
 import torch
 
 from tokenwright.backends import Logits
+from tokenwright.backends.observed import Observed, Watched
 from tokenwright.backends.torch.batch import Batcher
+from tokenwright.backends.torch.counted import CountedKernels, Counts
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.observe import Observer
 from tokenwright.cache import KVStore
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Tap, ignore
@@ -17,9 +22,25 @@ class TorchBackend:
         self.decoder = decoder
         self.store = store
         self.batcher = Batcher(decoder.graph, store)
+        self._counted = CountedKernels(decoder.kernels)
+        self._counting: Decoder | None = None  # made for the first step that is observed
+
+    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
+        return self._run(self.decoder, batch, tap)
+
+    def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
+        """As a call; also the facts of the pass."""
+        if self._counting is None:
+            self._counting = self.decoder.using(self._counted)
+        counts = self._counted.counts = Counts()
+        observer = Observer(watched, counts, self.store)
+        logits = self._run(self._counting, batch, observer.tap)
+        self.decoder.layer_tokens += len(batch.tokens) * self.decoder.graph.layers
+        with torch.inference_mode():
+            return logits, observer.observed(batch, logits, self.decoder.scorings)
 
     @torch.inference_mode()
-    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        x = self.decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
-        rows = self.decoder.logits(x[batch.logits_rows.tolist()])
-        return Logits(rows, hidden=self.decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None)
+    def _run(self, decoder: Decoder, batch: Batch, tap: Tap) -> Logits:
+        x = decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
+        rows = decoder.logits(x[batch.logits_rows.tolist()])
+        return Logits(rows, hidden=decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None)

@@ -80,10 +80,10 @@ struct KVTensor {
 };
 
 // The positions [start, stop) of every sequence, stored in one format. `table`: the index of the part's page table in
-// `ChunkRows::tables`.
+// `ChunkRows::tables`. `bytes`: of K and V of one position.
 struct Part {
   int64_t start, stop;
-  int64_t table;
+  int64_t table, bytes;
   KVTensor k, v;
 };
 

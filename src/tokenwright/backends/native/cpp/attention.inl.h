@@ -956,5 +956,40 @@ static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& ch
   }
 }
 
+// ---- One row ----
+
+static void weigh(const KVLayer& layer, const Heads& heads, const ChunkRows& chunk, int64_t page_size,
+                  const Queries& queries, float* weights, float* scratch) {
+  const Tile tile = begin_tile(layer, heads, chunk, queries, queries.first, scratch);
+  const int64_t count = tile.position + 1;
+  for (int64_t i = 0; i < count; i++) weights[i] = -__builtin_inff();
+  Text text{layer, heads, chunk, page_size, 0, count};
+  Block block;
+  while (text.next(tile, block)) {
+    Ahead ahead;
+    block.ahead = &ahead;
+    block.k = of_head(block.part->k, tile.size, tile.kv_head);
+    score_queries(tile, block, 0, 1);
+    if (tile.cap > 0)
+      for (int64_t i = 0; i < BLOCK; i += 16) store(tile.weights + i, soft_capped(load(tile.weights + i), tile.cap));
+    memcpy(weights + block.start + block.low, tile.weights + block.low, 4 * (block.high - block.low));
+  }
+  end_tile(tile);
+  float highest = heads.sink_logits ? heads.sink_logits[queries.head] : -__builtin_inff();
+  for (int64_t i = 0; i < count; i++) highest = weights[i] > highest ? weights[i] : highest;
+  double total = 0;
+  if (heads.sink_logits) total = sum(only(exponential(all(heads.sink_logits[queries.head] - highest)), 0, {0, 1}, 0.0f));
+  for (int64_t i = 0; i < count; i += 16) {
+    const int64_t n = least(16, count - i);
+    const F x = exponential(only(load(weights + i, n) - all(highest), 0, {0, n}, -__builtin_inff()));
+    store(weights + i, x, n);
+    total += sum(x);
+  }
+  for (int64_t i = 0; i < count; i += 16) {
+    const int64_t n = least(16, count - i);
+    store(weights + i, load(weights + i, n) / all((float)total), n);
+  }
+}
+
 }  // namespace TW_ISA
 }  // namespace tw

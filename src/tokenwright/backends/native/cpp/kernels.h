@@ -96,6 +96,11 @@ struct Kernels {
                          int64_t start, float* sums, float* scratch);
   void (*merge_stretches)(const Heads&, int64_t count, int64_t apart, float* sums, float* out);
 
+  // The attention weights of one query, that of the first row and head of `queries`, from the scores of `attend`:
+  // [position + 1], zeros where it does not read.
+  void (*weigh)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* weights,
+                float* scratch);
+
   // Packs fp32, bf16 or fp16 rows, `stride` numbers apart, as rows [first, first + count) of a matrix; writes only the
   // codes and scales of these rows. Returns how many numbers are not finite.
   int64_t (*pack)(const Matrix&, int64_t source_format, const void* source, int64_t stride, int64_t first,
@@ -103,6 +108,9 @@ struct Kernels {
 
   // Of n numbers: the argmax (the lowest index among equals), the maximum, and sum(exp(x - maximum)).
   void (*summary)(int64_t n, const float* x, int64_t* index, float* most, double* total);
+
+  // -sum(exp(x - total) (x - total)) of n numbers: the entropy of logits whose logsumexp is `total`.
+  double (*entropy)(int64_t n, const float* x, double total);
 
   // For measuring limits. read: reads all bytes and returns the sum of their words. multiply: multiplies at the peak
   // rate of a format's kernels and returns the number of multiplications.

@@ -187,6 +187,7 @@ void run(Pass& p, Team& team, int64_t thread, const LatentOp& op) {
 
   const int64_t width = heads * h.size;
   const Queries all{0, 0, 0, 0, queries, latent.sinks() ? p.sink : nullptr, p.mixed, width, width, heads * h.values};
+  keep_queries(p, team, op.layer, h.size, all);
   attend_latent(p, team, kv, h, all, thread);
 
   each_row(team, rows * heads, [&](int64_t i) {

@@ -133,5 +133,21 @@ static void summary(int64_t n, const float* x, int64_t* index, float* most, doub
   *total = nothing == 0.0f ? all_mass : NAN;
 }
 
+static double entropy(int64_t n, const float* x, double total) {
+  constexpr float least = -100.0f;  // the logarithm of a probability that counts for nothing
+  double found = 0;
+  for (int64_t i = 0; i < n;) {
+    F sum_here = {};
+    for (int k = 0; k < 8 && i < n; k++, i += 16) {
+      const F logs = larger(load(x + i, n - i < 16 ? n - i : 16) - all((float)total), all(least));
+      F masses = exponential(logs);
+      if (n - i < 16) masses = only(masses, 0, {0, n - i}, 0.0f);
+      sum_here = fma(masses, logs, sum_here);
+    }
+    found -= sum(sum_here);
+  }
+  return found;
+}
+
 }  // namespace TW_ISA
 }  // namespace tw

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -151,6 +152,8 @@ struct Needs {
   int64_t partial = 0;                           // in total
 };
 
+class Observer;
+
 // The state that the threads of one forward pass share.
 struct Pass {
   const Kernels& k;
@@ -160,6 +163,7 @@ struct Pass {
   float *x, *normed, *before, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
   int64_t scratch_each;
   Partial* partial;
+  Observer* observer;  // null: nobody looks
 };
 
 // Calls f with the op cast to its own struct.
@@ -176,6 +180,20 @@ void visit(const Op& op, F f) {
   }
 }
 
+int64_t chunk_of(const Batch& batch, int64_t row) {
+  int64_t low = 0, high = batch.chunks - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (batch.chunk[middle].row <= row)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
+}
+
+#include "observe.inl.h"
+
 // The blocks [first, last) of piece `i` of a linear's `pieces`.
 std::pair<int64_t, int64_t> blocks_of_piece(const Matrix& m, int64_t i, int64_t pieces) {
   const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2;
@@ -187,6 +205,7 @@ void linear_piece(const Kernels& k, const Matrix& m, const QuantisedRows& rows, 
                   const Out& out) {
   const auto [first, last] = blocks_of_piece(m, i, pieces);
   k.linear(m, rows, first, last, out);
+  count_blocks(m, rows.rows, first, last);
 }
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& rows, const Out& out) {
@@ -208,16 +227,10 @@ void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows,
   linear(p.k, team, m, rows, Out{y, add, stride});
 }
 
-int64_t chunk_of(const Batch& batch, int64_t row) {
-  int64_t low = 0, high = batch.chunks - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (batch.chunk[middle].row <= row)
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  return low;
+// Copies the watched queries of a layer, when they are all computed. size: of a query.
+void keep_queries(Pass& p, Team& team, int64_t layer, int64_t size, const Queries& all) {
+  if (!p.observer || !p.observer->watches(layer)) return;
+  team.each(p.batch.observed->watched, [&](int64_t i) { p.observer->keep_query(i, layer, size, all); });
 }
 
 // The norm of one row's heads in place: over each of them, or over all together.
@@ -443,6 +456,7 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
   const Queries all{0,          0,       0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed,
                     op.qkv.out, q_width, q_width};
+  keep_queries(p, team, op.layer, op.heads.size, all);
   attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
              thread);
 
@@ -479,6 +493,8 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
   if (!p.batch.adapted && p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
+      for (int64_t half = 0; half <= op.gated; half++)
+        count_blocks(op.up, rows, (half * inner + first * ACTIVATED) / LANES, (half * inner + end * ACTIVATED) / LANES);
     });
   } else {
     linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
@@ -501,6 +517,7 @@ void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
   const int64_t width = p.model.width;
   each_row(team, p.batch.rows, [&](int64_t row) { memcpy(p.before + row * width, p.x + row * width, 4 * width); });
   run(p, team, thread, op.attention);
+  if (p.observer) p.observer->end(1 + 2 * op.attention.layer);
   run_mlp(p, team, thread, p.before, op.mlp);
 }
 
@@ -579,6 +596,7 @@ void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
     constexpr int64_t blocks = SUMMARY / LANES;
     const int64_t first = piece * blocks, last = std::min(first + blocks, blocks_of(op.matrix));
     p.k.linear(op.matrix, quantised, first, last, Out{p.batch.logits, nullptr, vocab});
+    count_blocks(op.matrix, wanted, first, last);
     for (int64_t row = 0; row < wanted; row++) {
       cap(row, piece);
       summary.sum_up(row, piece);
@@ -589,8 +607,16 @@ void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
 
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;
-  for (int64_t i = 0; i < p.model.ops; i++)
+  counted = {};  // by this thread
+  int64_t ended = 0;
+  for (int64_t i = 0; i < p.model.ops; i++) {
+    const int64_t kind = p.model.op[i].kind;
+    if (p.observer && kind == HEAD) p.observer->add(p.observer->layers);
     visit(p.model.op[i], [&](const auto& op) { run(p, team, thread, op); });
+    ended += kind == PARALLEL ? 2 : 1;
+    if (p.observer) p.observer->end(ended - 1);
+  }
+  if (p.observer) p.observer->add(p.observer->head);
 }
 
 }  // namespace
@@ -621,6 +647,8 @@ CallWorkspace::~CallWorkspace() {
 void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& batch, int64_t threads) {
   const int64_t rows = batch.rows;
   Needs needs;
+  std::unique_ptr<Observer> observer;
+  if (batch.observed) observer = std::make_unique<Observer>(model, *batch.observed);
   for (int64_t i = 0; i < model.ops; i++)
     visit(model.op[i], [&](const auto& op) { reserve(needs, r, k, batch, op); });
   Pass pass{k,
@@ -638,8 +666,12 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.act.of<float>(threads * needs.act),
             r.scratch.of<float>(threads * needs.scratch),
             needs.scratch,
-            r.partial.of<Partial>(needs.partial)};
+            r.partial.of<Partial>(needs.partial),
+            observer.get()};
   run_on_threads(threads, run_pass, &pass);
+  if (!observer) return;
+  observer->report(model, batch);
+  observer->look(k, model, batch, pass.scratch);
 }
 
 void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,

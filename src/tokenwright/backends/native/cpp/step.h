@@ -139,6 +139,27 @@ struct AdaptedRows {
   const int64_t* row;  // [rows]: their indices in the batch
 };
 
+// A row of the batch that somebody looks at: what one head of one layer reads there, and the logits.
+struct WatchedRow {
+  int64_t layer, head, row;
+  float* weights;    // [position + 1]: the head's attention weights
+  int64_t logits;    // the row's index among the logits rows; -1: it has none
+  int64_t* highest;  // [Observed::candidates]: the ids of the highest logits, the lowest first among equals
+  double* entropy;   // -sum p log p of the logits, in nat
+};
+
+// What a pass tells of itself. Its counts are added up as the kernels run.
+struct Observed {
+  int64_t* ends;  // [2 layers + 2]: when the embedding, each layer's attention and MLP, and the pass had ended, in
+                  // nanoseconds of the monotonic clock
+  int64_t looking;  // nanoseconds after the pass that the watched rows took
+  int64_t watched, candidates;
+  const WatchedRow* row;          // [watched]
+  int64_t layer_flop, head_flop;  // of the matrix products over all rows: of all layers, and of the head
+  int64_t weight_bytes;           // read by these products
+  int64_t *attention_flop, *kv_read, *kv_written;  // [chunks]; the last two in bytes
+};
+
 struct Batch {
   int64_t rows;
   const int64_t* tokens;
@@ -156,6 +177,7 @@ struct Batch {
   float* states;       // [hidden][width]: the rows after the head's norm
   int64_t adapted;     // the number of adapters in the batch
   const AdaptedRows* adapter;  // [adapted], each adapter once
+  Observed* observed;          // null: nobody looks
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.

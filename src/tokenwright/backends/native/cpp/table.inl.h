@@ -18,8 +18,8 @@ namespace TW_ISA {
 
 static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row, linear, fuses, up_rows, embed,
                               norm, activate, gated, soft_cap, rotate, store_kv, attend, attention_scratch, stretch_sums,
-                              attend_stretch, merge_stretches, pack, summary, read,
-                              multiply};
+                              attend_stretch, merge_stretches, weigh, pack, summary, entropy,
+                              read, multiply};
 
 }  // namespace TW_ISA
 }  // namespace tw

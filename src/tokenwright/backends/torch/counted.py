@@ -19,37 +19,26 @@ from tokenwright.models.rotary import Rotation
 
 @dataclass(slots=True)
 class Counts:
-    """The work of one forward pass since `reset`. A part is all layers or, after them, the head."""
+    """The work of one forward pass."""
 
-    flops: int = 0  # of this part's matrix products, over all rows
-    attention_flops: Counter[int] = field(default_factory=Counter)  # for each chunk of the step
+    flop: int = 0  # of the matrix products so far, over all rows
     weight_bytes: int = 0
+    attention_flop: Counter[int] = field(default_factory=Counter)  # for each chunk of the step
     kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
     kv_written: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
 
-    def reset(self) -> None:
-        """Clear the counts for a new forward pass."""
-        self.attention_flops.clear()
-        self.kv_read.clear()
-        self.kv_written.clear()
-        self.flops = self.weight_bytes = 0
-
-    def turn(self, rows: int) -> int:
-        """End a part of so many rows; returns its FLOP per row. Experts differ in rows, but each row meets as many."""
-        done, self.flops = self.flops, 0
-        return done // rows if rows else 0
-
 
 class CountedKernels:
-    """Implements `Kernels`: calls the given kernels, and counts."""
+    """Implements `Kernels`: calls the given kernels, and adds to `counts`."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.counts = Counts()
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        self.counts.flops += 2 * weight.numel * len(x)
-        self.counts.weight_bytes += weight.nbytes
+        if len(x):
+            self.counts.flop += 2 * weight.numel * len(x)
+            self.counts.weight_bytes += weight.nbytes
         return self.kernels.linear(x, weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -90,7 +79,7 @@ class CountedKernels:
             read = [(part.bytes_per_token, len(chunk.slots[part.group])) for part in view.parts]
             keys = sum(count for _, count in read)
             sizes = q.shape[2] + view.spec.layout.value_size
-            self.counts.attention_flops[index] += 2 * q.shape[1] * sizes * len(chunk.rows) * keys
+            self.counts.attention_flop[index] += 2 * q.shape[1] * sizes * len(chunk.rows) * keys
             self.counts.kv_read[index] += sum(size * count for size, count in read)
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
         return self.kernels.attention(q, view, chunks, scoring, sink_q)

@@ -1,0 +1,66 @@
+"""What a step tells of itself to those who watch one: times, counts, and what one head reads at the rows they name."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+CANDIDATES = 20  # the most probable next tokens that are told
+
+Clock = Callable[[], float]  # seconds
+
+
+def device_clock(device: torch.device) -> Clock:
+    """The monotonic clock in seconds, read when `device` has finished its queued work."""
+    wait: Callable[[], None]
+    match device.type:
+        case "cuda":
+            wait = partial(torch.cuda.synchronize, device)
+        case "mps":
+            wait = torch.mps.synchronize
+        case _:
+            return time.perf_counter
+
+    def now() -> float:
+        wait()
+        return time.perf_counter()
+
+    return now
+
+
+@dataclass(slots=True)
+class Watched:
+    """A row of a batch that somebody looks at, and one head of one layer; a backend fills in the rest.
+
+    weights: what the head reads there, fp32 [position + 1], 0 at masked positions; None if it could not be computed.
+    highest, entropy: of the row's logits, if it has any: the ids of the `CANDIDATES` highest, and -sum p log2 p, bits.
+    """
+
+    layer: int
+    head: int
+    row: int
+    weights: torch.Tensor | None = None
+    highest: list[int] = field(default_factory=list)
+    entropy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The facts of one forward pass. Counts are those of the operations that ran.
+
+    ends: when the embedding, each layer's attention and MLP, and the pass had ended, in seconds of the monotonic clock.
+    looking_s: seconds after that which the watched rows took.
+    layer_flop, head_flop: of the matrix products over all rows, in all layers and in the head. weight_bytes: read by
+    these products. attention_flop, kv_read, kv_written: of each chunk, the last two in bytes.
+    """
+
+    ends: list[float]  # [2 layers + 2]
+    looking_s: float
+    layer_flop: int
+    head_flop: int
+    weight_bytes: int
+    attention_flop: list[int]  # [C]
+    kv_read: list[int]  # [C]
+    kv_written: list[int]  # [C]

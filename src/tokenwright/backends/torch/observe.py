@@ -1,0 +1,102 @@
+"""Observes a pass that runs op by op: times and queries by its taps, counts by its kernels."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from tokenwright.backends import Logits, ReferenceKernels, Scored
+from tokenwright.backends.observed import CANDIDATES, Observed, Watched, device_clock
+from tokenwright.backends.torch.counted import Counts
+from tokenwright.cache import ChunkRows, KVStore, KVView
+from tokenwright.engine import Batch
+from tokenwright.models.taps import Site
+
+log = logging.getLogger(__name__)
+
+_KERNELS = ReferenceKernels()
+
+
+class Observer:
+    """Puts the facts of one pass together. `counts`: those of its kernels, which are new with each pass."""
+
+    def __init__(self, watched: Sequence[Watched], counts: Counts, store: KVStore) -> None:
+        self._watched = watched
+        self._counts = counts
+        self._store = store
+        self._clock = device_clock(store.device)
+        self._ends: list[float] = []
+        self._layer_flop = 0
+        self._queries: dict[int, torch.Tensor] = {}  # by the index of the watched row: [H, D]
+        self._sink_queries: dict[int, torch.Tensor] = {}
+
+    def tap(self, site: Site, layer: int, value: torch.Tensor) -> None:
+        """See what the pass shows."""
+        match site:
+            case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
+                self._ends.append(self._clock())
+                self._layer_flop = self._counts.flop  # so far; the last time of all layers
+            case Site.QUERY | Site.SINK_QUERY:
+                kept = self._queries if site is Site.QUERY else self._sink_queries
+                kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
+
+    def observed(self, batch: Batch, logits: Logits, scorings: Sequence[Scored]) -> Observed:
+        """What the pass told, after its end; fills in the watched rows. scorings: of each layer."""
+        ended, counts, chunks = self._clock(), self._counts, range(len(batch.output_rows))
+        rows = batch.logits_rows.tolist()
+        for i, one in enumerate(self._watched):
+            self._weigh(i, one, batch, scorings[one.layer].of_head(one.head))
+            if one.row in rows:
+                row = logits.rows[rows.index(one.row)]
+                one.highest = row.topk(min(CANDIDATES, len(row))).indices.tolist()
+                logprobs = row.log_softmax(-1)
+                one.entropy = float(-(logprobs.exp() @ logprobs)) / math.log(2)
+
+        def each(counter: Counter[int]) -> list[int]:
+            return [counter[index] for index in chunks]
+
+        return Observed(
+            [*self._ends, ended],
+            self._clock() - ended,
+            self._layer_flop,
+            counts.flop - self._layer_flop,
+            counts.weight_bytes,
+            each(counts.attention_flop),
+            each(counts.kv_read),
+            each(counts.kv_written),
+        )
+
+    def _weigh(self, index: int, one: Watched, batch: Batch, scoring: Scored) -> None:
+        """Compute the weights of a watched row, unless torch fails: looking must not fail a step."""
+        store, query, sinks = self._store, self._queries[index], self._sink_queries.get(index)
+        view, position = store.view(one.layer), batch.position(one.row)
+        group = one.head * view.spec.layout.kv_heads // len(query)
+        try:
+            read = store.chunk_rows(batch.tables_of(one.row), range(1), position)
+            sink_query = None if sinks is None else sinks[one.head]
+            one.weights = attention_row(view, read, query[one.head], sink_query, group, scoring).cpu()
+        except RuntimeError:  # of torch, most often out of memory
+            log.exception("the row of layer %d, head %d could not be computed", one.layer, one.head)
+
+
+def attention_row(
+    view: KVView,
+    chunk: ChunkRows,
+    query: torch.Tensor,
+    sink_query: torch.Tensor | None,
+    group: int,
+    scoring: Scored,
+) -> torch.Tensor:
+    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
+
+    Kernels keep no attention matrix; a row needs only its query and the cached keys. chunk: the row alone, and the
+    slots that it reads. sink_query: the query [D] for the keys of sinks. scoring: that of the one head.
+    """
+    k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
+    others = None if sink_query is None else sink_query[None, None]
+    weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scoring, others)
+    row = torch.zeros(chunk.stop, device=query.device)
+    row[positions] = weights[0, 0, 0]
+    return row
