@@ -22,6 +22,7 @@ import torch
 
 from tokenwright import LLM, SamplingParams
 from tokenwright.bench import shapes
+from tokenwright.serve.player import AHEAD
 from tokenwright.trace.held import HeldLogits
 
 PROMPT = 64  # tokens
@@ -42,12 +43,12 @@ def plain(llm: LLM, params: SamplingParams, ids: list[int]) -> float:
 
 
 def watched(llm: LLM, params: SamplingParams, ids: list[int], *, held: bool) -> float:
-    """The same step by step, each step with its frame and an attention row of the last layer."""
+    """The same as the page plays it, each step with its frame and an attention row of the last layer."""
     with llm.run(ids, params, layer=llm.config.layers - 1) as run:
         if not held:
             run._watch.held = Unheld()  # every run of the library holds them
         while not run.ended:
-            run.step()
+            run.step(ahead=AHEAD)
         return per_token(run.completion.usage.token_s)
 
 

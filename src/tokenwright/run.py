@@ -90,6 +90,7 @@ class Run:
         self.describe: Callable[[Run], dict[str, Any]] | None = None  # its trace, by the LLM that made it
         self.first_step = start.first_step
         self.frames: list[StepFrame] = []
+        self._read = self._let = len(handle.sequence.tokens)  # of the text: as far as it was read, and may be written
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
         self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step)
         self.watch(*start.watched)
@@ -139,24 +140,41 @@ class Run:
         self.check(layer, head)
         self._watch.watched = layer, head
 
-    def step(self) -> list[StepFrame]:
+    @property
+    def pending(self) -> bool:
+        """Whether `step` has let the engine write a token that no later step has returned."""
+        return self._let > self._read and not self.ended
+
+    def step(self, ahead: int = 0) -> list[StepFrame]:
         """Generate one token; returns the frames: several for a prompt of several chunks, none after the end.
 
+        ahead: tokens that the engine may write meanwhile without waiting for the next step, which returns the first.
         Raises EngineError if the engine failed.
         """
         text = ""
         try:
-            self._handle.let_write(1)
+            self._let = max(self._let, self._read + 1 + ahead)
+            self._handle.let_write_up_to(self._let)
             text = self._next_text()
         finally:
             if self._transcript.ended:
                 self._recorder.unwatch(self._watch)
-            fresh = [self._watch.frames.popleft() for _ in range(len(self._watch.frames))]
+            fresh = self._fresh()
             if fresh:
                 fresh[-1] = replace(fresh[-1], text=text)
             self.frames += fresh  # only complete frames: other threads read the list
             self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
             self._strip()
+        return fresh
+
+    def _fresh(self) -> list[StepFrame]:
+        """The frames up to that of the next token."""
+        fresh: list[StepFrame] = []
+        while self._watch.frames:
+            fresh.append(self._watch.frames.popleft())
+            if fresh[-1].token is not None:
+                self._read += 1
+                break
         return fresh
 
     def _next_text(self) -> str:

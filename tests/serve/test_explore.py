@@ -416,16 +416,16 @@ def test_a_run_that_fails_says_so_and_tells_no_secrets(server):
     client, explorer = server
     card, other = begin(client), begin(client)
     recorder = explorer.llm.engine.runner
-    forward = recorder.runner.forward
+    observe = recorder.runner.observe
 
-    def broken(step, *tap):
+    def broken(step, watched):
         raise RuntimeError("at 0x7f00, the secret place")
 
     with watching(client, card["run"]) as page:
-        recorder.runner.forward = broken
+        recorder.runner.observe = broken
         page.send(op="step")
         page.until(lambda p: p.state == "failed")
-        recorder.runner.forward = forward
+        recorder.runner.observe = observe
     assert "0x7f" not in json.dumps(page.messages) and "secret" not in json.dumps(page.messages)
     assert "log says more" in page.states[-1]["message"]
     with watching(client, other["run"]) as page:

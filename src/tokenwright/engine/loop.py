@@ -137,6 +137,10 @@ class RequestHandle:
         """Let it write so many tokens more and pause then."""
         self._loop.post(lambda engine: engine.pause(self.sequence.id, len(self.sequence.tokens) + tokens))
 
+    def let_write_up_to(self, length: int) -> None:
+        """Let its text become so many tokens long, the prompt included, and pause then."""
+        self._loop.post(lambda engine: engine.pause(self.sequence.id, length))
+
     def resume(self) -> None:
         """Let it go on to its end."""
         self._loop.post(lambda engine: engine.resume(self.sequence.id))

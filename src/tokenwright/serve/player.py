@@ -1,6 +1,7 @@
 """Watched runs: each has a thread that steps it, and viewers that it calls after every change.
 
-A run is paused (phase "paused") before its first step and between steps; it plays at a pace, or makes single steps. A
+A run is paused (phase "paused") before its first step and between steps; it plays at a pace, or makes single steps. At
+engine speed the next step is under way while viewers get the last one, so a command takes effect a step later. A
 viewer never waits for the engine: it records commands, and the run's thread executes them. A run that is paused for
 `LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.run import Run
 
 LEASE_S = 600.0
+AHEAD = 1  # steps that the engine computes while the viewers get the last one, at engine speed
 MOST_LIVE = 8  # runs that have pages
 MOST_KEPT = 32  # ended runs whose frames stay available
 MOST_BYTES = 256 * 2**20  # of their frames together
@@ -174,7 +176,7 @@ class Player:
         """Wait until a viewer requests a step. False: the run has ended, was closed, or its lease expired."""
         with self._changed:
             commands = self._commands
-            while not (self.run.ended or commands.closed or commands.playing or commands.steps):
+            while not (self.run.ended or commands.closed or commands.playing or commands.steps or self.run.pending):
                 self._become("paused")
                 rest = self._paused_since + self.lease_s - time.monotonic()
                 if rest <= 0:
@@ -196,7 +198,7 @@ class Player:
         began, commands = time.monotonic(), self._commands
         if self.run.cache != commands.cache:
             self.run.cache = commands.cache
-        self.run.step()
+        self.run.step(ahead=AHEAD if commands.playing and commands.pace is None else 0)
         self._tell()
         with self._changed:
             while commands.playing and commands.pace is not None and not commands.closed and not self.run.ended:

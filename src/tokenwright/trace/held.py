@@ -19,8 +19,13 @@ class HeldLogits:
         self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()
 
     def add(self, step: int, logits: torch.Tensor) -> None:
-        """Hold a copy of a step's row, and let the oldest go where there is no room."""
-        row = logits.float().clone()
+        """Hold a step's row, which nobody writes to any more, and let the oldest go where there is no room.
+
+        It is copied if its memory holds other rows as well.
+        """
+        row = logits.float()
+        if row.untyped_storage().nbytes() > row.nbytes:
+            row = row.clone()
         if (before := self._rows.pop(step, None)) is not None:  # of an attempt that failed
             self.nbytes -= before.nbytes
         self._rows[step] = row
