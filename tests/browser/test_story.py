@@ -29,7 +29,10 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert step["text"].strip() in told
     written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
     assert "one column per token" in written and "computed in this step" in written, "the wall is named in the scene"
-    assert explored.tab.locator(".headline").inner_text() == "1 of 13 tokens went through the layers"
+    assert explored.tab.locator(".headline").inner_text() == "1 of 13 tokens went through the layers, to write the 14th"
+    assert f"{step['seq_len'] - 1} in the cache" in explored.tab.locator(".minimap-name").inner_text()
+    kept = explored.tab.locator(".instrument.kv .main-unit").inner_text()
+    assert kept == f"of {step['seq_len'] - 1} tokens, for the next step", "the cache is a token behind the text"
     assert explored.tab.locator(".counter").inner_text() == "step 1", "a run that goes on has no last step"
     parts = explored.tab.locator(".chapters")
     assert parts.locator("li").count() == 5 and parts.locator(".now").inner_text() == "One token at a time"
@@ -90,11 +93,18 @@ def test_a_run_ends_in_its_sums(explored, without):
     assert "summary_reused" not in stats, "the card says it in words"
     card = explored.tab.locator(".result").inner_text()
     assert "Stopped at 6 tokens" in card and "finished" not in card
-    assert "Without the cache this text" in card and "as much computing" in card
+    assert "Without the cache it" in card and "the computing" in card
     bright = explored.tab.locator(".bright, .run:not(.calm)")
     assert bright.all_inner_texts() == [f"Run it {'with' if done == naive else 'without'} the cache"]
     pressed = explored.tab.locator(".modes [aria-pressed=true]")
     assert pressed.inner_text() == "work", "the strip shows what the card is about"
+    explored.until("document.querySelector('.result-bars').ariaBusy !== 'true'")
+    stats = explored.stats()
+    assert float(stats["summary_engine_us"][0]) == explored.api("")["summary"]["engine_us"]
+    ways = {"times_cached_us", "times_naive_us"} & set(stats)
+    own = {"times_cached_us"} if done == cached else {"times_naive_us"} if done == naive else set()
+    assert ways == {"times_cached_us", "times_naive_us"} - own, "what the run measured is not derived"
+    assert all(stats[name][1] == "derived" and float(stats[name][0]) > 0 for name in (*ways, "times_slower"))
     assert stats["summary_tokens_per_s"][1] == stats["summary_ttft_us"][1] == "measured"
     summary = explored.api("")["summary"]
     for name in ("ttft_us", "tokens_per_s", "written"):

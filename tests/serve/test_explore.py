@@ -227,6 +227,50 @@ def test_a_finished_run_has_its_sums(tiny, without, prompt):
     }
 
 
+@pytest.mark.parametrize("without", [(), range(10), (4,)], ids=["with the cache", "without", "mixed"])
+def test_the_other_way_of_a_run_is_timed(tiny, without):
+    """What the run measured itself is not derived again; nothing is left in the pool."""
+    with served(tiny, pages=64) as (client, explorer):
+        card = begin(client, prompt="ab", max_tokens=10)
+        player = explorer.player(card["run"])
+        assert client.get(f"/runs/{card['run']}/times").status_code == 400, "it is not over"
+        for step in range(10):
+            player.use_cache(step not in without)
+            player.step()
+            while len(player.run.frames) <= step:
+                time.sleep(0.005)
+        player.join()
+        before, frames = player.run.tokens, len(player.run.frames)
+        times = client.get(f"/runs/{card['run']}/times").json()
+        assert (player.run.tokens, len(player.run.frames)) == (before, frames), "the run is as it was"
+        engine_us = player.run.summary.engine_us
+        assert settled(explorer.llm).pool.available == 64
+    cached = times["cached_us"] if without else engine_us
+    naive = times["naive_us"] if len(without) < 10 else engine_us
+    assert (times["cached_us"] is None) is (not without)
+    assert (times["naive_us"] is None) is (len(without) == 10)
+    assert times["slower"] == naive / cached
+    assert times["measured"] == 3 * (len(without) < 10) + 5 * bool(without)
+
+
+def test_simpsons_rule_sums_the_passes(tiny, monkeypatch):
+    """A pass over t tokens that takes 7 + 3 t + t² has a sum by formula."""
+    from tokenwright.bench import times as module
+
+    monkeypatch.setattr(module._Passes, "whole", lambda _, context: 7 + 3 * context + context * context)
+    with served(tiny, pages=64) as (client, explorer):
+        card = begin(client, prompt="ab", max_tokens=21)
+        player = explorer.player(card["run"])
+        player.play(None)
+        player.join()
+        n = len(card["tokens"])
+        naive = client.get(f"/runs/{card['run']}/times").json()["naive_us"]
+        monkeypatch.setattr(module, "LONGEST_US", 0)
+        middle = client.get(f"/runs/{card['run']}/times").json()["naive_us"]
+    exact = sum(7 + 3 * t + t * t for t in range(n, n + 21))
+    assert naive == pytest.approx(exact, rel=0.03) and middle == pytest.approx(exact, rel=0.2)
+
+
 def test_a_run_that_is_not_over_has_no_sums(server):
     client, explorer = server
     card = begin(client)

@@ -114,6 +114,56 @@ def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch, 
     assert asyncio.run(asyncio.wait_for(main(), HANGS)) is not reads
 
 
+def test_clients_that_read_slowly_leave_so_much_unread_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ones that are slow for longest are closed; one that reads gets all of its reply meanwhile."""
+    size, clients, most = 2**24, 8, 3 * 2**24
+    monkeypatch.setattr(connection, "MOST_UNREAD", most)
+    totals: list[int] = []
+
+    async def main() -> tuple[list[bool], int]:
+        gone = [asyncio.Event() for _ in range(clients + 1)]
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            number = int(scope["path"][1:])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
+            totals.append(sum(one.unread for one in server.server_state.connections))
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone[number].set()
+
+        listener = listen("127.0.0.1", (0,))
+        at = listener.getsockname()
+        server = uvicorn.Server(uvicorn.Config(app, http=Connection, lifespan="off", log_level="critical"))
+        serving = asyncio.create_task(server.serve([listener]))
+        writers = []
+        for number in range(clients):
+            _, writer = await asyncio.open_connection(*at, limit=2**10)
+            writer.write(f"GET /{number} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            writers.append(writer)
+            while len(totals) <= number:
+                await asyncio.sleep(0.005)
+        reader, writer = await asyncio.open_connection(*at, limit=2**20)
+        writer.write(f"GET /{clients} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        read = 0
+        while read < size:
+            read += len(await reader.read(2**20))
+        await asyncio.sleep(0.05)
+        closed = [event.is_set() for event in gone[:clients]]
+        for one in (*writers, writer):
+            one.transport.abort()
+        server.should_exit = True
+        await serving
+        return closed, read
+
+    closed, read = asyncio.run(asyncio.wait_for(main(), HANGS))
+    assert read >= size
+    assert max(totals) <= most + size, "the newest one's reply is there too"
+    assert closed == sorted(closed, reverse=True), "the oldest are closed first"
+    assert 2 <= closed.count(False) < clients
+
+
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for one in kind.__subclasses__():
         if one.__module__.startswith("tokenwright."):

@@ -17,7 +17,9 @@ from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright.serve import host
 from tokenwright.serve.api import Gone, unless_gone
 from tokenwright.serve.app import APIS, Served
-from tokenwright.serve.service import AHEAD, Limits
+from tokenwright.serve.contract import Wanted
+from tokenwright.serve.prepare import Preparer
+from tokenwright.serve.service import AHEAD, Limits, Service
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
 QUEUED = sorted(path for api in APIS for path in api.queued)
@@ -203,3 +205,78 @@ def test_errors_of_the_work_go_on() -> None:
 
     with pytest.raises(ValueError, match="planted"):
         run(unless_gone(request_of(asyncio.Queue()), work()))
+
+
+TEXT = {"role": "user", "content": "held"}
+READING = {
+    "/tokenize": {"prompt": "held"},
+    "/detokenize": {"ids": [1]},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": [TEXT]},
+    "/chat/prompt": {"messages": [TEXT]},
+}
+
+
+@pytest.fixture
+def reading(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Talker]:
+    """A server on which one text is being read for as long as the test takes, and another one waits."""
+    go, inside = threading.Event(), threading.Event()
+    prompt = Preparer.prompt
+
+    def held_up(self: Preparer, wanted: Wanted) -> Any:
+        if wanted.prompt == "held":
+            inside.set()
+            assert go.wait(HANGS_S)
+        return prompt(self, wanted)
+
+    monkeypatch.setattr(Preparer, "prompt", held_up)
+    served = Served(["tiny"], Limits(queue=1))
+    with talking(make_talker(tmp_path_factory.mktemp("reading")), served=served) as talker:
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{talker.url}/tokenize", json={"prompt": "held"}, timeout=HANGS_S).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        threads[0].start()
+        assert inside.wait(HANGS_S)
+        threads[1].start()
+        until(lambda: talker.service.reading.waiting == 1)
+        yield talker
+        go.set()
+        for thread in threads:
+            thread.join(HANGS_S)
+        assert answers == [200, 200]
+        assert (talker.service.reading.used, talker.service.reading.waiting) == (0, 0)
+
+
+def test_texts_that_are_only_read_wait_in_a_bounded_queue(reading: Talker) -> None:
+    with httpx.Client(base_url=reading.url, timeout=HANGS_S) as http:
+        for path, body in READING.items():
+            answer = http.post(path, json=body)
+            assert answer.status_code == 429, path
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "1 requests wait already" in answer.text
+        assert http.post("/v1/completions", json=ASKED).status_code == 200, "a thread is left for prompts"
+        assert http.get("/health").status_code == 200
+
+
+def test_a_thread_that_reads_for_a_client_that_has_gone_counts() -> None:
+    """Clients who come and go at once do not take every thread."""
+    go = threading.Event()
+
+    async def main() -> tuple[int, int]:
+        service = Service(None, ["tiny"], Limits(queue=1))  # type: ignore[arg-type]  # it needs no model for this
+        work = asyncio.ensure_future(service.read("", lambda: go.wait(HANGS_S)))
+        while not service.reading.used:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is in a thread
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        held = service.reading.used
+        go.set()
+        while service.reading.used:
+            await asyncio.sleep(0.005)
+        service.close()
+        return held, service.reading.used
+
+    assert asyncio.run(main()) == (1, 0)

@@ -4,6 +4,7 @@
 import type { AttentionRow, HeadMasses, Loading, ModelCard, RunCard, RunState, TokenCard } from "./schema";
 import type { Branches } from "./schema/branches";
 import type { SamplerView } from "./schema/preview";
+import type { RunTimes } from "./schema/times";
 import type { RaceCard, RaceEnd, RaceStep } from "./schema/race";
 
 export class ApiError extends Error {
@@ -96,6 +97,8 @@ export const model = (): Promise<ModelCard> => call("model");
 export const createRun = (request: RunRequest): Promise<RunCard> => call("runs", post(request));
 export const forkRun = (id: string, request: ForkRequest): Promise<RunCard> => call(`runs/${id}/fork`, post(request));
 export const branches = (id: string): Promise<Branches> => call(`runs/${id}/branches`);
+/** The time of an ended run the other way: some steps are measured for it. */
+export const times = (id: string): Promise<RunTimes> => call(`runs/${id}/times`, { timeout: 300_000 });
 export const runState = (id: string): Promise<RunState> => call(`runs/${id}`, { timeout: 4000 });
 
 export async function tokenize(text: string): Promise<TokenCard[]> {

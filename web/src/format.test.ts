@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { bytes, flop, joined, micros, percent, sentence, shown } from "./format";
+import { bytes, flop, joined, micros, ordinal, percent, sentence, shown } from "./format";
 
 it("uses binary units for memory and decimal ones for work", () => {
   expect(joined(bytes(1024n))).toBe("1 KiB");
@@ -12,6 +12,17 @@ it("shows nothing where there is nothing", () => {
   expect(shown(null, "B")).toEqual(["–", ""]);
   expect(shown(1, "tokens")).toEqual(["1", "token"]);
   expect(percent(0.0004)).toBe("<0.1 %");
+});
+
+it("shows a difference by rounding alone as none", () => {
+  expect(joined(shown(-7.9e-8, "nat"))).toBe("0.00 nat");
+  expect(joined(shown(-0.0061, "nat"))).toBe("-0.0061 nat");
+});
+
+it("counts in order", () => {
+  expect([1, 2, 3, 4, 11, 12, 13, 21, 102, 111, 1023].map(ordinal).join(" ")).toBe(
+    "1st 2nd 3rd 4th 11th 12th 13th 21st 102nd 111th 1,023rd",
+  );
 });
 
 it("makes a sentence of a message", () => {

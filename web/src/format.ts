@@ -4,6 +4,7 @@
 type Amount = number | bigint;
 
 const NONE = "–";
+const ROUNDING = 1e-6; // what two orders of the same sum may differ by
 
 /** Three figures that matter: 1.23, 12.3, 123, 1,234. */
 export function figures(value: number): string {
@@ -32,8 +33,10 @@ export const flop = (value: Amount): [string, string] =>
 export const micros = (value: Amount): [string, string] => scaled(value, 1000, ["µs", "ms", "s"]);
 
 /** Two digits after the point, or two that say something. */
-const small = (value: number): string =>
-  value !== 0 && Math.abs(value) < 0.095 ? value.toPrecision(2) : value.toFixed(2);
+function small(value: number): string {
+  if (Math.abs(value) < ROUNDING) return "0.00";
+  return Math.abs(value) < 0.095 ? value.toPrecision(2) : value.toFixed(2);
+}
 
 /** A value in the unit of its kind: the figures and the unit apart, so that they can be set apart. */
 export function shown(value: Amount | boolean | null, unit: string): [string, string] {
@@ -78,6 +81,13 @@ export function percent(share: number): string {
 
 export function plural(value: number, one: string, many = `${one}s`): string {
   return `${count(value)} ${value === 1 ? one : many}`;
+}
+
+/** 1st, 2nd, 3rd, 4th, 11th, 21st. */
+export function ordinal(value: number): string {
+  const [tens, ones] = [Math.floor(value / 10) % 10, value % 10];
+  const ending = tens === 1 ? "th" : (["th", "st", "nd", "rd"][ones] ?? "th");
+  return `${count(value)}${ending}`;
 }
 
 /** A message of the engine, which begins small and ends bare, as a sentence of the page. */

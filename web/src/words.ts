@@ -2,7 +2,7 @@
 // Kept apart from the components so that the live region, the bar and the stage say the same.
 
 import { computed } from "@preact/signals";
-import { bytes, count, joined, plural } from "./format";
+import { bytes, count, joined, ordinal, plural } from "./format";
 import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
 import type { RunState, StepFrame } from "./schema";
 
@@ -69,7 +69,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "throttled":
       return plain("running; the page is behind, so attention rows are left out");
     case "paused":
-      return plain("paused: the engine computes nothing");
+      return plain("paused: nothing is computed");
     case "done":
       return ending(current.state.value) ?? plain("done");
     case "disconnected":
@@ -81,9 +81,13 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
   }
 });
 
-/** What went through the layers in a step: the lesson of the page in one sentence. */
+/** What went through the layers in a step, and which token it wrote: the lesson of the page in one sentence. */
 export function work(step: StepFrame): string {
   const all = step.start + step.length;
+  return `${passed(step, all)}${step.token === null ? "" : `, to write the ${ordinal(all + 1)}`}`;
+}
+
+function passed(step: StepFrame, all: number): string {
   const { recomputed } = step;
   if (step.length === all) {
     const tokens = all === 1 ? "The one token" : `All ${count(all)} tokens`;

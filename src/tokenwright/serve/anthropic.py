@@ -29,7 +29,7 @@ from tokenwright.serve.anthropic_schema import (
     ToolUseBlock,
     UserMessage,
 )
-from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes
+from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes, unless_gone
 from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -95,7 +95,8 @@ def add(app: FastAPI, service: Service) -> None:
         body = await body_of(request, CountTokens)
         check_model(request, service, body.model)
         prompt = await off_loop(request, lambda: prompt_of(body))
-        return {"input_tokens": await service.count(Wanted(**prompt))}
+        wanted = Wanted(**prompt, caller=about(request).caller)
+        return {"input_tokens": await unless_gone(request, service.count(wanted))}
 
 
 async def _stream(request: Request, generation: Generation, events: Events) -> AsyncIterator[bytes]:

@@ -12,28 +12,70 @@ import math
 import select
 import sys
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEADERS_S = 15.0  # seconds from the connection, or from the first byte of a later request, to the end of the headers
 STALL_S = 120.0  # seconds within which a client must read something of what was written for it
+MOST_UNREAD = 2**28  # bytes written for clients that have not read them, of all connections of a server
 MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
 LOOK_S = 0.1  # seconds between two looks at whether a client is there from which nothing is read
 MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
 _GONE = select.POLLHUP | select.POLLERR | (select.POLLRDHUP if sys.platform == "linux" else 0)
 
 
+class Unread:
+    """The connections of one server whose clients read slower than is written, the one that is so for longest first.
+
+    A reply may have a hundred megabytes, and a client that reads a byte a minute keeps it: of one that reads as fast as
+    it can, little is here for long. So where all of them hold more than MOST_UNREAD bytes, the oldest is closed.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[Connection, int] = {}  # in the order of their pauses; what is unread can only shrink
+        self.total = 0
+
+    def add(self, connection: Connection) -> None:
+        """Count what a connection holds that may not be written to for now."""
+        self._count(connection, connection.unread)
+        if self.total > MOST_UNREAD:
+            self._shed(connection)
+
+    def remove(self, connection: Connection) -> None:
+        self.total -= self._bytes.pop(connection, 0)
+
+    def _count(self, connection: Connection, size: int) -> None:
+        self.total += size - self._bytes.get(connection, 0)
+        self._bytes[connection] = size
+
+    def _shed(self, newest: Connection) -> None:
+        for one in list(self._bytes):
+            self._count(one, one.unread)
+        for one in list(self._bytes):
+            if self.total <= MOST_UNREAD or one is newest:
+                return
+            self.remove(one)
+            one.transport.abort()  # `close` would wait for the reader
+
+
+_UNREAD: WeakKeyDictionary[Any, Unread] = WeakKeyDictionary()  # of each server, by uvicorn's state of it
+
+
 class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of two it is depends on what is installed
-    """Closes itself where headers do not arrive within HEADERS_S, are too long, or a client reads nothing any more."""
+    """Closes itself where headers do not arrive within HEADERS_S, are too long, or a client reads nothing any more, and
+    where the clients of all connections together leave too much unread."""
 
     _headers_timer: asyncio.TimerHandle | None = None
     _reading_timer: asyncio.TimerHandle | None = None
     _peer_timer: asyncio.TimerHandle | None = None
     _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
+    _slow: Unread
     _allowed = math.inf  # bytes that the message under way may have still; httptools' parser has no limit of its own
 
     def connection_made(self, transport: Any) -> None:
         self._cycles = []
+        self._slow = _UNREAD.setdefault(self.server_state, Unread())
         super().connection_made(transport)
         self._await_headers()
 
@@ -70,11 +112,18 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._allowed += (1 + MOST_PER_BYTE) * len(body)
         super().on_body(body)
 
+    @property
+    def unread(self) -> int:
+        """Bytes written for the client that the system has not taken yet."""
+        return int(self.transport.get_write_buffer_size())
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._await_reader()
+        self._slow.add(self)
 
     def resume_writing(self) -> None:
+        self._slow.remove(self)
         self._stop_reading_timer()
         super().resume_writing()
 
@@ -82,6 +131,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._stop_timer()
         self._stop_reading_timer()
         self._stop_peer_timer()
+        self._slow.remove(self)
         super().connection_lost(exc)
         for cycle in self._cycles:  # uvicorn has told the last one
             if not cycle.response_complete:
@@ -96,11 +146,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             self.transport.abort()
 
     def _await_reader(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._reading_timer = self.loop.call_later(STALL_S, self._look_at_reader, unread)
+        self._reading_timer = self.loop.call_later(STALL_S, self._look_at_reader, self.unread)
 
     def _look_at_reader(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
+        if self.unread < before:
             self._await_reader()
         else:
             self.transport.abort()  # `close` would wait for the reader

@@ -25,6 +25,7 @@ from tokenwright.serve import (
     explorer_pages,
     explorer_race,
     explorer_sampler,
+    explorer_times,
 )
 from tokenwright.serve.api import Api, reads
 from tokenwright.serve.contract import NotReady, Problem
@@ -69,6 +70,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     explorer_sampler.add(app, explorer)
     explorer_chat.add(app, explorer)
     explorer_export.add(app, explorer)
+    explorer_times.add(app, explorer)
     for panel in (explorer_beams, explorer_calculator, explorer_inside, explorer_lab, explorer_pages):
         panel.add(app, explorer)
     explorer.closing.append(explorer_learn.add(app, explorer).close)

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import body_of, unless_gone
+from tokenwright.serve.api import about, body_of, unless_gone
 from tokenwright.serve.contract import Wanted
 from tokenwright.serve.explorer import HIDDEN, Explorer
 from tokenwright.serve.fields import MOST_ITEMS, Body, Text, many
@@ -28,8 +28,8 @@ class PromptBody(Body):
     prompt: Text | None = None
 
 
-async def rendered(service: Service, explorer: Explorer, body: PromptBody) -> ChatPrompt:
-    """The prompt of a body. Raises RequestError, NotReady."""
+async def rendered(service: Service, explorer: Explorer, body: PromptBody, key: str) -> ChatPrompt:
+    """The prompt of a body. Raises RequestError, NotReady, Busy."""
     if (body.messages is None) == (body.prompt is None):
         raise RequestError("prompt: give one of prompt and messages")
     preparer = await service.preparer()
@@ -39,7 +39,7 @@ async def rendered(service: Service, explorer: Explorer, body: PromptBody) -> Ch
         ids, text = preparer.prompt(Wanted(prompt=body.prompt, messages=messages))
         return ChatPrompt(text, explorer.looks(ids))
 
-    return await service.in_thread(read)
+    return await service.read(key, read)
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:
@@ -63,4 +63,4 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     @app.post("/chat/prompt", **HIDDEN)
     async def prompt(request: Request) -> ChatPrompt:
         body = await body_of(request, PromptBody)
-        return await unless_gone(request, rendered(service, explorer, body))
+        return await unless_gone(request, rendered(service, explorer, body, about(request).caller.key))

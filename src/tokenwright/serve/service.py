@@ -69,6 +69,8 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self.admission = Admission(1, self.limits.queue)
+        # Texts that are only read. One thread stays free for the prompts of those that generate.
+        self.reading = Admission(max(1, self.limits.threads - 1), self.limits.queue)
         self._running: dict[RequestHandle, _Running] = {}
         self._preparer: Preparer | None = None
         self._listener: AsyncListener | None = None
@@ -134,6 +136,16 @@ class Service:
         """Run what takes time (tokenising, templates, grammars) in one of the service's threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
+    async def read(self, key: str, function: Callable[[], T]) -> T:
+        """As `in_thread`, for a request that needs no place in the engine: it waits for its turn among its kind.
+
+        Raises Busy where too many wait, Late if the server's deadline passes meanwhile.
+        """
+        place = await self.reading.enter(key, 1, 0, self.limits.deadline_s)
+        work = asyncio.ensure_future(self.in_thread(function))
+        work.add_done_callback(lambda _: place.leave())
+        return await asyncio.shield(work)  # a thread goes on for a client that has gone, and so the place is held
+
     async def start(self, wanted: Wanted) -> Generation:
         """Admit a request and hand it to the engine; the caller must `cancel` it if it stops to read before the end.
 
@@ -170,10 +182,10 @@ class Service:
         return None
 
     async def count(self, wanted: Wanted) -> int:
-        """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady."""
+        """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady, and as `read` does."""
         check(wanted)
         preparer = await self.preparer()
-        ids, _ = await self.in_thread(lambda: preparer.prompt(wanted))
+        ids, _ = await self.read(wanted.caller.key, lambda: preparer.prompt(wanted))
         return len(ids)
 
     def _submit(self, prepared: Prepared, place: Place, asked: float) -> Generation:
@@ -252,7 +264,7 @@ class Service:
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._running or self.admission.waiting:
+                while self._running or self.admission.waiting or self.reading.used:
                     await asyncio.sleep(0.01)
                 return True
         self.stop()
@@ -261,7 +273,8 @@ class Service:
     def stop(self) -> None:
         """End every request now."""
         self.draining = self._stopped = True
-        self.admission.close(NotReady(ENDING))
+        for queue in (self.admission, self.reading):
+            queue.close(NotReady(ENDING))
         for handle in list(self._running):
             handle.cancel()
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import body_of, takes, unless_gone
+from tokenwright.serve.api import about, body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted
 from tokenwright.serve.exchange import check_model
 from tokenwright.serve.explorer import Explorer
@@ -58,11 +58,11 @@ class Texts:
         self._check_model(request, body.model)
         if sum(one is not None for one in (body.prompt, body.messages, body.text)) != 1:
             raise RequestError("prompt: give one of prompt, messages and text")
-        return JSONResponse(await unless_gone(request, self._tokenized(body)))
+        return JSONResponse(await unless_gone(request, self._tokenized(body, about(request).caller.key)))
 
-    async def _tokenized(self, body: TokenizeBody) -> dict[str, Any]:
+    async def _tokenized(self, body: TokenizeBody, key: str) -> dict[str, Any]:
         preparer = await self.service.preparer()
-        return await self.service.in_thread(lambda: self._read(preparer, body))
+        return await self.service.read(key, lambda: self._read(preparer, body))
 
     def _read(self, preparer: Preparer, body: TokenizeBody) -> dict[str, Any]:
         messages = None if body.messages is None else messages_of(body.messages)
@@ -82,7 +82,8 @@ class Texts:
             raise RequestError("tokens: give one of tokens and ids")
         llm = await self.service.opened()
         ids = body.ids if body.tokens is None else body.tokens
-        text = await self.service.in_thread(lambda: llm.tokenizer.decode(ids or ()))
+        decoded = self.service.read(about(request).caller.key, lambda: llm.tokenizer.decode(ids or ()))
+        text = await unless_gone(request, decoded)
         return JSONResponse({"text" if body.tokens is None else "prompt": text})
 
 

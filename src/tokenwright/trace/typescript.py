@@ -15,13 +15,40 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import beams, block, branches, calculator, chat, heads, lab, learn, pages, preview, race, schema
+from tokenwright.trace import (
+    beams,
+    block,
+    branches,
+    calculator,
+    chat,
+    heads,
+    lab,
+    learn,
+    pages,
+    preview,
+    race,
+    schema,
+    times,
+)
 from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
 # Beside the schema: what single panels of the page exchange with the server.
-TOPICS: tuple[ModuleType, ...] = (race, branches, preview, block, heads, pages, lab, beams, calculator, chat, learn)
+TOPICS: tuple[ModuleType, ...] = (
+    race,
+    times,
+    branches,
+    preview,
+    block,
+    heads,
+    pages,
+    lab,
+    beams,
+    calculator,
+    chat,
+    learn,
+)
 WEB = Path("web", "src")
 
 _READERS = {

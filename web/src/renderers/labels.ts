@@ -1,7 +1,7 @@
 // The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
 // that they name the same things. All measures are CSS pixels on the screen.
 
-import { Cell, type Scene, type SceneToken } from "./renderer";
+import { Cell, type Scene, type SceneRow, type SceneToken } from "./renderer";
 
 export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
@@ -99,6 +99,15 @@ export function freshColumn(scene: Scene): { position: number; names: readonly s
   const state = (at: number) => scene.cells[at * scene.layers];
   if (scene.lanes > 1 || !scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
   return { position, names: ["the only column computed in this step", "computed in this step"] };
+}
+
+const LONGEST_READER = 70; // CSS pixels
+
+/** Which token reads, by which head: the one before the newest, which is what its step wrote. The longest name first. */
+export function readingNames({ tokens }: Scene, row: SceneRow, width: (text: string) => number): readonly string[] {
+  const head = `L${row.layer} H${row.head}`;
+  const reader = shorten(labelOf(tokens[row.weights.length - 1]), LONGEST_READER, width);
+  return [`“${reader}” reads, ${head}`, head];
 }
 
 export const labelOf = (token: SceneToken | undefined): string => token?.label || "␣";

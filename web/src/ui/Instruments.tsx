@@ -1,7 +1,7 @@
 // The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and every other number of it in a table.
 
 import type { ComponentChildren } from "preact";
-import { count } from "../format";
+import { count, plural } from "../format";
 import { NUMBERS, type ModelCard, type StepFrame } from "../schema";
 import { card, frame, length, run, totals } from "../store";
 import { work } from "../words";
@@ -152,7 +152,7 @@ export function KvCache() {
     <Instrument name="KV_CACHE" id="kv" hint="the saved keys and values">
       <div class="main-figure">
         <Stat name="kv_resident" class="big kept-ink" />
-        <span class="main-unit">{off ? "nothing is kept for the next step" : "for the next step"}</span>
+        <span class="main-unit">{off ? "nothing is kept for the next step" : step ? `of ${plural(step.start + step.length, "token")}, for the next step` : ""}</span>
       </div>
       <div class="gauge" aria-hidden="true">
         <span class="kept" style={{ width: `${filled * 100}%` }} />

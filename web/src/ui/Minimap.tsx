@@ -25,6 +25,14 @@ function pagesHeld(): number {
   return Math.ceil(Number(step.kv_allocated) / Math.max(1, model.page_size * model.kv_bytes_per_token));
 }
 
+/** How many of the text's tokens the cache has after the shown step: the newest one is computed in the next. */
+function kept(): string {
+  const step = frame.value;
+  const tokens = step !== null && step.kv_resident > 0n ? step.start + step.length : 0;
+  if (tokens === 0) return "none in the cache";
+  return `${count(tokens)} in the cache (${plural(pagesHeld(), "page")})`;
+}
+
 export function Minimap() {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => (canvas.current ? watch(canvas.current) : undefined), []);
@@ -38,7 +46,7 @@ export function Minimap() {
   return (
     <div class="minimap" data-part-shown={part} title="The whole context. Drag to move along the text">
       <span class="minimap-name">
-        {model ? `context: ${plural(text, "token")}, ${plural(pagesHeld(), "page")}; ${view}` : ""}
+        {model ? `context: ${plural(text, "token")}, ${kept()}${part ? `; ${view}` : ""}` : ""}
       </span>
       <canvas ref={canvas} role="img" aria-label={`The context, ${count(size)}${more} tokens. Of the text, ${view}.`} />
       <span class="minimap-end">

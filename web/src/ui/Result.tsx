@@ -1,21 +1,40 @@
 // The card at the end of a run: what it cost with the cache, and what the same text costs without. The figures are the
 // engine's summary; the bars are as long as the figures say.
 
+import { signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import * as actions from "../actions";
+import * as api from "../api";
+import { plural } from "../format";
 import * as session from "../session";
 import { SUMMARY, type Summary } from "../schema";
+import { RUN_TIMES, type RunTimes } from "../schema/times";
 import { live, result, resultClosed, run } from "../store";
 import { ending, title } from "../words";
 import { Icon } from "./icons";
-import { Figure, LAYER_TOKEN } from "./Stat";
+import { Figure, LAYER_TOKEN, Told } from "./Stat";
+
+/** The times of a run the other way; null: nothing could be measured. */
+const found = signal<{ run: string; times: RunTimes | null } | null>(null);
+
+/** Asks once for each run, when its card appears. */
+async function measure(id: string): Promise<void> {
+  const times = await api.times(id).catch(() => null);
+  found.value = { run: id, times };
+}
 
 export function Result() {
   const sum = result.value;
   const current = run.value;
+  const asked = live.value && sum !== null && sum.written > 1 ? (current?.id.value ?? "") : "";
+  useEffect(() => {
+    if (asked !== "" && found.peek()?.run !== asked) void measure(asked);
+  }, [asked]);
   if (sum === null || current === null) return null;
   const end = ending(current.state.value);
   const uncached = sum.layer_tokens >= sum.naive;
   const mixed = !uncached && sum.layer_tokens !== sum.cached;
+  const times = found.value?.run === asked ? found.value.times : null;
   return (
     <section class="result" aria-labelledby="result-name">
       <header>
@@ -26,13 +45,24 @@ export function Result() {
         </button>
       </header>
       <p class="result-times">
-        <span class="result-lead">Without the cache this text {uncached ? "took" : "would take"}</span>
+        <span class="result-lead">Without the cache it {uncached ? "took" : "would take"}</span>
         <Exact of={sum} name="times" class="huge" />
-        <span class="result-lead">as much computing as with it</span>
-        <span class="result-how">{mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}</span>
+        <span class="result-lead">the computing</span>
+        {times?.slower != null && (
+          <>
+            <Told name="times_slower" value={times.slower} about={RUN_TIMES.slower} class="result-slower" />
+            <span class="result-lead">the time</span>
+          </>
+        )}
       </p>
-      <p class="result-note">{LAYER_TOKEN}</p>
-      <Bars sum={sum} />
+      <p class="result-note">
+        <span>{LAYER_TOKEN}</span>
+        <span class="result-how">
+          {mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}
+          {times !== null && `; its time from ${plural(times.measured, "measured step")}`}
+        </span>
+      </p>
+      <Bars sum={sum} times={times} waiting={asked !== "" && found.value?.run !== asked} />
       <dl class="result-facts">
         <Fact of={sum} name="written" />
         <Fact of={sum} name="tokens_per_s" />
@@ -58,19 +88,32 @@ function again(cache: boolean): void {
   void session.start();
 }
 
-/** Layer-tokens of this run, and of the same text with the cache at every step and at none. */
-function Bars({ sum }: { sum: Summary }) {
+interface BarsProps {
+  sum: Summary;
+  times: RunTimes | null;
+  waiting: boolean; // for the times
+}
+
+/** Layer-tokens and time of this run, and of the same text with the cache at every step and at none. */
+function Bars({ sum, times, waiting }: BarsProps) {
   const rows: [keyof Summary, string, string][] = [
     ["cached", "kept", "with the cache"],
     ["naive", "recomputed", "without"],
   ];
-  // What this run did is counted; the other way of doing it is a formula.
+  // What this run did is counted and measured; the other way of doing it is a formula.
   if (sum.layer_tokens === sum.cached) rows[0] = ["layer_tokens", "kept", "with the cache"];
   else if (sum.layer_tokens === sum.naive) rows[1] = ["layer_tokens", "recomputed", "without"];
   else rows.unshift(["layer_tokens", "mixed", "this run, mixed"]);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
+  const time = (name: keyof Summary) => {
+    if (name === "layer_tokens") return <Exact of={sum} name="engine_us" />;
+    const other = name === "cached" ? "cached_us" : "naive_us";
+    const value = times?.[other] ?? null;
+    if (value === null) return waiting ? "measuring" : null;
+    return <Told name={`times_${other}`} value={value} about={RUN_TIMES[other]} />;
+  };
   return (
-    <dl class="result-bars">
+    <dl class="result-bars" aria-busy={waiting}>
       {rows.map(([name, role, words]) => (
         <div key={role}>
           <dt>{words}</dt>
@@ -79,6 +122,7 @@ function Bars({ sum }: { sum: Summary }) {
               <span style={{ width: `${(Number(sum[name]) / most) * 100}%` }} />
             </span>
             <Exact of={sum} name={name} unit="layer-tokens" />
+            <span class="result-seconds">{time(name)}</span>
           </dd>
         </div>
       ))}

@@ -52,10 +52,17 @@ export function Figure({ name, value, source, unit, meaning, class: look = "" }:
   );
 }
 
+interface ToldProps {
+  name: string;
+  value: Value;
+  about: About | undefined;
+  class?: string;
+}
+
 /** A number of a message whose table says what it is. `name` is the statistic's, for whoever reads the DOM. */
-export function Told({ name, value, about }: { name: string; value: Value; about: About | undefined }) {
+export function Told({ name, value, about, class: look = "" }: ToldProps) {
   if (!about) return null;
-  return <Figure name={name} value={value} source={about.source} unit={about.unit} meaning={about.meaning} />;
+  return <Figure name={name} value={value} source={about.source} unit={about.unit} meaning={about.meaning} class={look} />;
 }
 
 /** A number of the shown step (or of another one), by its name in the frame. */

@@ -1,7 +1,7 @@
 // What the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
 import { beamOpacity, beamWidth, dropWidth, drops, percent } from "../beams";
-import { labelOf, shorten } from "../labels";
+import { labelOf, readingNames, shorten } from "../labels";
 import { clamp, easeOut } from "../motion";
 import { css, mix } from "../theme";
 import type { Picture } from "./picture";
@@ -104,7 +104,8 @@ export function placeNotes(p: Picture): void {
   }
   const note = { x: hub.x + 18, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
   if (note.x > width - 50) return;
-  layout.add({ ...note, text: `L${scene.row.layer} H${scene.row.head}`, y: hub.y - 8, bold: true });
+  c.font = fontOf(11, true);
+  readingNames(scene, scene.row, measure).some((text) => layout.add({ ...note, text, y: hub.y - 8, bold: true }));
   if (beams.rest >= 0.005)
     layout.add({ ...note, text: `+ ${percent(beams.rest)} on ${beams.restCount} more`, y: hub.y + 7 });
 }

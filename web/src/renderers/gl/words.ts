@@ -12,6 +12,7 @@ import {
   labelOf,
   layerName,
   positionStep,
+  readingNames,
   roomFor,
   shorten,
   sliceTicks,
@@ -210,7 +211,8 @@ function reading(page: Page): void {
   const hub = sight.spot(place.set(scene.head + 0.55, HUB.y, HUB.z));
   if (!inside(sight, hub, 20)) return;
   const note = { x: hub.x + 6, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
-  layout.add({ ...note, text: `L${scene.row.layer} H${scene.row.head}`, y: hub.y - 6, bold: true });
+  const names = readingNames(scene, scene.row, (part) => text.width(part, 11, true));
+  names.some((name) => layout.add({ ...note, text: name, y: hub.y - 6, bold: true }));
   if (beams.rest >= 0.005)
     layout.add({ ...note, text: `+ ${percent(beams.rest)} on ${beams.restCount} more`, y: hub.y + 9 });
 }
