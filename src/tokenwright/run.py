@@ -171,7 +171,7 @@ class Run:
         """The frames up to that of the next token."""
         fresh: list[StepFrame] = []
         while self._watch.frames:
-            fresh.append(self._watch.frames.popleft())
+            fresh.append(self._watch.frames.popleft()())
             if fresh[-1].token is not None:
                 self._read += 1
                 break

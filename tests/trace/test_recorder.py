@@ -15,7 +15,7 @@ from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import DIMS, Site
-from tokenwright.trace import recorder as recorder_module
+from tokenwright.trace import recorded as recorded_module
 from tokenwright.trace.codec import decode_weights
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -204,7 +204,7 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     assert len(list(stream)) == 6
     engine = settled(llm)
     assert engine.pool.available == engine.pool.pages, "all went on together"
-    assert [[work(frame) for frame in run._watch.frames] for run in runs] == alone
+    assert [[work(frame()) for frame in run._watch.frames] for run in runs] == alone
 
 
 def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
@@ -233,13 +233,13 @@ def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
 
 
 def test_what_looking_takes_is_not_part_of_the_step(llm, monkeypatch):
-    row = recorder_module.coded
+    row = recorded_module.coded
 
     def slow(*arguments):
         time.sleep(0.5)
         return row(*arguments)
 
-    monkeypatch.setattr(recorder_module, "coded", slow)
+    monkeypatch.setattr(recorded_module, "coded", slow)
     with llm.run(PROMPT[:3], GREEDY) as run:
         run.step()
         [frame] = run.step()

@@ -13,7 +13,7 @@ LOCAL = 8  # positions, the row's own included, that count as local
 def coded(weights: torch.Tensor, layer: int, head: int) -> AttentionRow:
     """A row in its wire format: one byte per position, round(255 sqrt(weight))."""
     row = weights.cpu().numpy()
-    codes = np.rint(np.sqrt(np.clip(row, 0, 1)) * 255).astype(np.uint8)
+    codes = (np.sqrt(row) * 255 + 0.5).astype(np.uint8)
     return AttentionRow(layer, head, int(row.argmax()), codes.tobytes())
 
 
