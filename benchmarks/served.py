@@ -34,13 +34,16 @@ EVERY_S = 0.02  # between two requests to /health
 class Server:
     """A running server, once its model is loaded. address: host and port. Use it in a `with`.
 
-    llm, settings: options of `LLM` and of `Settings`, without host and port. Raises RuntimeError if it does not start.
+    llm, settings: options of `LLM` and of `Settings`, without host and port. threads: None for as many as the command
+    takes. Raises RuntimeError if it does not start.
     """
 
-    def __init__(self, model: str | Path, llm: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: str | Path, llm: Mapping[str, Any], settings: Mapping[str, Any], threads: int | None = None
+    ) -> None:
         raise_files_limit()
         self.settings = dict(settings)
-        asked = {"model": str(model), "llm": dict(llm), "settings": dict(settings)}
+        asked = {"model": str(model), "llm": dict(llm), "settings": dict(settings), "threads": threads}
         command = [sys.executable, __file__, "serve", json.dumps(asked)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None, "a pipe was asked for"
@@ -174,16 +177,11 @@ def raise_files_limit() -> None:
 
 def serve(asked: Mapping[str, Any]) -> None:
     """Serve a model until a signal ends it."""
+    from tokenwright.cli.options import loader
     from tokenwright.cli.serve import serve_app
     from tokenwright.serve.settings import Settings
 
-    def load(report: Any) -> Any:
-        from tokenwright.backends.device import leave_a_core
-        from tokenwright.llm import LLM
-
-        leave_a_core()  # as the command does
-        return LLM(asked["model"], report=report, **asked["llm"])
-
+    load = loader(asked["model"], threads=asked["threads"], **asked["llm"])
     serve_app("tiny", load, Settings(port=0, **asked["settings"]))
 
 

@@ -3,16 +3,19 @@
     python benchmarks/serving.py pairs [--model qwen05] [--pairs 12] [--streams 16] [--tokens 64] [--root FOLDER]
     python benchmarks/serving.py load [--model qwen05] [--peers llama.cpp vllm] [--clients 1 8 32] [--kinds short ...]
     python benchmarks/serving.py load [--model qwen05] [NAME=HOST:PORT ...]
+    python benchmarks/serving.py threads [--model qwen05] [--pairs 8] [--clients 1 8] [--threads 1 2]
 
 pairs: the same texts through `tokenwright serve` as concurrent streams, and through `LLM.generate` in a process of its
 own, in turn, from the first request to the last token; the output gives the ratio of each pair (its median with the
-interval of `pairs.py`), and the microseconds that a streamed token costs beyond the engine's. The engine has as many
-threads as the server leaves it; `--all-threads` gives it every core instead.
+interval of `pairs.py`), and the microseconds that a streamed token costs beyond the engine's.
 
 load: requests per second, tokens per second, and the time to the first token of clients that ask again as soon as they
 have been answered, for short and long prompts, with a beginning that all share and without. It starts Tokenwright, and
 the servers of --peers beside it (peers_setup.py installs them), and asks each in turn in each case; or those whose
 addresses are given: any server with OpenAI's /v1/completions, with its model under the name that --served says.
+
+threads: two servers with so many threads each, in turn: the tokens per second of clients that stream short texts, with
+the ratio of each pair, and the times of /health meanwhile.
 
 Models of published shapes with random weights are written under --root; qwen05 runs with int8 weights.
 """
@@ -37,7 +40,7 @@ from http_client import Address, Reply, ask
 from pairs import interval
 from peer_servers import SERVERS, PeerServer
 from reliability_parts import about, in_turns
-from served import Server, quantile
+from served import Health, Server, quantile
 from traffic import NAME, WORDS
 
 OPTIONS: Mapping[str, dict[str, Any]] = {
@@ -60,10 +63,10 @@ def bodies(count: int, tokens: int, seed: int) -> list[dict[str, Any]]:
 
 
 class Direct:
-    """The engine in a process of its own, asked by lines of JSON. threads: None: as many as the server has."""
+    """The engine in a process of its own, asked by lines of JSON."""
 
-    def __init__(self, model: str, llm: Mapping[str, Any], all_threads: bool) -> None:
-        asked = json.dumps({"model": model, "llm": dict(llm), "all": all_threads})
+    def __init__(self, model: str, llm: Mapping[str, Any]) -> None:
+        asked = json.dumps({"model": model, "llm": dict(llm)})
         command = [sys.executable, __file__, "direct", asked]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -87,10 +90,7 @@ class Direct:
 def direct(asked: Mapping[str, Any]) -> None:
     """The main function of `Direct`'s process."""
     from tokenwright import LLM, SamplingParams
-    from tokenwright.backends.device import leave_a_core
 
-    if not asked["all"]:
-        leave_a_core()
     with LLM(asked["model"], **asked["llm"]) as llm:
         for line in sys.stdin:
             each = json.loads(line)
@@ -118,7 +118,7 @@ def pairs(arguments: argparse.Namespace) -> dict[str, Any]:
     model, llm = path_of(arguments.model, arguments.root), OPTIONS[arguments.model]
     through: list[float] = []
     own: list[float] = []
-    with Server(model, llm, {}) as server, Direct(model, llm, arguments.all_threads) as engine:
+    with Server(model, llm, {}) as server, Direct(model, llm) as engine:
         for turn in range(-1, arguments.pairs):  # the first warms up
             asked = bodies(arguments.streams, arguments.tokens, turn)
             measures = [
@@ -223,6 +223,36 @@ def load(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def threads(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the servers in turn; print tokens per second, their ratios, and the times of /health."""
+    model, found = path_of(arguments.model, arguments.root), dict[str, Any]()
+    with ExitStack() as stack:
+        both = [stack.enter_context(Server(model, OPTIONS[arguments.model], {}, count)) for count in arguments.threads]
+        print(f"{arguments.model}, {arguments.tokens} tokens, {arguments.pairs} pairs; {about()}")
+        for clients in arguments.clients:
+            rates: tuple[list[float], ...] = ([], [])
+            health: tuple[list[float], ...] = ([], [])
+            for turn in range(-1, arguments.pairs):  # the first warms up
+                for at in (0, 1) if turn % 2 else (1, 0):
+                    asked = bodies(clients, arguments.tokens, turn)
+                    with Health(both[at]) as asking:
+                        seconds = asyncio.run(streamed(both[at].address, asked))
+                    if turn >= 0:
+                        rates[at].append(clients * arguments.tokens / seconds)
+                        health[at].extend(asking.seconds)
+            ratios = [new / old for old, new in zip(*rates, strict=True)]
+            for count, one, times in zip(arguments.threads, rates, health, strict=True):
+                middle, low, high = interval(one)
+                p50, p99 = (1000 * quantile(times, share) for share in (0.5, 0.99))
+                what = f"{clients} clients, {count} threads"
+                print(
+                    f"{what}: {middle:,.1f} ({low:,.1f} to {high:,.1f}) tokens/s; /health {p50:.1f}, p99 {p99:.1f} ms"
+                )
+            print("{} clients, ratio: {:.3f} ({:.3f} to {:.3f})".format(clients, *interval(ratios)), flush=True)
+            found[f"{clients}"] = {"rates": rates, "health": health}
+    return found
+
+
 def parsed(one: str) -> tuple[str, Address]:
     name, _, where = one.rpartition("=")
     host, _, port = where.rpartition(":")
@@ -251,7 +281,6 @@ def parse() -> argparse.Namespace:
     of_pairs = commands.add_parser("pairs", parents=[both])
     of_pairs.add_argument("--pairs", type=int, default=12)
     of_pairs.add_argument("--streams", type=int, default=16)
-    of_pairs.add_argument("--all-threads", action="store_true", help="of the engine that is used directly")
     of_load = commands.add_parser("load", parents=[both])
     of_load.add_argument("servers", nargs="*", metavar="NAME=HOST:PORT")
     of_load.add_argument("--peers", nargs="+", choices=list(SERVERS), default=[], help="to start beside Tokenwright")
@@ -259,6 +288,10 @@ def parse() -> argparse.Namespace:
     of_load.add_argument("--clients", nargs="+", type=int, default=[1, 8, 32])
     of_load.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     of_load.add_argument("--each", type=int, default=3, help="requests of a client")
+    of_threads = commands.add_parser("threads", parents=[both])
+    of_threads.add_argument("--pairs", type=int, default=8)
+    of_threads.add_argument("--clients", nargs="+", type=int, default=[1, 8])
+    of_threads.add_argument("--threads", nargs=2, type=int, default=[1, 2])
     arguments = parser.parse_args()
     if min(arguments.tokens, *(vars(arguments).get(name, 1) for name in ("pairs", "streams", "each"))) < 1:
         parser.error("give numbers above 0")
@@ -271,7 +304,7 @@ def main() -> None:
         return
     arguments = parse()
     os.environ.setdefault("TOKENWRIGHT_CACHE", str((arguments.root / "cache").absolute()))
-    found = (pairs if arguments.command == "pairs" else load)(arguments)
+    found = {"pairs": pairs, "load": load, "threads": threads}[arguments.command](arguments)
     out = arguments.out or Path(f"build/benchmarks/serving-{arguments.command}-{arguments.model}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"about": about(), "figures": found}, default=str) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
     "completions and chat completions": (openai_schema.CompletionBody, openai_schema.ChatBody),
     "responses": (responses_schema.Create,),
     "Anthropic": (anthropic_schema.Messages, anthropic_schema.CountTokens),
-    "Ollama": (ollama_schema.Generate, ollama_schema.Chat),
+    "Ollama": (ollama_schema.Generate, ollama_schema.Chat, ollama_schema.Embed, ollama_schema.Embeddings),
 }
 
 

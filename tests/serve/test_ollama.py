@@ -225,6 +225,53 @@ def test_the_list_and_the_card(talker: Talker, client: ollama.Client) -> None:
     assert httpx.get(f"{talker.url}/api/version").json() == {"version": tokenwright.__version__}
 
 
+def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Client) -> None:
+    texts = ["Once upon a time", "The cat"]
+    body = {"model": "tiny", "input": texts}
+    theirs = httpx.post(f"{talker.url}/v1/embeddings", json=body).raise_for_status().json()
+    vectors = [one["embedding"] for one in theirs["data"]]
+    both = client.embed("tiny:latest", texts, keep_alive="5m")
+    assert [list(one) for one in both.embeddings] == vectors
+    assert (both.model, both.prompt_eval_count) == ("tiny:latest", theirs["usage"]["prompt_tokens"])
+    assert both.total_duration is not None and both.total_duration > 0
+    assert [list(one) for one in client.embed("tiny", texts[1]).embeddings] == vectors[1:]
+    assert list(client.embeddings("tiny", texts[0]).embedding) == vectors[0]
+
+    async def main() -> Any:
+        async with ollama.AsyncClient(host=talker.url) as asynchronous:
+            return await asynchronous.embed("tiny", texts)
+
+    assert [list(one) for one in asyncio.run(main()).embeddings] == vectors
+    until(talker.idle)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"truncate": True}, "truncate is not supported"),
+        ({"dimensions": 8}, "dimensions is not supported"),
+        ({"options": {"num_ctx": 8}}, "options is not supported"),
+        ({"keep_alive": 0}, "keep_alive 0 is not supported"),
+        ({"input": []}, "input"),
+        ({"input": "a" * 20_000}, "tokens"),
+        ({"model": "llama"}, "'llama' does not exist here"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_embed_refuses(talker: Talker, body: dict[str, Any], named: str) -> None:
+    answer = httpx.post(f"{talker.url}/api/embed", json={"model": "tiny", "input": "x"} | body)
+    assert answer.status_code in (400, 404)
+    assert named in answer.json()["error"]
+
+
+def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
+    [model] = client.ps().models
+    assert (model.model, model.size, model.size_vram) == ("tiny", talker.llm.weight_bytes, 0)
+    assert model.context_length == talker.llm.context
+    assert model.expires_at is not None and model.expires_at.year == 9999
+    assert model.digest == client.list().models[0].digest
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [

@@ -83,7 +83,7 @@ def test_a_page_that_was_taken_away(installed: Path) -> None:
     [
         ("GET", "/", 200, "the page"),
         ("GET", "/nothing.js", 404, "there is no /nothing.js here"),
-        ("GET", "/api/ps", 404, "there is no /api/ps here"),
+        ("GET", "/api/blobs", 404, "there is no /api/blobs here"),
         ("PUT", "/", 405, "Method Not Allowed"),
         ("GET", "/v1/completions", 405, "/v1/completions answers POST, not GET"),
         ("DELETE", "/api/chat", 405, "/api/chat answers POST, not DELETE"),

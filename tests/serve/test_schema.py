@@ -45,7 +45,7 @@ def shortened(path: str, body: Any) -> Any:
     found = dict(body)
     if path in LENGTHS:
         found.setdefault(LENGTHS[path], SHORT)
-    elif path.startswith("/api/") and isinstance(found.setdefault("options", {}), dict):
+    elif path in ("/api/chat", "/api/generate") and isinstance(found.setdefault("options", {}), dict):
         found["options"] = {"num_predict": SHORT} | found["options"]
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if isinstance(found.get(name), int) and found[name] > SHORT:

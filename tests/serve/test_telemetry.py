@@ -31,7 +31,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": ["Once", "Twice"], "max_tokens": 4},
     "/api/generate": {"prompt": "Once", "options": {"num_predict": 4}, "stream": False},
     "/v1/embeddings": {"input": ["Once", "Twice"]},
+    "/api/embed": {"input": ["Once", "Twice"]},
+    "/api/embeddings": {"prompt": "Once"},
 }
+EMBED = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 Take = Callable[[int], Sequence[ReadableSpan]]
 
@@ -67,7 +70,7 @@ def take(exported: InMemorySpanExporter) -> Take:
 def test_a_request_is_a_span_with_its_queue_prefill_and_decode(
     traced: Talker, take: Take, path: str, stream: bool
 ) -> None:
-    if stream and path == "/v1/embeddings":
+    if stream and path in EMBED:
         return
     body = BODIES[path] | {"model": "tiny"} | ({"stream": True} if stream else {})
     before = time.time_ns()
@@ -83,8 +86,8 @@ def test_a_request_is_a_span_with_its_queue_prefill_and_decode(
     assert (decode.end_time or 0) <= (request.end_time or 0) <= time.time_ns()
     assert (prefill.start_time, decode.start_time) == (queue.end_time, prefill.end_time)
     found = dict(request.attributes or {})
-    texts = 2 if path in ("/v1/completions", "/v1/embeddings") else 1
-    written = 0 if path == "/v1/embeddings" else 4 * texts
+    texts = 2 if path in ("/v1/completions", "/v1/embeddings", "/api/embed") else 1
+    written = 0 if path in EMBED else 4 * texts
     ended = "stop" in str(found.get("gen_ai.response.finish_reasons"))  # the draws are not fixed
     assert found["gen_ai.usage.output_tokens"] == written or ended
     assert isinstance(found["gen_ai.usage.input_tokens"], int) and found["gen_ai.usage.input_tokens"] > texts

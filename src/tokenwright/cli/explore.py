@@ -81,7 +81,7 @@ def explore(
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, uncollected(opt.loader(name, trace=True, **engine))), names, page)
+    app = make_app(Explorer(name, uncollected(opt.loader(name, trace=True, browser=True, **engine))), names, page)
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if not no_browser:

@@ -112,7 +112,7 @@ ServerThreads = Annotated[
     Option(
         min=1,
         max=4096,
-        help="Threads that compute; by default a server takes one fewer than cores.",
+        help="Threads that compute; by default one per core; one fewer in explore, and without native kernels.",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -299,17 +299,23 @@ def opened(
         yield llm
 
 
-def loader(model: str, *, threads: int | None = None, **options: Any) -> Callable[[Callable[[int, int], None]], LLM]:
-    """The function that loads a server's model, in a thread of the server. threads: None for one fewer than cores."""
+def loader(
+    model: str, *, threads: int | None = None, browser: bool = False, **options: Any
+) -> Callable[[Callable[[int, int], None]], LLM]:
+    """The function that loads a server's model, in a thread of the server.
+
+    threads: None for one per core, or one fewer where a browser draws on this machine, and where torch computes.
+    """
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import compute_with, leave_a_core
+        from tokenwright.backends.native.kernels import find_kernels
         from tokenwright.llm import LLM
 
-        if threads is None:
-            leave_a_core()
-        else:
+        if threads is not None:
             compute_with(threads)
+        elif browser or find_kernels() is None:
+            leave_a_core()
         return LLM(model, report=report, **options)
 
     return load

@@ -22,9 +22,21 @@ from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.ollama_card import card, entry
-from tokenwright.serve.ollama_schema import Chat, Generate, Message, Options, Prompted, Show
-from tokenwright.serve.openai_replies import Tokens, dumps
+from tokenwright.serve.ollama_card import card, entry, loaded
+from tokenwright.serve.ollama_schema import (
+    Chat,
+    Embed,
+    Embedded,
+    Embeddings,
+    Generate,
+    Message,
+    Options,
+    Prompted,
+    Show,
+)
+from tokenwright.serve.openai_embeddings import Embedded as Vectors
+from tokenwright.serve.openai_embeddings import embedded, numbers_of, tokens_of
+from tokenwright.serve.openai_replies import Tokens, dumps, written
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
 from tokenwright.text import Tokenizer
@@ -40,7 +52,7 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
 
 
 NDJSON = "application/x-ndjson"
-API = Api(("/api/",), error_body, queued=frozenset(("/api/generate", "/api/chat")))
+API = Api(("/api/",), error_body, queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")))
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -56,6 +68,32 @@ def add(app: FastAPI, service: Service) -> None:
         body = await body_of(request, Chat, any_type=True)
         prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
         return await _reply(request, service, body, prompt)
+
+    @app.post("/api/embed", openapi_extra=takes(Embed), tags=["Ollama"])
+    async def embed(request: Request) -> Response:
+        body = await body_of(request, Embed, any_type=True)
+        found = await _vectors(request, service, body, [body.input] if isinstance(body.input, str) else body.input)
+        seconds = sum(durations(one.counts(), one.timings())["total_duration"] for one, _ in found)
+
+        def reply() -> Line:
+            vectors = [vector.tolist() for _, vector in found]
+            times = {"total_duration": seconds, "load_duration": 0, "prompt_eval_count": tokens_of(found)}
+            return {"model": body.model, "embeddings": vectors, **times}
+
+        return Response(await written(reply, numbers_of(found)), media_type="application/json")
+
+    @app.post("/api/embeddings", openapi_extra=takes(Embeddings), tags=["Ollama"])
+    async def embeddings(request: Request) -> Response:
+        body = await body_of(request, Embeddings, any_type=True)
+        found = await _vectors(request, service, body, [body.prompt])
+        return Response(
+            await written(lambda: {"embedding": found[0][1].tolist()}, numbers_of(found)), media_type="application/json"
+        )
+
+    @app.get("/api/ps", tags=["Ollama"])
+    async def running() -> dict[str, Any]:
+        llm = await service.opened()
+        return {"models": [loaded(name, llm, service.created) for name in service.names]}
 
     @app.get("/api/version", tags=["Ollama"])
     async def version() -> dict[str, str]:
@@ -77,6 +115,11 @@ def add(app: FastAPI, service: Service) -> None:
 def plain_name(name: str) -> str:
     """A model's name without the tag that Ollama's clients put behind it."""
     return name.removesuffix(":latest")
+
+
+async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:
+    check_keep_alive(body)
+    return await embedded(request, service, plain_name(body.model), inputs)
 
 
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
@@ -153,7 +196,7 @@ def _repetition(options: Options) -> dict[str, Any]:
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
 
 
-def check_keep_alive(body: Prompted) -> None:
+def check_keep_alive(body: Prompted | Embedded) -> None:
     """Raises RequestError for a request to unload the model."""
     if body.keep_alive in (0, 0.0, "0", "0s", "0m", "0h"):
         raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")

@@ -13,6 +13,9 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
 
 
+NEVER = "9999-12-31T23:59:59Z"
+
+
 def entry(name: str, llm: LLM, created: int) -> dict[str, Any]:
     """A model in the list. created: when it was loaded, in seconds since 1970; digest: of its configuration."""
     return {
@@ -22,6 +25,18 @@ def entry(name: str, llm: LLM, created: int) -> dict[str, Any]:
         "size": llm.weight_bytes,
         "digest": hashlib.sha256(repr(llm.config).encode()).hexdigest(),
         "details": details(llm),
+    }
+
+
+def loaded(name: str, llm: LLM, created: int) -> dict[str, Any]:
+    """A model in the list of those that are loaded: this one, for as long as the server runs."""
+    found = entry(name, llm, created)
+    del found["modified_at"]
+    on_gpu = llm.loaded.device.type == "cuda"
+    return found | {
+        "expires_at": NEVER,
+        "size_vram": llm.weight_bytes if on_gpu else 0,
+        "context_length": llm.context,
     }
 
 

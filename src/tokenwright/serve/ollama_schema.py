@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API: POST /api/generate, /api/chat and /api/show."""
+"""The bodies of Ollama's API: POST /api/generate, /api/chat, /api/embed, /api/embeddings and /api/show."""
 
 from typing import Annotated, Literal
 
@@ -23,8 +23,10 @@ from tokenwright.serve.fields import (
 _LOADED = "the server's command line says how the model is loaded"
 _NO_IMAGES = Refused("models here read text", ([],))
 MOST_LOGPROBS = 20  # as in Ollama
+MOST_TEXTS = 2_048  # of one request for embeddings
 
 Window = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
+KeepAlive = float | Annotated[str, Field(max_length=32)] | None
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
@@ -92,7 +94,7 @@ class Prompted(Body):
     stream: bool = True
     format: Literal["", "json"] | Object = ""
     options: Options = Options()
-    keep_alive: float | Annotated[str, Field(max_length=32)] | None = None
+    keep_alive: KeepAlive = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
@@ -158,3 +160,30 @@ class Chat(Prompted):
 
     messages: Annotated[list[Message], many(MOST_ITEMS)] = []
     tools: Annotated[list[Tool], many(MOST_TOOLS)] = []
+
+
+class Embedded(Body):
+    """What /api/embed and /api/embeddings have in common."""
+
+    refused = {"options": Refused("an embedding has no options", ({},))}
+
+    model: Name
+    keep_alive: KeepAlive = None
+
+
+class Embed(Embedded):
+    """POST /api/embed."""
+
+    refused = {
+        **Embedded.refused,
+        "truncate": Refused("a text is never cut", (False,)),
+        "dimensions": Refused("vectors have the width of the model"),
+    }
+
+    input: Text | Annotated[list[Text], many(MOST_TEXTS, 1)]
+
+
+class Embeddings(Embedded):
+    """POST /api/embeddings, which /api/embed has replaced."""
+
+    prompt: Text

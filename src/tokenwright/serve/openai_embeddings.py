@@ -7,6 +7,7 @@ A language model was not trained to make embeddings; these are what its hidden s
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,51 @@ from tokenwright.serve.openai_schema import EmbeddingBody
 from tokenwright.serve.service import Service
 from tokenwright.serve.several import gathered
 
+Embedded = list[tuple[Generation, NDArray[np.float32]]]
+
+
+async def embedded(
+    request: Request, service: Service, model: str, inputs: Sequence[Any], truncate: int | None = None
+) -> Embedded:
+    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all."""
+    if model not in service.names:
+        raise no_model(model, service.names)
+    about(request).model = model
+    each = [
+        Wanted(
+            prompt=one,
+            embed=True,
+            model=model,
+            caller=about(request).caller,
+            request_id=about(request).request_id,
+            truncate_prompt_tokens=truncate,
+        )
+        for one in inputs
+    ]
+    found = await unless_gone(request, gathered(lambda wanted: _embedded(service, wanted), each))
+    about(request).ended([generation for generation, _ in found])
+    return found
+
+
+def tokens_of(found: Embedded) -> int:
+    """The tokens of all texts."""
+    return sum(len(generation.prompt_ids) for generation, _ in found)
+
+
+def numbers_of(found: Embedded) -> int:
+    """The numbers of all vectors."""
+    return sum(len(vector) for _, vector in found)
+
+
+async def _embedded(service: Service, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
+    generation = await service.start(wanted)
+    try:
+        await generation.answers()
+    finally:
+        generation.cancel()
+    vector = generation.embedding()
+    return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
+
 
 class Embeddings:
     """The handler."""
@@ -33,25 +79,10 @@ class Embeddings:
     async def embed(self, request: Request) -> Response:
         """The embedding of each text."""
         body = await body_of(request, EmbeddingBody)
-        if body.model not in self.service.names:
-            raise no_model(body.model, self.service.names)
-        about(request).model = body.model
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-        each = [
-            Wanted(
-                prompt=one,
-                embed=True,
-                model=body.model,
-                caller=about(request).caller,
-                request_id=about(request).request_id,
-                truncate_prompt_tokens=body.truncate_prompt_tokens,
-            )
-            for one in inputs
-        ]
-        found = await unless_gone(request, gathered(self._embedded, each))
-        about(request).ended([generation for generation, _ in found])
-        tokens = sum(len(generation.prompt_ids) for generation, _ in found)
+        found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
+        tokens = tokens_of(found)
 
         def reply() -> dict[str, Any]:
             data = [
@@ -61,16 +92,7 @@ class Embeddings:
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
             return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
 
-        return Response(await written(reply, sum(len(vector) for _, vector in found)), media_type="application/json")
-
-    async def _embedded(self, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
-        generation = await self.service.start(wanted)
-        try:
-            await generation.answers()
-        finally:
-            generation.cancel()
-        vector = generation.embedding()
-        return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
+        return Response(await written(reply, numbers_of(found)), media_type="application/json")
 
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:

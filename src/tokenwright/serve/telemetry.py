@@ -28,6 +28,8 @@ OPERATIONS: Mapping[str, str] = {  # of the paths that generate
     "/v1/completions": "text_completion",
     "/api/generate": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
 }
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXTRA = "pip install 'tokenwright[otel]', or unset the variables"
