@@ -221,8 +221,8 @@ static void locate(const Heads& heads, const ChunkRows& chunk, int64_t page_size
 constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // vectors of 16 lanes that fit in registers,
 constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                   // for so many queries
 constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // queries in registers with fewer vectors,
-constexpr int FEW_QUERIES = 2 * GROUP_QUERIES;  // with one such vector; so many read keys and values in place
 constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // such as these of keys that are read in place
+constexpr int FEW_QUERIES = WIDTH == 16 ? 16 : GROUP_QUERIES;        // so many read them in place, with one vector
 
 TW_INLINE const QueryRows& meeting(const Tile& tile, const Block& block) { return block.sinks ? tile.sink_q : tile.q; }
 
@@ -641,7 +641,8 @@ template <int64_t FORMAT>
 static void mix_stored(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   const StoredValues<FORMAT> kind{tile, block};
   const int64_t columns = whole(tile.values, 16);
-  const int64_t step = last - first <= GROUP_QUERIES ? columns : 8 * VECTORS;  // the second group finds them in L1
+  // A second group of queries finds the values of a few columns in the nearest cache.
+  const int64_t step = last - first <= GROUP_QUERIES ? columns : 16 * KEY_VECTORS;
   for (int64_t from = 0; from < columns; from += step)
     side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind, from, least(from + step, columns)}, first, last);
 }
