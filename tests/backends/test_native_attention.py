@@ -119,7 +119,7 @@ def cases(draw: st.DrawFn) -> Case:
     case = Case(
         size=draw(st.sampled_from([2, 3, 5, 16, 31, 34, 64, 65, 80, 128, 250, 256])),
         kv_heads=draw(st.integers(1, 3)),
-        shared=draw(st.sampled_from([1, 2, 3, 4, 7, 9])),
+        shared=draw(st.sampled_from([1, 2, 3, 4, 7, 9, 16])),
         page_size=draw(st.integers(1, 64)),
         tokens=tokens,
         rows=draw(st.integers(1, tokens)),

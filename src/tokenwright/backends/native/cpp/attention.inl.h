@@ -222,6 +222,7 @@ constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;  // vectors of 16 
 constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                   // for so many queries
 constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // queries in registers with fewer vectors,
 constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // such as these of keys that are read in place
+constexpr int FEW_QUERIES = WIDTH == 16 ? 16 : GROUP_QUERIES;        // so many read them in place, with one vector
 
 TW_INLINE const QueryRows& meeting(const Tile& tile, const Block& block) { return block.sinks ? tile.sink_q : tile.q; }
 
@@ -294,7 +295,7 @@ struct StoredScores {
         for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
 #pragma GCC unroll 2
         for (int k = 0; k < lines; k++, q += tile.beside)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
           for (int i = 0; i < N; i++) {
             const F number = all(q[i]);
 #pragma GCC unroll 2
@@ -302,7 +303,7 @@ struct StoredScores {
           }
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < N; i++)
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) store(tile.weights + (query + i) * BLOCK + lane + 16 * v, total[i][v]);
@@ -310,11 +311,19 @@ struct StoredScores {
 
   template <int N>
   void run(int64_t query) const {
+    constexpr int fit = N > GROUP_QUERIES ? 1 : KEY_VECTORS;
     int64_t lane = block.first();
-    for (; lane + 16 * KEY_VECTORS <= block.last(); lane += 16 * KEY_VECTORS) vectors<N, KEY_VECTORS>(query, lane);
+    for (; lane + 16 * fit <= block.last(); lane += 16 * fit) vectors<N, fit>(query, lane);
     for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
   }
 };
+
+template <int64_t FORMAT>
+static void score_stored(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  const StoredScores<FORMAT> kernel{tile, block};
+  for (; first + FEW_QUERIES <= last; first += FEW_QUERIES) kernel.template run<FEW_QUERIES>(first);
+  side_by_side<GROUP_QUERIES>(kernel, first, last);
+}
 
 // Adds one group's integer sums, times the scales of the keys and of the query, to a query's scores from a lane on.
 template <int V>
@@ -426,10 +435,10 @@ static void score_queries(const Tile& tile, const Block& block, int64_t first, i
   if (tile.in_tiles) return score_in_tiles(tile, block, first, last);
 #endif
   if (scaled(format)) load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
-  if (last - first <= GROUP_QUERIES) switch (format) {
-      case F32: return side_by_side<GROUP_QUERIES>(StoredScores<F32>{tile, block}, first, last);
-      case BF16: return side_by_side<GROUP_QUERIES>(StoredScores<BF16>{tile, block}, first, last);
-      case F16: return side_by_side<GROUP_QUERIES>(StoredScores<F16>{tile, block}, first, last);
+  if (last - first <= FEW_QUERIES) switch (format) {
+      case F32: return score_stored<F32>(tile, block, first, last);
+      case BF16: return score_stored<BF16>(tile, block, first, last);
+      case F16: return score_stored<F16>(tile, block, first, last);
       case INT8: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT8>{tile, block}, first, last);
       case INT4: return side_by_side<GROUP_QUERIES>(StoredCodeScores<INT4>{tile, block}, first, last);
     }
@@ -568,6 +577,7 @@ template <typename Kind>
 struct Mix {
   const Tile& tile;
   const Kind& kind;
+  int64_t from, columns;  // [from, columns) of the values; the padding after their last vector is uninitialised
 
   template <int N, int V>
   inline __attribute__((always_inline)) void vectors(int64_t query, int64_t column, Stretch read) const {
@@ -607,8 +617,7 @@ struct Mix {
   void lanes(int64_t query, Stretch read) const {
     if (read.low >= read.high) return;
     constexpr int fit = N > QUERIES ? VECTORS / 2 : VECTORS;
-    const int64_t columns = whole(tile.values, 16);  // the padding after them is uninitialised
-    int64_t column = 0;
+    int64_t column = from;
     for (; column + 16 * fit <= columns; column += 16 * fit) vectors<N, fit>(query, column, read);
     if (fit > 2 && column + 32 < columns) return vectors<N, 3>(query, column, read);
     if (fit > 1 && column + 16 < columns) return vectors<N, 2>(query, column, read);
@@ -631,7 +640,11 @@ struct Mix {
 template <int64_t FORMAT>
 static void mix_stored(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   const StoredValues<FORMAT> kind{tile, block};
-  side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind}, first, last);
+  const int64_t columns = whole(tile.values, 16);
+  // A second group of queries finds the values of a few columns in the nearest cache.
+  const int64_t step = last - first <= GROUP_QUERIES ? columns : 16 * KEY_VECTORS;
+  for (int64_t from = 0; from < columns; from += step)
+    side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind, from, least(from + step, columns)}, first, last);
 }
 
 // For queries that read these lanes: the factors from weights to codes, and the value of one unit of a code.
@@ -725,7 +738,7 @@ template <int64_t FORMAT>
 static void mix_codes(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.scales);
   encode_weights(tile, first, last);
-  if (last - first <= GROUP_QUERIES && tile.values % SCALED == 0)
+  if (last - first <= FEW_QUERIES && tile.values % SCALED == 0)
     return side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, true>{tile, block}, first, last);
   decode_values(block, tile.size, tile.values, tile.depth, tile.numbers);
   side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, last);
@@ -736,7 +749,7 @@ static void mix_queries(const Tile& tile, const Block& block, int64_t first, int
 #if defined(TW_TILES)
   if (tile.in_tiles) return mix_in_tiles(tile, block, first, last);
 #endif
-  if (last - first <= GROUP_QUERIES && tile.values % 16 == 0) {
+  if (last - first <= FEW_QUERIES && tile.values % 16 == 0) {
     if (format == F32) return mix_stored<F32>(tile, block, first, last);
     if (format == BF16) return mix_stored<BF16>(tile, block, first, last);
     if (format == F16) return mix_stored<F16>(tile, block, first, last);
@@ -745,7 +758,7 @@ static void mix_queries(const Tile& tile, const Block& block, int64_t first, int
   if (format == INT4) return mix_codes<INT4>(tile, block, first, last);
   decode_values(block, tile.size, tile.values, tile.depth, tile.numbers);
   const DecodedValues kind{tile};
-  side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind}, first, last);
+  side_by_side<QUERIES>(Mix<DecodedValues>{tile, kind, 0, whole(tile.values, 16)}, first, last);
 }
 
 // ---- Tiles over a sequence ----
