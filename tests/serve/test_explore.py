@@ -607,6 +607,7 @@ ROUTES = [
     ("GET", "/runs/x/steps/0"),
     ("GET", "/runs/x/attention"),
     ("GET", "/runs/x/heads"),
+    ("GET", "/runs/x/times"),
     ("GET", "/runs/x/trace.json"),
     ("GET", "/runs/x/perfetto.json"),
     ("GET", "/chat/model"),

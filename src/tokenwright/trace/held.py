@@ -1,5 +1,6 @@
 """The rows of logits of a run's last steps, held so that other sampling settings can be tried without the model."""
 
+import threading
 from collections import OrderedDict
 
 import torch
@@ -8,37 +9,37 @@ MOST_BYTES = 16 * 2**20  # of one run
 
 
 class HeldLogits:
-    """The last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
+    """Copies of the last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
 
-    The engine thread adds rows; any thread reads them.
+    The engine thread adds rows; any thread reads them. A new row is written where the oldest was: memory that the
+    system has to map first costs several times what the copy does.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
         self.nbytes = 0
         self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
 
     def add(self, step: int, logits: torch.Tensor) -> None:
-        """Hold a step's row, which nobody writes to any more, and let the oldest go where there is no room.
-
-        It is copied if its memory holds other rows as well.
-        """
-        row = logits.float()
-        if row.untyped_storage().nbytes() > row.nbytes:
-            row = row.clone()
-        if (before := self._rows.pop(step, None)) is not None:  # of an attempt that failed
-            self.nbytes -= before.nbytes
-        self._rows[step] = row
-        self.nbytes += row.nbytes
-        while self.nbytes > self.most and len(self._rows) > 1:
-            _, oldest = self._rows.popitem(last=False)
-            self.nbytes -= oldest.nbytes
+        """Hold a step's row, in the place of the oldest where there is no room for more."""
+        with self._lock:
+            row = self._rows.pop(step, None)  # of an attempt that failed
+            if row is None and self._rows and self.nbytes + 4 * len(logits) > self.most:
+                _, row = self._rows.popitem(last=False)
+            if row is None:
+                row = torch.empty(len(logits))
+                self.nbytes += row.nbytes
+            self._rows[step] = row.copy_(logits)
 
     def get(self, step: int) -> torch.Tensor | None:
-        """The row of a step; None: it is not held, or no longer."""
-        return self._rows.get(step)
+        """A copy of the row of a step; None: it is not held, or no longer."""
+        with self._lock:
+            row = self._rows.get(step)
+            return None if row is None else row.clone()
 
     @property
     def first(self) -> int | None:
         """The oldest step whose row is held."""
-        return next(iter(self._rows), None)
+        with self._lock:
+            return next(iter(self._rows), None)
