@@ -1,8 +1,8 @@
 """What a step tells of itself to those who watch one: times, counts, and what one head reads at the rows they name."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -42,7 +42,7 @@ class Watched:
     head: int
     row: int
     weights: torch.Tensor | None = None
-    highest: list[int] = field(default_factory=list)
+    highest: Sequence[int] = ()
     entropy: float | None = None
 
 
@@ -50,17 +50,17 @@ class Watched:
 class Observed:
     """The facts of one forward pass. Counts are those of the operations that ran.
 
-    ends: when the embedding, each layer's attention and MLP, and the pass had ended, in seconds of the monotonic clock.
+    ends: when the embedding, each layer's attention and MLP, and the pass had ended, in ns of the monotonic clock.
     looking_s: seconds after that which the watched rows took.
     layer_flop, head_flop: of the matrix products over all rows, in all layers and in the head. weight_bytes: read by
     these products. attention_flop, kv_read, kv_written: of each chunk, the last two in bytes.
     """
 
-    ends: list[float]  # [2 layers + 2]
+    ends: Sequence[int]  # [2 layers + 2]
     looking_s: float
     layer_flop: int
     head_flop: int
     weight_bytes: int
-    attention_flop: list[int]  # [C]
-    kv_read: list[int]  # [C]
-    kv_written: list[int]  # [C]
+    attention_flop: Sequence[int]  # [C]
+    kv_read: Sequence[int]  # [C]
+    kv_written: Sequence[int]  # [C]

@@ -234,7 +234,9 @@ def _picked(
         return [Fault(sequence.id, error)]
     written = len(sequence.tokens) - len(request.prompt)
     known = best if request.argmax and mask is None and written >= params.min_tokens else None
-    if known is not None and not params.logprobs and observe is unobserved:  # the argmax and the total suffice
+    if known is not None and not params.logprobs:  # the argmax and the total suffice
+        if observe is not unobserved:
+            observe(chunk, torch.from_numpy(rows[last]), None)
         tokens, logprobs = (known,), (rows.item(last, known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     values = rows[last]

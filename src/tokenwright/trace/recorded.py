@@ -14,6 +14,7 @@ from tokenwright.backends.observed import Observed, Watched
 from tokenwright.decode.sampler import uniform
 from tokenwright.engine import Pick
 from tokenwright.models.cost import CostModel
+from tokenwright.trace.held import HeldLogits
 from tokenwright.trace.rows import coded
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
@@ -62,10 +63,16 @@ class Recorded:
     choice: Choice | None
     observed: Observed
     costs: CostModel
+    held: HeldLogits
 
     def frame(self, step: int, times: Times) -> StepFrame:
-        """The frame of the step, with the number `step`. To be called once: what it takes is a part of `recording`."""
+        """The frame of the step, with the number `step`; its logits are held from now on.
+
+        To be called once: what it takes is a part of `recording`.
+        """
         began, observed, index, choice = time.perf_counter(), self.observed, self.index, self.choice
+        if choice is not None:
+            self.held.add(step, choice.logits)
         layers = _layers(observed)
         candidates = () if choice is None else self._candidates(choice)
         of_token = {one.token: one for one in candidates}
@@ -91,7 +98,7 @@ class Recorded:
             step_us=_us(times.whole),
             attention_us=sum(layer.attention_us for layer in layers),
             mlp_us=sum(layer.mlp_us for layer in layers),
-            head_us=_us(observed.ends[-1] - observed.ends[-2]),
+            head_us=_us((observed.ends[-1] - observed.ends[-2]) / 1e9),
             sampling_us=_us(times.sampling),
             recording_us=_us(recording),
             token=token,
@@ -109,7 +116,7 @@ class Recorded:
 
     def _candidates(self, choice: Choice) -> tuple[Candidate, ...]:
         assert self.row is not None, "the chunk picks a token"
-        token, highest, logits = choice.pick.tokens[0], self.row.highest, choice.logits.numpy()
+        token, highest, logits = choice.pick.tokens[0], list(self.row.highest), choice.logits.numpy()
         ids = highest if token in highest else [*highest[:-1], token]
         total = float(logits[token]) - choice.pick.logprobs[0]
         samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
@@ -140,7 +147,7 @@ class Recorded:
 
 def _layers(observed: Observed) -> tuple[LayerTime, ...]:
     first = observed.ends[0]
-    borders = [_us(end - first) for end in observed.ends[:-1]]
+    borders = [(end - first + 500) // 1000 for end in observed.ends[:-1]]
     halves = [after - before for before, after in pairwise(borders)]
     return tuple(map(LayerTime, halves[::2], halves[1::2]))
 

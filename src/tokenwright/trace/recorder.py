@@ -119,7 +119,6 @@ class Recorder:
                 drafts.append(_Draft(watch, chunk, index, Watched(*watch.watched, row) if chunk.picks else None))
         return drafts
 
-    @torch.inference_mode()
     def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
         """The sampler's results, after recording the watched rows."""
         if not self._drafts or self._observed is None:
@@ -134,7 +133,6 @@ class Recorder:
             identity, choice = draft.chunk.sequence.id, None
             if (pick := picks.get(identity)) is not None:
                 choice = Choice(pick, *seen[identity], draft.chunk.request.params.seed)
-                draft.watch.held.add(draft.watch.step, choice.logits)
             recorded.append((draft.watch, self._recorded(draft, choice, len(output.rows[draft.index]), observed)))
         self._recording_s = self.clock() - sampled + observed.looking_s
         self._sampling_s = sampled - began
@@ -169,6 +167,7 @@ class Recorder:
             choice=choice,
             observed=observed,
             costs=self.costs,
+            held=watch.held,
         )
         watch.seen = max(watch.seen, chunk.stop)
         return recorded

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import byref
 
+import numpy as np
 import torch
 
 from tokenwright.backends import Logits
@@ -73,8 +74,8 @@ class Program:
         chunks = self._chunk_rows(batch, alive)
         count = len(wanted)
         best, totals = array("q", [0]) * count, array("d", [0.0]) * count
-        logits = torch.empty(count, model.graph.vocab_size)
-        hidden = torch.empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
+        logits = _empty(count, model.graph.vocab_size)
+        hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
         words = (  # the words of a `lib.Batch`
             len(tokens),
             tokens.buffer_info()[0],
@@ -109,7 +110,7 @@ class Program:
         highest = array("q", [0]) * (candidates * len(watched))
         entropies, rows = array("d", [0.0]) * len(watched), array("q")
         for i, one in enumerate(watched):
-            one.weights = torch.empty(batch.position(one.row) + 1)
+            one.weights = _empty(batch.position(one.row) + 1)
             at = logits_rows.index(one.row) if one.row in logits_rows else -1
             places = highest.buffer_info()[0] + 8 * candidates * i, entropies.buffer_info()[0] + 8 * i
             rows.extend((one.layer, one.head, one.row, one.weights.data_ptr(), at, *places))
@@ -119,11 +120,9 @@ class Program:
         logits = self(batch, struct.buffer_info()[0])
         for i, one in enumerate(watched):
             if one.row in logits_rows:
-                one.highest = highest[candidates * i : candidates * (i + 1)].tolist()
+                one.highest = highest[candidates * i : candidates * (i + 1)]
                 one.entropy = entropies[i] / math.log(2)
-        layers, head, weights = struct[5:8]
-        each = flop.tolist(), read.tolist(), written.tolist()
-        return logits, Observed([end / 1e9 for end in ends], struct[1] / 1e9, layers, head, weights, *each)
+        return logits, Observed(ends, struct[1] / 1e9, struct[5], struct[6], struct[7], flop, read, written)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
         """The words of a `lib.ChunkRows` for each chunk."""
@@ -232,6 +231,11 @@ class RotaryCache:
     def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
         positions = torch.arange(start, stop)
         return torch.cat([_halves(table.rows(positions, limit)) for table in self._tables], 1)
+
+
+def _empty(*shape: int) -> torch.Tensor:
+    """`torch.empty`, without letting go of the interpreter: another thread would hold it before the native call."""
+    return torch.from_numpy(np.empty(shape, np.float32))
 
 
 def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> torch.Tensor | None:

@@ -27,7 +27,7 @@ class Observer:
         self._counts = counts
         self._store = store
         self._clock = device_clock(store.device)
-        self._ends: list[float] = []
+        self._ends: list[int] = []
         self._layer_flop = 0
         self._queries: dict[int, torch.Tensor] = {}  # by the index of the watched row: [H, D]
         self._sink_queries: dict[int, torch.Tensor] = {}
@@ -36,7 +36,7 @@ class Observer:
         """See what the pass shows."""
         match site:
             case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
-                self._ends.append(self._clock())
+                self._ends.append(_ns(self._clock()))
                 self._layer_flop = self._counts.flop  # so far; the last time of all layers
             case Site.QUERY | Site.SINK_QUERY:
                 kept = self._queries if site is Site.QUERY else self._sink_queries
@@ -58,7 +58,7 @@ class Observer:
             return [counter[index] for index in chunks]
 
         return Observed(
-            [*self._ends, ended],
+            [*self._ends, _ns(ended)],
             self._clock() - ended,
             self._layer_flop,
             counts.flop - self._layer_flop,
@@ -79,6 +79,10 @@ class Observer:
             one.weights = attention_row(view, read, query[one.head], sink_query, group, scoring).cpu()
         except RuntimeError:  # of torch, most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", one.layer, one.head)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def attention_row(
