@@ -4,8 +4,19 @@ from importlib.resources import files
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 LOOKS = ("dark", "light", "forced colours")
-ALL = "{resultTypes: ['violations']}"
-COLOURS = "{resultTypes: ['violations'], runOnly: ['color-contrast']}"  # what depends on the look is contrast
+ALL = {"resultTypes": ["violations"]}
+# Chromium tells -webkit-text-fill-color, which axe reads, as it was before colours were forced: the others are painted.
+CHECK = """async ([where, rules]) => {
+  const all = matchMedia('(forced-colors: active)').matches ? [...document.querySelectorAll('body *')] : []
+  const colours = all.map((one) => getComputedStyle(one).color)
+  all.forEach((one, i) => one.style.setProperty('-webkit-text-fill-color', colours[i]))
+  try {
+    return (await axe.run(where === 'document' ? document : where, rules)).violations
+  } finally {
+    all.forEach((one) => one.style.removeProperty('-webkit-text-fill-color'))
+  }
+}"""
+COLOURS = {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}  # what depends on the look is contrast
 
 
 def look(explored, name):
@@ -15,15 +26,15 @@ def look(explored, name):
     explored.tab.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
 
 
-def serious(explored, where="'.rail'", rules=ALL):
+def serious(explored, where=".rail", rules=ALL):
     """What axe finds serious or worse in a part of the page: the rule, and the first element."""
     if not explored.tab.evaluate("'axe' in window"):
         explored.tab.evaluate(AXE)
-    found = explored.tab.evaluate(f"async () => (await axe.run({where}, {rules})).violations")
+    found = explored.tab.evaluate(CHECK, [where, rules])
     return [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
 
 
-def findings(explored, where="'.rail'"):
+def findings(explored, where=".rail"):
     """What is serious in any look: all rules in the first one, contrast in the others. The first look is back after."""
     found = {}
     for name in (*LOOKS[1:], LOOKS[0]):

@@ -82,7 +82,7 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
     row = f".sampler-list tbody tr:first-child[data-token='{first['token']['id']}'] [data-sampled]"
     explored.until(f"Math.abs(document.querySelector(`{row}`)?.dataset.sampled - {first['sampled']}) < 1e-9")
     assert steps == [] and sent == [], "the model computes nothing"
-    assert findings(explored, "'.panel'") == {}
+    assert findings(explored, ".panel") == {}
 
     opened(explored, "Branches")
     ids, parent = explored.state["ids"], explored.state["run"]
@@ -101,7 +101,7 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
         assert shown == {f"branch_{branch['run']}_{name}": value for name, value in told.items()}
         assert branch["shared"] == (n + 5) // 16 > 0
     explored.tab.get_by_text("pages shared with a branch").wait_for()
-    assert findings(explored, "'.panel'") == {}
+    assert findings(explored, ".panel") == {}
     shared, own = dots(explored, 2), dots(explored, n + 5)
     explored.tab.locator(f"[data-branch='{parent}'] .tree-choose").click()
     explored.until(f"window.__explorer.state.run === '{parent}'")
@@ -177,7 +177,7 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     told = explored.tab.locator("[data-narration=race]")
     assert f"{n + 63} tokens went through the layers with the cache, and {sum(range(n, n + 64)):,}" in told.inner_text()
     check_lanes(explored, n + 64)
-    assert findings(explored, "'.panel'") == {}
+    assert findings(explored, ".panel") == {}
     explored.press("Home")
     told.wait_for(state="detached")  # whoever moves in the run sees the run
 

@@ -15,7 +15,7 @@ def opened(explored, name):
 
 def clean(explored):
     """Nothing serious by axe in any look; nothing wider than the page."""
-    assert findings(explored, "'.panel'") == {}
+    assert findings(explored, ".panel") == {}
     assert explored.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

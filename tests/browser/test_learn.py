@@ -141,7 +141,7 @@ def test_axe_finds_nothing_serious(lesson):
     lesson.tab.get_by_role("button", name="Figures").click()
     assert findings(lesson, "document") == {}
     lesson.tab.add_style_tag(content=HIDDEN)
-    assert findings(lesson, "'.top'").keys() == set(LOOKS), "and in every look"
+    assert findings(lesson, ".top").keys() == set(LOOKS), "and in every look"
 
 
 def test_on_a_phone_nothing_is_too_wide_or_too_small(browser, server):
