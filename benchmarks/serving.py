@@ -7,7 +7,8 @@
 
 pairs: the same texts through `tokenwright serve` as concurrent streams, and through `LLM.generate` in a process of its
 own, in turn, from the first request to the last token; the output gives the ratio of each pair (its median with the
-interval of `pairs.py`), and the microseconds that a streamed token costs beyond the engine's.
+interval of `pairs.py`), and the microseconds that a streamed token costs beyond the engine's. Both have as many threads
+as `serve` gives the model.
 
 load: requests per second, tokens per second, and the time to the first token of clients that ask again as soon as they
 have been answered, for short and long prompts, with a beginning that all share and without. It starts Tokenwright, and
@@ -89,9 +90,10 @@ class Direct:
 
 def direct(asked: Mapping[str, Any]) -> None:
     """The main function of `Direct`'s process."""
-    from tokenwright import LLM, SamplingParams
+    from tokenwright import SamplingParams
+    from tokenwright.cli.options import loader
 
-    with LLM(asked["model"], **asked["llm"]) as llm:
+    with loader(asked["model"], **asked["llm"])(lambda *_: None) as llm:
         for line in sys.stdin:
             each = json.loads(line)
             params = [SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True) for _, tokens in each]

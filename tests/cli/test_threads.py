@@ -1,24 +1,37 @@
 """How many threads a server's model computes with, where nobody says."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tokenwright.backends.native import kernels
-from tokenwright.cli.options import loader
+from tokenwright.cli.options import QUICK, loader
 
 
 @pytest.mark.parametrize(
-    ("native", "browser", "threads", "found"),
-    [(True, False, None, 3), (True, True, None, 2), (False, False, None, 2), (True, True, 3, 3), (False, False, 1, 1)],
+    ("native", "browser", "threads", "weights", "found"),
+    [
+        (True, False, None, QUICK, 3),
+        (True, False, None, QUICK - 1, 2),
+        (True, True, None, QUICK, 2),
+        (True, True, None, 1, 2),
+        (False, False, None, 1, 2),
+        (True, True, 3, 1, 3),
+        (True, False, 3, 1, 3),
+        (False, False, 1, QUICK, 1),
+    ],
 )
-def test_a_core_is_left_to_a_browser_and_beside_torch(
-    monkeypatch: pytest.MonkeyPatch, native: bool, browser: bool, threads: int | None, found: int
+def test_a_core_is_left_to_a_browser_and_beside_torch_and_for_small_models(
+    monkeypatch: pytest.MonkeyPatch, native: bool, browser: bool, threads: int | None, weights: int, found: int
 ) -> None:
-    monkeypatch.setattr("tokenwright.llm.LLM", lambda *_, **__: torch.get_num_threads())
+    made = SimpleNamespace(kernels="avx2" if native else "reference", weight_bytes=weights)
+    monkeypatch.setattr("tokenwright.llm.LLM", lambda *_, **__: made)
     monkeypatch.setattr(kernels, "find_kernels", lambda: object() if native else None)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert loader("stories", threads=threads, browser=browser)(lambda *_: None) == found
+        assert loader("stories", threads=threads, browser=browser)(lambda *_: None) is made
+        assert torch.get_num_threads() == found
     finally:
         torch.set_num_threads(before)

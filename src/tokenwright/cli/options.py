@@ -112,7 +112,8 @@ ServerThreads = Annotated[
     Option(
         min=1,
         max=4096,
-        help="Threads that compute; by default one per core; one fewer in explore, and without native kernels.",
+        help="Threads that compute; by default one per core; one fewer in explore, for small models, and without "
+        "native kernels.",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -299,12 +300,16 @@ def opened(
         yield llm
 
 
+QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
+
+
 def loader(
     model: str, *, threads: int | None = None, browser: bool = False, **options: Any
 ) -> Callable[[Callable[[int, int], None]], LLM]:
     """The function that loads a server's model, in a thread of the server.
 
-    threads: None for one per core, or one fewer where a browser draws on this machine, and where torch computes.
+    threads: None for one per core, or one fewer where a browser draws on this machine, where torch computes, and for a
+    model whose weights are read in less time than the server needs for a step's tokens.
     """
 
     def load(report: Callable[[int, int], None]) -> LLM:
@@ -316,6 +321,9 @@ def loader(
             compute_with(threads)
         elif browser or find_kernels() is None:
             leave_a_core()
-        return LLM(model, report=report, **options)
+        llm = LLM(model, report=report, **options)
+        if threads is None and not browser and llm.kernels != "reference" and llm.weight_bytes < QUICK:
+            leave_a_core()
+        return llm
 
     return load
