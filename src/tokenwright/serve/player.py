@@ -106,7 +106,7 @@ class Player:
             commands.playing, commands.steps = False, commands.steps + 1
 
     def use_cache(self, on: bool) -> None:
-        """Switch the KV cache on or off, from the next step on."""
+        """Switch the KV cache on or off, from the next step that begins."""
         with self._commanding() as commands:
             commands.cache = on
 

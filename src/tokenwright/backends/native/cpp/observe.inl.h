@@ -112,7 +112,7 @@ class Observer {
     if (all.sink_q) std::copy_n(all.sink_q + one.row * all.sink_stride + one.head * size, size, sink_queries_[i].data());
   }
 
-  // Writes what the watched rows show, when all threads are done. sinks: whether a layer has queries for sinks.
+  // Writes what the watched rows show, when all threads are done.
   void look(const Kernels& k, const Model& model, const Batch& batch, float* scratch) const {
     for (int64_t i = 0; i < to_.watched; i++) {
       const WatchedRow& one = to_.row[i];
