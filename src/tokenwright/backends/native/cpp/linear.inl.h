@@ -253,10 +253,12 @@ TW_INLINE void kernel(const Work& work) {
 // How many rows are interleaved: enough that a kernel's pointers fit in registers.
 static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE : 1; }
 
-// Few rows: the weights come from memory, and one pass over them computes all rows.
-template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B>
+// Few rows: the weights come from memory, and one pass over them computes all rows. Block after block the weights are
+// one stream, whose end is where the prefetch of the next block begins; two blocks at once only where fp32 products
+// bound the kernel.
+template <int64_t FORMAT, int64_t GROUP, int SCALES, int R>
 static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
-  constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1;
+  constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1, B = quantised(FORMAT) || R <= 2 ? 1 : BLOCKS;
   const int64_t slabs = slabs_of(m);
   for (int64_t block = first; block < last;) {
     const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, AHEAD};
@@ -334,11 +336,11 @@ static void in_short_chunks(const Matrix& m, const QuantisedRows& rows, int64_t 
 template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void blocks_of(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   const int64_t count = rows.rows;
-  if (count == 1) return in_one_go<FORMAT, GROUP, SCALES, 1, BLOCKS>(m, rows, first, last, out);
-  if (count == 2) return in_one_go<FORMAT, GROUP, SCALES, 2, BLOCKS>(m, rows, first, last, out);
-  if (FEW_ROWS >= 4 && count <= 4) return in_one_go<FORMAT, GROUP, SCALES, 4, BLOCKS>(m, rows, first, last, out);
+  if (count == 1) return in_one_go<FORMAT, GROUP, SCALES, 1>(m, rows, first, last, out);
+  if (count == 2) return in_one_go<FORMAT, GROUP, SCALES, 2>(m, rows, first, last, out);
+  if (FEW_ROWS >= 4 && count <= 4) return in_one_go<FORMAT, GROUP, SCALES, 4>(m, rows, first, last, out);
 #if defined(__AVX512F__)
-  if (count <= 8) return in_one_go<FORMAT, GROUP, SCALES, 8, BLOCKS>(m, rows, first, last, out);
+  if (count <= 8) return in_one_go<FORMAT, GROUP, SCALES, 8>(m, rows, first, last, out);
   if (count <= 16) return in_short_chunks<FORMAT, GROUP, SCALES>(m, rows, first, last, out);
 #endif
   in_chunks<FORMAT, GROUP, SCALES>(m, rows, first, last, out);
