@@ -9,7 +9,11 @@ from tokenwright.serve.fields import Body, Refused, refusals
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 BODIES: dict[str, tuple[type[Body], ...]] = {
-    "completions and chat completions": (openai_schema.CompletionBody, openai_schema.ChatBody),
+    "completions, chats and embeddings": (
+        openai_schema.CompletionBody,
+        openai_schema.ChatBody,
+        openai_schema.EmbeddingBody,
+    ),
     "responses": (responses_schema.Create,),
     "Anthropic": (anthropic_schema.Messages, anthropic_schema.CountTokens),
     "Ollama": (ollama_schema.Generate, ollama_schema.Chat, ollama_schema.Embed, ollama_schema.Embeddings),

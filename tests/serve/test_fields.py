@@ -9,14 +9,35 @@ import openai.types.responses as openai_types
 import pytest
 from anthropic.types import message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
-from openai.types import shared_params
+from openai.types import chat, completion_create_params, embedding_create_params, shared_params
+from openai.types.chat import chat_completion_content_part_param as chat_part
 from openai.types.responses import response_create_params, response_input_item_param
 from pydantic import BaseModel, Field, ValidationError
 
-from tokenwright.serve import anthropic_schema, ollama_schema, responses_schema
+from tokenwright.serve import anthropic_schema, ollama_schema, openai_schema, responses_schema
 from tokenwright.serve.fields import Body, Refused, Share, complaint, refusals
 
 BODIES: list[tuple[type[Body], Any]] = [
+    (openai_schema.CompletionBody, completion_create_params.CompletionCreateParamsBase),
+    (openai_schema.CompletionBody, completion_create_params.CompletionCreateParamsStreaming),
+    (openai_schema.ChatBody, chat.completion_create_params.CompletionCreateParamsBase),
+    (openai_schema.ChatBody, chat.completion_create_params.CompletionCreateParamsStreaming),
+    (openai_schema.EmbeddingBody, embedding_create_params.EmbeddingCreateParams),
+    (openai_schema.SystemMessage, chat.ChatCompletionSystemMessageParam),
+    (openai_schema.SystemMessage, chat.ChatCompletionDeveloperMessageParam),
+    (openai_schema.UserMessage, chat.ChatCompletionUserMessageParam),
+    (openai_schema.AssistantMessage, chat.ChatCompletionAssistantMessageParam),
+    (openai_schema.ToolMessage, chat.ChatCompletionToolMessageParam),
+    (openai_schema.TextPart, chat.ChatCompletionContentPartTextParam),
+    (openai_schema.TextPart, chat.ChatCompletionContentPartImageParam),
+    (openai_schema.TextPart, chat.ChatCompletionContentPartInputAudioParam),
+    (openai_schema.TextPart, chat_part.File),
+    (openai_schema.RefusalPart, chat.ChatCompletionContentPartRefusalParam),
+    (openai_schema.FunctionTool, chat.ChatCompletionFunctionToolParam),
+    (openai_schema.CalledTool, chat.ChatCompletionMessageFunctionToolCallParam),
+    (openai_schema.StreamOptions, chat.ChatCompletionStreamOptionsParam),
+    (openai_schema.Function, shared_params.FunctionDefinition),
+    (openai_schema.JsonSchema, shared_params.response_format_json_schema.JSONSchema),
     (anthropic_schema.Messages, message_create_params.MessageCreateParamsBase),
     (anthropic_schema.Messages, message_create_params.MessageCreateParamsStreaming),
     (anthropic_schema.Messages, beta_create_params.MessageCreateParamsBase),

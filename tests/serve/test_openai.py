@@ -150,6 +150,18 @@ def test_echo_and_the_log_probabilities_of_a_prompt(server: Live, client: OpenAI
     assert [p for c in chunks if c.logprobs for p in c.logprobs.text_offset] == more.choices[0].logprobs.text_offset
 
 
+@pytest.mark.parametrize("logprobs", [0, 1, 2])
+def test_the_token_of_the_text_is_among_the_likeliest(client: OpenAI, logprobs: int) -> None:
+    """As in OpenAI's API, which has one token more than was asked for where the text has an unlikely one."""
+    wanted: Any = {"prompt": "the sand on", "max_tokens": 8, "echo": True, "logprobs": logprobs, "temperature": 2}
+    for seed in range(3):
+        found = client.completions.create(model="tiny", seed=seed, **wanted).choices[0].logprobs
+        assert found.top_logprobs[0] is None and len(found.top_logprobs) == len(found.tokens)
+        for token, logprob, tops in list(zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True))[1:]:
+            assert tops[token] == logprob
+            assert max(logprobs, 1) <= len(tops) <= logprobs + 1
+
+
 def test_the_best_of_several(server: Live, client: OpenAI) -> None:
     answer = client.completions.create(
         model="tiny", prompt="in a", max_tokens=4, best_of=4, n=2, temperature=1.5, seed=5
@@ -279,10 +291,23 @@ def test_a_deadline_ends_the_text(client: OpenAI) -> None:
     assert answer.usage.completion_tokens < 1900
 
 
-def test_prompts_beyond_the_context_are_refused_with_the_numbers(client: OpenAI) -> None:
+def test_prompts_beyond_the_context_are_refused_with_the_numbers(server: Live, client: OpenAI) -> None:
     said = r"\d+ tokens, \d+ more than fit; this model's maximum context length is 2048 tokens"  # clients look for it
     with pytest.raises(openai.BadRequestError, match=said) as refused:
         ask(client, messages=[{"role": "user", "content": "é" * 2100}])
     assert refused.value.code == "context_length_exceeded"
     answer = ask(client, messages=[{"role": "user", "content": "é" * 2100}], extra_body={"truncate_prompt_tokens": 100})
     assert answer.usage.prompt_tokens == 100
+    whole = server.llm.template.render([{"role": "user", "content": "é" * 2100}]).ids
+    assert answer.usage.prompt_tokens_details.truncated_tokens == len(whole) - 100
+    assert "truncated_tokens" not in ask(client).usage.prompt_tokens_details.model_extra
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="é" * 2100)
+    assert refused.value.param == "prompt"
+    for call in (client.embeddings.create, client.responses.create):
+        with pytest.raises(openai.BadRequestError) as refused:
+            call(model="tiny", input="é" * 2100)
+        assert refused.value.param == "input"
+    cut = client.embeddings.create(model="tiny", input=["é" * 2100], extra_body={"truncate_prompt_tokens": 100})
+    text = len(server.llm.tokenizer.encode("é" * 2100))
+    assert (cut.usage.prompt_tokens, cut.usage.prompt_tokens_details) == (100, {"truncated_tokens": text - 100})

@@ -151,7 +151,7 @@ def test_items_become_the_turns_of_a_conversation(talker: Talker, client: openai
     ]
     told = [
         {"role": "system", "content": "Think"},
-        {"role": "developer", "content": "Be\nbrief"},
+        {"role": "system", "content": "Be\nbrief"},
         {"role": "user", "content": "One"},
         {"role": "assistant", "content": "Two", "reasoning_content": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c2", "name": "weather", "content": "cold"},

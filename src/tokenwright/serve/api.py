@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fastapi import Depends, FastAPI, Request
@@ -74,12 +74,14 @@ class Api:
 
     problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
     queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
+    prompts: what the field of the prompt is called, by path, where it is not "messages".
     """
 
     prefixes: tuple[str, ...]
     error: Callable[[Problem, str], dict[str, Any]]
     problem: Callable[[Exception], Problem | None] = lambda _: None
     queued: frozenset[str] = frozenset()
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 STATUSES = {
@@ -263,6 +265,8 @@ def add_errors(
         if isinstance(error, Gone):
             return JSONResponse({}, 499)
         problem = api.problem(error) or problem_from(error)
+        if problem.param == "messages":
+            problem = replace(problem, param=api.prompts.get(request.scope["path"], "messages"))
         refused(problem)
         if problem.kind == "engine":
             log.error("request %s failed", known.request_id, exc_info=error)

@@ -40,6 +40,7 @@ API = Api(
     ("/v1/",),
     error_body,
     queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
+    prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
 )
 REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": Problems, "description": text} for status, text in STATUSES.items()
@@ -221,9 +222,8 @@ class OpenAI:
     def _prompt_logprobs(self, generation: Generation) -> Json:
         """Of all prompt tokens; nothing is known of the first."""
         known = generation.completion()
-        return self._tokens().completion(
-            generation.prompt_ids, [None, *known.prompt_logprobs], [None, *known.prompt_top_logprobs], 0
-        )
+        tops = known.prompt_top_logprobs or ((),) * len(known.prompt_logprobs)
+        return self._tokens().completion(generation.prompt_ids, [None, *known.prompt_logprobs], [None, *tops], 0)
 
     async def models(self) -> JSONResponse:
         """The names of the model."""

@@ -19,7 +19,7 @@ from tokenwright.serve.api import about, body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted, no_model
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai import REFUSED
-from tokenwright.serve.openai_replies import written
+from tokenwright.serve.openai_replies import cut, written
 from tokenwright.serve.openai_schema import EmbeddingBody
 from tokenwright.serve.service import Service
 from tokenwright.serve.several import gathered
@@ -89,7 +89,9 @@ class Embeddings:
                 {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
                 for at, (_, vector) in enumerate(found)
             ]
-            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            truncated = sum(generation.counts().truncated for generation, _ in found)
+            usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+            usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
             return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
 
         return Response(await written(reply, numbers_of(found)), media_type="application/json")

@@ -65,13 +65,19 @@ def usage_of(counts: Iterable[Counts]) -> Json:
     """The usage of one or several generations."""
     each = list(counts)
     prompt, written = sum(one.prompt for one in each), sum(one.completion for one in each)
+    truncated = sum(one.truncated for one in each)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in each)},
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in each)} | cut(truncated),
         "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in each)},
     }
+
+
+def cut(tokens: int) -> Json:
+    """What a usage says of tokens that truncate_prompt_tokens has cut off, where it has."""
+    return {"truncated_tokens": tokens} if tokens else {}
 
 
 def timings_of(timings: Timings) -> Json:
@@ -142,9 +148,18 @@ class Tokens:
         for text in texts:
             offsets.append(offset)
             offset += len(text)
-        named = [None if top is None else {self.text(t.token): _finite(t.logprob) for t in top} for top in tops]
+        named = [
+            None if top is None else self._tops(top, token, logprob)
+            for top, token, logprob in zip(tops, ids, logprobs, strict=True)
+        ]
         found: Json = {"text_offset": offsets, "tokens": [self.text(token) for token in ids]}
         return found | {"token_logprobs": [_finite(one) for one in logprobs], "top_logprobs": named}
+
+    def _tops(self, tops: Sequence[TopLogprob], token: int, logprob: float | None) -> Json:
+        """The likeliest tokens, and the token of the text if it is not among them."""
+        named: Json = {self.text(top.token): _finite(top.logprob) for top in tops}
+        named.setdefault(self.text(token), _finite(logprob))
+        return named
 
 
 def _finite(logprob: float | None) -> float | None:

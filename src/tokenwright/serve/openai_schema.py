@@ -14,6 +14,7 @@ from tokenwright.serve.fields import (
     MOST_PARTS,
     MOST_TOOLS,
     Body,
+    Effort,
     Metadata,
     Name,
     Object,
@@ -40,7 +41,8 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 _STORED = Refused("nothing is stored here", (False,))
-_TIER = Refused("there is one tier", ("auto",))
+_TIER = Refused("there is one tier", ("auto", "default"))
+_TEXT_ALONE = Refused("models here read text")
 
 
 class StreamOptions(Body):
@@ -84,6 +86,7 @@ class CompletionBody(Sampling):
     """POST /v1/completions."""
 
     refused: ClassVar = {"suffix": Refused("a model here continues a text, and fills no gap", ("",))}
+    without_effect = ("user",)
 
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
@@ -94,6 +97,13 @@ class CompletionBody(Sampling):
 
 class TextPart(Body):
     """A part of a message that is text."""
+
+    refused: ClassVar = {
+        "file": _TEXT_ALONE,
+        "image_url": _TEXT_ALONE,
+        "input_audio": _TEXT_ALONE,
+        "prompt_cache_breakpoint": Refused("every prefix is cached"),
+    }
 
     type: Literal["text"]
     text: Text
@@ -239,7 +249,7 @@ class ChatTemplateVariables(Body):
 
 
 class ChatBody(Sampling):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. reasoning_effort none: no reasoning; any other: the model reasons, if it can."""
 
     refused: ClassVar = {
         "audio": Refused("there is text alone"),
@@ -250,13 +260,13 @@ class ChatBody(Sampling):
         "prediction": Refused("send it in a message"),
         "prompt_cache_options": Refused("prefixes are always cached, for as long as there is room"),
         "prompt_cache_retention": Refused("prefixes are cached as long as there is room", ("in_memory", "in-memory")),
-        "reasoning_effort": Refused("use chat_template_kwargs.enable_thinking"),
         "service_tier": _TIER,
         "store": _STORED,
         "verbosity": Refused("say it in a message", ("medium",)),
         "web_search_options": Refused("the server opens no connections"),
         "chat_template": Refused("the model's own template is used"),
     }
+    without_effect = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
@@ -267,6 +277,7 @@ class ChatBody(Sampling):
     tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
+    reasoning_effort: Effort | None = None
     metadata: Metadata | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
@@ -277,6 +288,7 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
     refused: ClassVar = {"dimensions": Refused("vectors have the width of the model")}
+    without_effect = ("user",)
 
     model: Name
     input: Text | Ids | Annotated[list[Text], many(MOST_INPUTS, 1)] | Annotated[list[Ids], many(MOST_INPUTS, 1)]

@@ -111,9 +111,19 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
         tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=body.response_format is not None and body.response_format.type == "json_object",
-        thinking=None if body.chat_template_kwargs is None else body.chat_template_kwargs.enable_thinking,
+        thinking=thinking_of(body),
         **checked(service, request, body),
     )
+
+
+def thinking_of(body: ChatBody) -> bool | None:
+    """Whether the model shall reason first; None: as its template says. Raises Refusal for two fields that differ."""
+    effort = None if body.reasoning_effort is None else body.reasoning_effort != "none"
+    variable = None if body.chat_template_kwargs is None else body.chat_template_kwargs.enable_thinking
+    if None not in (effort, variable) and effort != variable:
+        why = "reasoning_effort and chat_template_kwargs.enable_thinking contradict each other; leave one of them out"
+        raise Refusal(Problem(400, "invalid", why, "reasoning_effort"))
+    return variable if effort is None else effort
 
 
 def completion_wanted(service: Service, request: Request, body: CompletionBody) -> list[Wanted]:

@@ -133,14 +133,29 @@ class Preparer:
         assert wanted.messages is not None, "`check` has seen to it"
         variables = self._variables(wanted.thinking)
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
+        messages = self._known(wanted.messages)
         if wanted.continue_last:
-            return self._continued(wanted.messages, tools, variables)
-        rendered = self._llm.template.render(wanted.messages, tools=tools, variables=variables)
+            return self._continued(messages, tools, variables)
+        rendered = self._llm.template.render(messages, tools=tools, variables=variables)
         ids, text = rendered.ids, rendered.text
         if self._forces_mark(wanted):  # the model cannot be made to write a special token, so the prompt ends with it
             assert self._format is not None, "a mark belongs to a form"
             ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
         return ids, text
+
+    def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The messages as the template knows them: a developer is the system, where it has no role of that name.
+
+        Templates leave out what they do not know. Raises RequestError for calls and results of tools that it would.
+        """
+        for at, message in enumerate(messages):
+            unknown = message["role"] == "tool" and "tool" not in self._source
+            if unknown or (message.get("tool_calls") and "tool_calls" not in self._source):
+                what = "results" if unknown else "calls"
+                raise RequestError(f"messages.{at}: this model's chat template has no form for {what} of tools")
+        if "developer" in self._source:
+            return messages
+        return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
 
     def _check_lengths(self, wanted: Wanted) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""

@@ -10,6 +10,7 @@ from tokenwright.serve.fields import (
     MOST_PARTS,
     MOST_TOOLS,
     Body,
+    Effort,
     Metadata,
     Name,
     Object,
@@ -188,7 +189,7 @@ class ReasoningConfig(Body):
         "mode": Refused("models here have no modes", ("standard",)),
     }
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
 
 
 class StreamOptions(Body):

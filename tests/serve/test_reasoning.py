@@ -1,0 +1,34 @@
+"""Reasoning, switched on and off as each API does it: the prompt is the same."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.talking import Talker
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def ask(talker: Talker, **more: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 1, **more}
+    return httpx.post(f"{talker.url}/v1/chat/completions", json=body)
+
+
+def prompt(talker: Talker, **more: Any) -> int:
+    answer = ask(talker, **more)
+    assert answer.status_code == 200, answer.text
+    found: int = answer.json()["usage"]["prompt_tokens"]
+    return found
+
+
+@pytest.mark.parametrize(("effort", "on"), [("none", False), ("minimal", True), ("max", True)])
+def test_the_effort_switches_reasoning(talker: Talker, effort: str, on: bool) -> None:
+    same = prompt(talker, chat_template_kwargs={"enable_thinking": on})
+    assert (
+        prompt(talker, reasoning_effort=effort)
+        == same
+        != prompt(talker, chat_template_kwargs={"enable_thinking": not on})
+    )
+    both = ask(talker, reasoning_effort=effort, chat_template_kwargs={"enable_thinking": not on})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "reasoning_effort")

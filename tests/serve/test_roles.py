@@ -1,0 +1,66 @@
+"""What becomes of messages that a chat template does not know: it would refuse them, or leave them out in silence."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.talking import Talker, make_talker, talking
+
+SILENT = """\
+{%- for m in messages %}
+{%- if m.role in ("system", "user", "assistant") %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}
+{%- endfor %}"""  # leaves out all other roles
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USER = {"role": "user", "content": "Hello"}
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
+    with talking(make_talker(tmp_path_factory.mktemp("silent"), template=SILENT)) as talker:
+        yield talker
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
+    template = SILENT.replace('"system"', '"system", "developer"')
+    with talking(make_talker(tmp_path_factory.mktemp("knowing"), template=template)) as talker:
+        yield talker
+
+
+def ids(talker: Talker, *messages: dict[str, Any]) -> list[int]:
+    answer = httpx.post(f"{talker.url}/tokenize", json={"messages": messages})
+    assert answer.status_code == 200, answer.text
+    found: list[int] = answer.json()["tokens"]
+    return found
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none(silent: Talker, knowing: Talker) -> None:
+    told = {"content": "Be brief."}
+    developer, system = ({"role": role} | told for role in ("developer", "system"))
+    assert ids(silent, developer, USER) == ids(silent, system, USER) != ids(silent, USER)
+    assert ids(knowing, developer, USER) != ids(knowing, system, USER)
+    body = {"model": "tiny", "input": [developer, USER], "max_output_tokens": 1}
+    usage = httpx.post(f"{silent.url}/v1/responses", json=body).json()["usage"]
+    assert usage["input_tokens"] == len(ids(silent, system, USER))
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        ({"role": "assistant", "content": "a", "tool_calls": [CALL]}, "calls"),
+        ({"role": "tool", "content": "a", "tool_call_id": "a"}, "results"),
+    ],
+)
+def test_calls_and_results_that_the_template_would_leave_out_are_refused(
+    silent: Talker, message: dict[str, Any], what: str
+) -> None:
+    body = {"model": "tiny", "messages": [USER, message, USER], "max_tokens": 1}
+    answer = httpx.post(f"{silent.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == "messages"
+    assert error["message"] == f"messages.1: this model's chat template has no form for {what} of tools"
