@@ -183,8 +183,8 @@ class Sorting {
     for (int64_t i = 0; i < in.rows; i++) visit_[visits_++].busy = count_;
     count_++;
     hidden_ += in.rows * up.out;
-    up_pieces_ += pieces_of(up, in.rows, threads_);
-    down_pieces_ += pieces_of(down, in.rows, threads_);
+    up_pieces_ += Pieces(up, in.rows, threads_).count();
+    down_pieces_ += Pieces(down, in.rows, threads_).count();
   }
 
   Pass& p_;
@@ -258,8 +258,8 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
   });
   team.each(m.up_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
     const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::up_piece, i);
-    const int64_t pieces = pieces_of(b.up, b.in.rows, team.size());
-    linear_piece(p.k, b.up, b.in, i - b.up_piece, pieces, Out{b.hidden, nullptr, b.up.out});
+    const Pieces pieces(b.up, b.in.rows, team.size());
+    linear_piece(p.k, b.up, b.in, pieces, i - b.up_piece, Out{b.hidden, nullptr, b.up.out});
   });
   each_row(team, visits, [&](int64_t i) {
     const Busy& b = busy[visit[i].busy];
@@ -269,8 +269,8 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
   });
   team.each(m.down_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
     const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::down_piece, i);
-    const int64_t pieces = pieces_of(b.down, b.middle.rows, team.size());
-    linear_piece(p.k, b.down, b.middle, i - b.down_piece, pieces, Out{b.result, nullptr, width});
+    const Pieces pieces(b.down, b.middle.rows, team.size());
+    linear_piece(p.k, b.down, b.middle, pieces, i - b.down_piece, Out{b.result, nullptr, width});
   });
   each_row(team, rows, [&](int64_t row) {
     sum_visits(p, op, row);

@@ -21,11 +21,12 @@ HeadRows head_of(Pass& p, const Matrix& all, int64_t heads, int64_t head) {
 // y [rows][H x out]: of each head its matrix times its rows, which are quantised already. stride: of y, between heads.
 void linears_of_heads(Pass& p, Team& team, const Matrix& all, int64_t heads, float* y, int64_t stride) {
   const int64_t threads = (team.size() + heads - 1) / heads;
-  const int64_t pieces = pieces_of(expert_of(all, 0, heads), p.batch.rows, threads);
-  team.each(heads * pieces, [&](int64_t i) {
-    const HeadRows head = head_of(p, all, heads, i / pieces);
-    const Out out{y + i / pieces * stride, nullptr, heads * stride};
-    linear_piece(p.k, head.matrix, head.rows, i % pieces, pieces, out);
+  const Pieces pieces(expert_of(all, 0, heads), p.batch.rows, threads);
+  const int64_t each = pieces.count();
+  team.each(heads * each, [&](int64_t i) {
+    const HeadRows head = head_of(p, all, heads, i / each);
+    const Out out{y + i / each * stride, nullptr, heads * stride};
+    linear_piece(p.k, head.matrix, head.rows, pieces, i % each, out);
   });
 }
 

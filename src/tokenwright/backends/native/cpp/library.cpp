@@ -1,4 +1,5 @@
 // The C functions that Python calls. A function that may run out of memory reports it in its result; none throws.
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -157,7 +158,7 @@ TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n
                         [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
 }
 
-// Reads every byte once, by all threads, in work items of the kernels' size. Returns the sum of the words.
+// Reads every byte once, by all threads. Returns the sum of the words.
 TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, int64_t threads) {
   struct Job {
     const Kernels* k;
@@ -169,7 +170,8 @@ TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, in
       threads,
       [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
-        team.share(j.bytes, WEIGHT_PIECE,
+        const int64_t piece = std::clamp<int64_t>(j.bytes / (8 * team.size()), 1 << 16, 1 << 20);
+        team.share(j.bytes, piece,
                    [&](int64_t first, int64_t last) { j.total += j.k->read(j.data + first, last - first); });
       },
       &job);

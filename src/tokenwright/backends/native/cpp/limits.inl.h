@@ -3,28 +3,26 @@
 namespace tw {
 namespace TW_ISA {
 
-// Reads all bytes, as two streams with the kernels' prefetch distance; returns the sum of their words.
+// Reads all bytes, as the kernels of one row read int8; returns the sum of their words.
 static uint64_t read(const void* data, int64_t bytes) {
   constexpr int64_t stretch = 4 * LINE;
   const uint8_t* at = (const uint8_t*)data;
-  const int64_t half = bytes / 2 / stretch * stretch;
-  I sums[2][4] = {};
-  for (int64_t i = 0; i < half; i += stretch)
-#pragma GCC unroll 2
-    for (int which = 0; which < 2; which++)
+  const int64_t whole = bytes / stretch * stretch, ahead = ahead_of<INT8, 1>();
+  I sums[4] = {};
+  for (int64_t i = 0; i < whole; i += stretch)
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) {
-        const uint8_t* line = at + which * half + i + k * LINE;
-        __builtin_prefetch(line + AHEAD);
-        sums[which][k] = sums[which][k] + load_line(line);
-      }
+    for (int k = 0; k < 4; k++) {
+      const uint8_t* line = at + i + k * LINE;
+      if (ahead) __builtin_prefetch(line + ahead);
+      sums[k] = sums[k] + load_line(line);
+    }
   I all_sums = {};
-  for (int k = 0; k < 4; k++) all_sums = all_sums + (sums[0][k] + sums[1][k]);
+  for (int k = 0; k < 4; k++) all_sums = all_sums + sums[k];
   uint32_t each[16], word;
   memcpy(each, &all_sums, sizeof each);
   uint64_t total = 0;
   for (int k = 0; k < 16; k++) total += each[k];
-  int64_t i = 2 * half;
+  int64_t i = whole;
   for (; i + 4 <= bytes; i += 4) {
     memcpy(&word, at + i, 4);
     total += word;

@@ -253,15 +253,26 @@ TW_INLINE void kernel(const Work& work) {
 // How many rows are interleaved: enough that a kernel's pointers fit in registers.
 static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE : 1; }
 
+// Whether a kernel of `rows` rows prefetches its weights. AMD's processors read a plain stream of codes faster by
+// themselves, as long as its multiplications are few; the fifth and sixth bits of codes are not read in order.
+template <int64_t FORMAT, int R>
+static int64_t ahead_of() {
+#if defined(__AVX512F__)
+  static const bool amd = __builtin_cpu_is("amd");
+  if (amd && (FORMAT == INT8 || (FORMAT == INT4 && R <= 2))) return 0;
+#endif
+  return AHEAD;
+}
+
 // Few rows: the weights come from memory, and one pass over them computes all rows. Block after block the weights are
 // one stream, whose end is where the prefetch of the next block begins; two blocks at once only where fp32 products
 // bound the kernel.
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int R>
 static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1, B = quantised(FORMAT) || R <= 2 ? 1 : BLOCKS;
-  const int64_t slabs = slabs_of(m);
+  const int64_t slabs = slabs_of(m), ahead = ahead_of<FORMAT, R>();
   for (int64_t block = first; block < last;) {
-    const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, AHEAD};
+    const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, ahead};
     if (block + B <= last)
       kernel<FORMAT, GROUP, SCALES, R, B, side_by_side>(work);
     else

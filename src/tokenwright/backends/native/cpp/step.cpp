@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t SUMMARY = 2048;      // logits per partial sum; the totals are merged in order
 constexpr int64_t SMALLEST_GROUP = 16; // inputs
 constexpr int64_t MANY_PIECES = 8;     // partial sums per thread from which on linear and summary are fused
+constexpr int64_t LAST_PIECE = 1 << 16;  // bytes of weights in the last work items of a linear
 constexpr int64_t MANY_ROWS = 16, MANY_BLOCKS = 8;  // with more than MANY_ROWS rows, a piece has at least MANY_BLOCKS
 constexpr int64_t QUERIES = 64;        // fewest queries of a chunk per piece of attention,
 constexpr int64_t QUERY_ROWS = 16;     // and fewest rows
@@ -122,19 +123,43 @@ struct Workspace {
 
 namespace {
 
-// The number of pieces that the blocks of a linear are split into. A piece is at most WEIGHT_PIECE bytes of weights,
-// but with many rows at least MANY_BLOCKS blocks, so that threads read the rows from the shared cache less often. If
-// there are enough blocks, each thread gets the same number of pieces, and pieces differ by at most two blocks, because
-// a thread with less work would wait.
-int64_t pieces_of(const Matrix& m, int64_t rows, int64_t threads) {
-  const int64_t bits = 8 * slab_bytes(m.format) / (slab_inputs(m.format) * LANES);
-  const int64_t block_bytes = m.in * LANES * bits / 8, blocks = blocks_of(m);
-  int64_t piece = WEIGHT_PIECE / (block_bytes > 0 ? block_bytes : 1);
-  if (rows > MANY_ROWS && piece < MANY_BLOCKS) piece = MANY_BLOCKS;
-  if (piece < 2) piece = 2;
-  const int64_t rounds = (blocks + piece * threads - 1) / (piece * threads);
-  return std::min(rounds * threads, (blocks + 1) / 2);
-}
+// The pieces [first, last) of a linear's blocks that threads take in turn. Each is half of a thread's share of what is
+// left, so that threads read long stretches of memory and end at about the same time. The last ones are equal, and
+// each thread gets the same number of them: at most LAST_PIECE bytes of weights each, but with many rows MANY_BLOCKS
+// blocks, so that threads read the rows from the shared cache less often. All but the last begin with an even block.
+class Pieces {
+ public:
+  Pieces(const Matrix& m, int64_t rows, int64_t threads) : blocks_(blocks_of(m)), share_(2 * threads) {
+    const int64_t block_bytes = depth_of(m) / slab_inputs(m.format) * slab_bytes(m.format);
+    int64_t small = std::max<int64_t>(1, LAST_PIECE / std::max<int64_t>(1, 2 * block_bytes));  // in pairs of blocks
+    if (rows > MANY_ROWS) small = std::max(small, MANY_BLOCKS / 2);
+    left_ = pairs();
+    for (; left_ > share_ * small; large_++) left_ -= left_ / share_;
+    equal_ = std::min((left_ + small * threads - 1) / (small * threads) * threads, left_);
+  }
+
+  int64_t count() const { return large_ + equal_; }
+
+  std::pair<int64_t, int64_t> blocks(int64_t i) const {
+    if (i >= large_) {
+      const int64_t from = pairs() - left_, at = i - large_;
+      return in_blocks(from + left_ * at / equal_, from + left_ * (at + 1) / equal_);
+    }
+    int64_t left = pairs();
+    for (; i > 0; i--) left -= left / share_;
+    return in_blocks(pairs() - left, pairs() - left + left / share_);
+  }
+
+ private:
+  int64_t pairs() const { return (blocks_ + 1) / 2; }
+  std::pair<int64_t, int64_t> in_blocks(int64_t first, int64_t last) const {
+    return {2 * first, std::min(2 * last, blocks_)};
+  }
+
+  int64_t blocks_, share_;         // of a share of what is left, half a thread's: one of so many
+  int64_t large_ = 0, equal_ = 0;  // the number of large pieces, and of the last ones
+  int64_t left_;                   // pairs of blocks in the last ones
+};
 
 // The summary of a range of logits: the argmax, the maximum, and sum(exp(x - maximum)).
 struct Partial {
@@ -194,23 +219,17 @@ int64_t chunk_of(const Batch& batch, int64_t row) {
 
 #include "observe.inl.h"
 
-// The blocks [first, last) of piece `i` of a linear's `pieces`.
-std::pair<int64_t, int64_t> blocks_of_piece(const Matrix& m, int64_t i, int64_t pieces) {
-  const int64_t blocks = blocks_of(m), pairs = (blocks + 1) / 2;
-  return {pairs * i / pieces * 2, std::min(pairs * (i + 1) / pieces * 2, blocks)};
-}
-
-// Piece `i` of a linear's `pieces`.
-void linear_piece(const Kernels& k, const Matrix& m, const QuantisedRows& rows, int64_t i, int64_t pieces,
+// Piece `i` of a linear.
+void linear_piece(const Kernels& k, const Matrix& m, const QuantisedRows& rows, const Pieces& pieces, int64_t i,
                   const Out& out) {
-  const auto [first, last] = blocks_of_piece(m, i, pieces);
+  const auto [first, last] = pieces.blocks(i);
   k.linear(m, rows, first, last, out);
   count_blocks(m, rows.rows, first, last);
 }
 
 void linear(const Kernels& k, Team& team, const Matrix& m, const QuantisedRows& rows, const Out& out) {
-  const int64_t pieces = pieces_of(m, rows.rows, team.size());
-  team.each(pieces, [&](int64_t i) { linear_piece(k, m, rows, i, pieces, out); });
+  const Pieces pieces(m, rows.rows, team.size());
+  team.each(pieces.count(), [&](int64_t i) { linear_piece(k, m, rows, pieces, i, out); });
 }
 
 // One phase over rows: calls body(row). A piece has several rows if there are many.
@@ -360,25 +379,28 @@ void update(Pass& p, Team& team, const LowRank* updates, float* y, int64_t strid
     });
   };
   const auto rows = [](const AdaptedRows& mine, const LowRank& u) { return u.down.out ? mine.rows : 0; };
-  const auto pieces = [&](const Matrix& m, int64_t count) { return m.out ? pieces_of(m, count, team.size()) : 0; };
-  const auto of_down = [&](const AdaptedRows& mine, const LowRank& u) { return pieces(u.down, mine.rows); };
-  const auto of_up = [&](const AdaptedRows& mine, const LowRank& u) { return pieces(u.up, mine.rows); };
+  const auto of_down = [&](const AdaptedRows& mine, const LowRank& u) { return Pieces(u.down, mine.rows, team.size()); };
+  const auto of_up = [&](const AdaptedRows& mine, const LowRank& u) { return Pieces(u.up, mine.rows, team.size()); };
+  const auto count = [](auto pieces) {
+    return [=](const AdaptedRows& mine, const LowRank& u) { return pieces(mine, u).count(); };
+  };
 
   each(rows, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
     p.k.quantise_row(u.down, input(mine.row[i]), i, memory.in.of(p.k, u.down, mine.rows));
   });
-  each(of_down, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
+  each(count(of_down), [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
     const Out low{memory.ranks.of<float>(0), nullptr, u.down.out};
-    linear_piece(p.k, u.down, memory.in.of(p.k, u.down, mine.rows), i, of_down(mine, u), low);
+    linear_piece(p.k, u.down, memory.in.of(p.k, u.down, mine.rows), of_down(mine, u), i, low);
   });
   each(rows, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
     const float* low = memory.ranks.of<float>(0) + i * u.down.out;
     p.k.quantise_row(u.up, low, i, memory.low.of(p.k, u.up, mine.rows));
   });
-  each(of_up, [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
+  each(count(of_up), [&](const AdaptedRows& mine, const LowRank& u, AdapterMemory& memory, int64_t i) {
     float* added = memory.added.of<float>(0);
-    linear_piece(p.k, u.up, memory.low.of(p.k, u.up, mine.rows), i, of_up(mine, u), Out{added, nullptr, u.up.out});
-    const auto [first, last] = blocks_of_piece(u.up, i, of_up(mine, u));
+    const Pieces pieces = of_up(mine, u);
+    linear_piece(p.k, u.up, memory.low.of(p.k, u.up, mine.rows), pieces, i, Out{added, nullptr, u.up.out});
+    const auto [first, last] = pieces.blocks(i);
     const int64_t from = first * LANES, to = std::min(last * LANES, u.up.out);
     for (int64_t row = 0; row < mine.rows; row++)
       add(to - from, added + row * u.up.out + from, y + mine.row[row] * stride + from);

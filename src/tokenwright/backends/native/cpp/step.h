@@ -6,8 +6,6 @@
 
 namespace tw {
 
-constexpr int64_t WEIGHT_PIECE = 1 << 17;  // bytes of weights in a thread's work item
-
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
 // functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
 enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5, LATENT = 6 };
