@@ -16,6 +16,7 @@ from tokenwright.serve.openai_schema import (
     AssistantMessage,
     ChatBody,
     CompletionBody,
+    FunctionTool,
     NamedTool,
     Sampling,
     SchemaFormat,
@@ -104,16 +105,21 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
     return Wanted(
         messages=messages_of(body.messages),
         overrides=overrides,
-        tools=[
-            Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
-            for tool in body.tools or ()
-        ],
+        tools=tools_of(body.tools or ()),
         tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=body.response_format is not None and body.response_format.type == "json_object",
         thinking=thinking_of(body),
         **checked(service, request, body),
     )
+
+
+def tools_of(tools: Sequence[FunctionTool]) -> list[Tool]:
+    """The functions that the model may call."""
+    return [
+        Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
+        for tool in tools
+    ]
 
 
 def thinking_of(body: ChatBody) -> bool | None:

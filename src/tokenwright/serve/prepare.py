@@ -125,11 +125,14 @@ class Preparer:
         request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
         return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
 
-    def prompt(self, wanted: Wanted) -> tuple[Sequence[int], str]:
-        """The ids of the prompt, uncut, and its text. Raises RequestError."""
+    def prompt(self, wanted: Wanted, *, add_special: bool = True) -> tuple[Sequence[int], str]:
+        """The ids of the prompt, uncut, and its text. Raises RequestError.
+
+        add_special: with the tokens that the tokenizer adds to a text.
+        """
         self._check_lengths(wanted)
         if wanted.prompt is not None:
-            return self.ids(wanted.prompt), wanted.prompt if isinstance(wanted.prompt, str) else ""
+            return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
         assert wanted.messages is not None, "`check` has seen to it"
         variables = self._variables(wanted.thinking)
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
@@ -175,9 +178,11 @@ class Preparer:
             raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
         return {"enable_thinking": thinking}
 
-    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises RequestError."""
-        return self._llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return self._llm.tokenizer.encode(prompt, add_special=add_special)
 
     def _continued(
         self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, bool]

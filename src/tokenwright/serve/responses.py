@@ -16,7 +16,8 @@ from tokenwright.checks import shown
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import about, body_of, off_loop, streams, takes
+from tokenwright.serve import reply_schema
+from tokenwright.serve.api import EVENTS, about, answers, body_of, off_loop, takes
 from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
 from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -44,7 +45,12 @@ WITH_LOGPROBS = "message.output_text.logprobs"
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/v1/responses", openapi_extra=takes(Create), responses=streams(), tags=["OpenAI"])
+    @app.post(
+        "/v1/responses",
+        openapi_extra=takes(Create),
+        responses=answers(reply_schema.Response, stream=EVENTS),
+        tags=["OpenAI"],
+    )
     async def create(request: Request) -> Response:
         body = await body_of(request, Create)
         check_model(request, service, body.model)
