@@ -173,7 +173,7 @@ class Preparer:
         if thinking is None:
             return {}
         if thinking and not self._thinks:
-            raise RequestError("this model does not reason: its chat template has no think tags; leave thinking out")
+            raise RequestError("this model does not reason: its chat template has no think tags; ask for none")
         if self._thinks and not thinking and "enable_thinking" not in self._source:
             raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
         return {"enable_thinking": thinking}
