@@ -52,6 +52,8 @@ def check(wanted: Wanted) -> None:
         raise RequestError("tools has two functions of the same name")
     if wanted.tool_choice not in ("auto", "none", "required") and wanted.tool_choice not in names:
         raise RequestError(f"tool_choice names {wanted.tool_choice!r}, which is not among the tools")
+    if missing := [name for name in wanted.allowed_tools or () if name not in names]:
+        raise RequestError(f"tool_choice allows {missing[0]!r}, which is not among the tools")
     if wanted.continue_last and (not wanted.messages or wanted.messages[-1].get("role") != "assistant"):
         raise RequestError("messages: to continue the last message, it must be the assistant's")
     if wanted.tool_choice == "required" and not names:
@@ -217,7 +219,7 @@ class Preparer:
             answer = _answer_rule(found["grammar"]) if "grammar" in found else None
             special = {name: at for at, name in self._marks.items() if name in tools.marks}
             found["grammar"] = tools.grammar(
-                wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls, special, answer
+                _callable(wanted), wanted.tool_choice, wanted.parallel_tool_calls, special, answer
             )
         if wanted.deadline_s is not None:
             found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
@@ -241,7 +243,7 @@ class Preparer:
         if tags is None and tools is None:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)
-        return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted.tools, opened), marks)
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(_callable(wanted), opened), marks)
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
@@ -254,6 +256,11 @@ def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
     if found * together > MOST_LOGPROBS:
         allowed = f"{MOST_LOGPROBS:,} are allowed; lower max_tokens, n, or their number for each token"
         raise RequestError(f"logprobs: the reply may have {found * together:,} log-probabilities, and {allowed}")
+
+
+def _callable(wanted: Wanted) -> list[Tool]:
+    """The tools that the model may call; the prompt has all."""
+    return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
 
 
 def _formed(wanted: Wanted) -> bool:

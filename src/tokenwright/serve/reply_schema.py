@@ -298,7 +298,7 @@ class Response(Reply):
     store: Literal[False]
     temperature: float
     text: Json
-    tool_choice: str | dict[Literal["type", "name"], str]
+    tool_choice: str | Json
     tools: list[Json]
     top_logprobs: int
     top_p: float

@@ -24,6 +24,7 @@ from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import Tokens, dumps_in_parts
 from tokenwright.serve.responses_output import Envelope, Event, Output
 from tokenwright.serve.responses_schema import (
+    AllowedChoice,
     Create,
     FunctionCall,
     FunctionOutput,
@@ -134,14 +135,27 @@ def wants_logprobs(body: Create) -> bool:
 def prompt_of(body: Create) -> dict[str, Any]:
     """The fields of a Wanted that make its prompt."""
     choice = body.tool_choice
+    allowed = [tool.name for tool in choice.tools] if isinstance(choice, AllowedChoice) else None
     return {
         "messages": conversation(body),
         "tools": [Tool(tool.name, tool.description, tool.parameters) for tool in body.tools],
-        "tool_choice": choice.name if isinstance(choice, NamedChoice) else choice,
+        "tool_choice": choice_of(choice),
+        "allowed_tools": allowed,
         "parallel_tool_calls": body.parallel_tool_calls,
         "thinking": thinking_of(body),
         "json_object": isinstance(body.text.format, JsonObject),
     }
+
+
+def choice_of(choice: str | NamedChoice | AllowedChoice) -> str:
+    """The function that must be called, or how free the model is."""
+    match choice:
+        case NamedChoice():
+            return choice.name
+        case AllowedChoice():
+            return choice.mode
+        case _:
+            return choice
 
 
 def thinking_of(body: Create) -> bool | None:
