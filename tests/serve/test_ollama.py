@@ -223,6 +223,10 @@ def test_the_list_and_the_card(talker: Talker, client: ollama.Client) -> None:
     assert card.modelinfo["general.parameter_count"] == talker.llm.graph.parameters
     assert card.template == talker.llm.tokenizer.chat_template
     assert httpx.get(f"{talker.url}/api/version").json() == {"version": tokenwright.__version__}
+    older: dict[str, Any] = {"name": "tiny:latest", "verbose": False}
+    assert httpx.post(f"{talker.url}/api/show", json=older).json()["capabilities"] == card.capabilities
+    for given in ({}, {"model": "tiny", "name": "tiny"}):
+        assert httpx.post(f"{talker.url}/api/show", json=given).status_code == 400
 
 
 def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Client) -> None:

@@ -222,11 +222,11 @@ def reading(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     go, inside = threading.Event(), threading.Event()
     prompt = Preparer.prompt
 
-    def held_up(self: Preparer, wanted: Wanted) -> Any:
+    def held_up(self: Preparer, wanted: Wanted, **more: Any) -> Any:
         if wanted.prompt == "held":
             inside.set()
             assert go.wait(HANGS_S)
-        return prompt(self, wanted)
+        return prompt(self, wanted, **more)
 
     monkeypatch.setattr(Preparer, "prompt", held_up)
     served = Served(["tiny"], Limits(queue=1))

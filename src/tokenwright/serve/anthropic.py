@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
+from tokenwright.serve.anthropic_replies import AnthropicError, AnthropicMessage, CountedTokens
 from tokenwright.serve.anthropic_schema import (
     AnyChoice,
     AssistantMessage,
@@ -29,7 +31,7 @@ from tokenwright.serve.anthropic_schema import (
     ToolUseBlock,
     UserMessage,
 )
-from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes, unless_gone
+from tokenwright.serve.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
 from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -59,13 +61,18 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-API = Api(("/v1/messages",), error_body, queued=frozenset(("/v1/messages",)))
+API = Api(("/v1/messages",), error_body, queued=frozenset(("/v1/messages",)), errors=AnthropicError)
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/v1/messages", openapi_extra=takes(Messages), responses=streams(), tags=["Anthropic"])
+    @app.post(
+        "/v1/messages",
+        openapi_extra=takes(Messages),
+        responses=answers(AnthropicMessage, stream=EVENTS),
+        tags=["Anthropic"],
+    )
     async def messages(request: Request) -> Response:
         body = await body_of(request, Messages)
         check_model(request, service, body.model)
@@ -90,13 +97,15 @@ def add(app: FastAPI, service: Service) -> None:
         events = Events(new_identity(), body.model, shown)
         return Streamed(_stream(request, generation, events), generation.cancel, headers=headers)
 
-    @app.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokens), tags=["Anthropic"])
-    async def count_tokens(request: Request) -> dict[str, int]:
+    counted = answers(CountedTokens)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokens), responses=counted, tags=["Anthropic"])
+    async def count_tokens(request: Request) -> JSONResponse:
         body = await body_of(request, CountTokens)
         check_model(request, service, body.model)
         prompt = await off_loop(request, lambda: prompt_of(body))
         wanted = Wanted(**prompt, caller=about(request).caller)
-        return {"input_tokens": await unless_gone(request, service.count(wanted))}
+        return JSONResponse({"input_tokens": await unless_gone(request, service.count(wanted))})
 
 
 async def _stream(request: Request, generation: Generation, events: Events) -> AsyncIterator[bytes]:

@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.checks import shown
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 LARGE = 2**15  # bytes of a body from which on a thread parses it
 _REFS = "#/components/schemas/{model}"
-_BODIES: dict[str, type[BaseModel]] = {}  # of all routes, by module and name
+_SCHEMAS: dict[str, type[BaseModel]] = {}  # of the bodies and the replies of all routes, by module and name
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Api:
     problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
     queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
     prompts: what the field of the prompt is called, by path, where it is not "messages".
+    errors: what `error` makes, for the OpenAPI document; None: it is not declared.
     """
 
     prefixes: tuple[str, ...]
@@ -82,6 +84,7 @@ class Api:
     problem: Callable[[Exception], Problem | None] = lambda _: None
     queued: frozenset[str] = frozenset()
     prompts: Mapping[str, str] = field(default_factory=dict)
+    errors: type[BaseModel] | None = None
 
 
 STATUSES = {
@@ -211,42 +214,65 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def streams(media_type: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: it answers JSON, or a stream of this type."""
-    return {200: {"content": {"application/json": {}, media_type: {}}}}
-
-
 def takes(model: type[BaseModel]) -> dict[str, Any]:
     """For a route's `openapi_extra`: it takes this body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _named(model)}}}}
+
+
+def answers(*models: type[BaseModel], stream: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: it answers one of these as JSON, or a stream of this media type."""
+    schemas = [_named(model) for model in models]
+    content: dict[str, Any] = {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+    return {200: {"content": content | ({} if stream is None else {stream: {}})}}
+
+
+EVENTS = "text/event-stream"
+
+
+def _named(model: type[BaseModel]) -> dict[str, str]:
+    """A mark in the place of a model's schema, which `add_schemas` replaces."""
     name = f"{model.__module__}.{model.__name__}"
-    _BODIES[name] = model
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"x-body": name}}}}}
+    _SCHEMAS[name] = model
+    return {"x-schema": name}
 
 
-def add_schemas(app: FastAPI) -> None:
-    """Let the OpenAPI document hold the schemas of the bodies that `takes` names; names that collide get longer."""
+def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
+    """Let the OpenAPI document hold the schemas that `takes` and `answers` name, and the errors of each API.
+
+    Names that collide get longer.
+    """
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = original()
-            bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
-                (one, "validation") for one in _BODIES.values()
-            ]
-            refs, definitions = models_json_schema(bodies, ref_template=_REFS)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path in document["paths"].values():
-                for operation in path.values():
+            for path, operations in document["paths"].items():
+                errors = api_of(apis, path).errors
+                content = {} if errors is None else {"content": {"application/json": {"schema": _named(errors)}}}
+                for operation in operations.values():
                     for status, text in STATUSES.items():
-                        operation["responses"].setdefault(str(status), {"description": text})
+                        operation["responses"].setdefault(str(status), {"description": text, **content})
                     operation["responses"].pop("422", None)  # FastAPI's own, which `add_errors` replaces
-                    for content in operation.get("requestBody", {}).get("content", {}).values():
-                        if (name := content["schema"].get("x-body")) is not None:
-                            content["schema"] = refs[_BODIES[name], "validation"]
+            named: list[tuple[type[BaseModel], Literal["validation"]]] = [
+                (one, "validation") for one in _SCHEMAS.values()
+            ]
+            refs, definitions = models_json_schema(named, ref_template=_REFS)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            document["paths"] = _resolved(
+                document["paths"], {name: refs[model, "validation"] for name, model in _SCHEMAS.items()}
+            )
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _resolved(value: Any, schemas: Mapping[str, Any]) -> Any:
+    """A part of the document with schemas in the places of their marks."""
+    if isinstance(value, dict):
+        name = value.get("x-schema")
+        return {key: _resolved(one, schemas) for key, one in value.items()} if name is None else schemas[name]
+    return [_resolved(one, schemas) for one in value] if isinstance(value, list) else value
 
 
 def add_errors(
@@ -305,6 +331,21 @@ class Direct:
         except Exception as error:
             response = await self._answer(request, error)
         await response(scope, receive, send)
+
+
+class Heads:
+    """Answers HEAD as GET where a route has GET; the server below leaves out the body. FastAPI's routes refuse it."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = [route for route in routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            asked = {**scope, "method": "GET"}
+            if any(route.matches(asked)[0] is Match.FULL for route in self._routes):
+                scope = asked
+        await self._app(scope, receive, send)
 
 
 def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 import tokenwright
 from tokenwright.serve import anthropic, explore, ollama, openai, openai_embeddings, operations, responses, texts
-from tokenwright.serve.api import Api, Direct, add_errors, add_schemas, api_of, handlers_of
+from tokenwright.serve.api import Api, Direct, Heads, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.contract import Problem
 from tokenwright.serve.explorer import Explorer, Gone
 from tokenwright.serve.guard import App, Guard, Policy
@@ -122,7 +122,7 @@ def make_app(
         other.add(app, service)
     texts.add(app, service, explorer)
     explore.add(app, explorer)
-    add_schemas(app)
+    add_schemas(app, APIS)
     if page is not None:
         app.mount("/", Page(page, app))
 
@@ -132,6 +132,7 @@ def make_app(
         return JSONResponse(body, problem.status, problem.headers)
 
     handlers = handlers_of(app, APIS)
+    app.add_middleware(Heads, routes=app.routes)
     app.add_middleware(Direct, handlers=handlers, answer=answer)
     app.add_middleware(Guard, policy=policy, answer=refused, queued=frozenset(handlers), full=service.full)
     # The outermost: it gives the request its id.

@@ -63,7 +63,8 @@ class Wanted:
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
     tools: functions that the model may call. tool_choice: "auto", "none", "required", or the name of the one to call.
-        parallel_tool_calls: whether it may call several in one answer.
+        allowed_tools: the names of those that it may call; None: all. parallel_tool_calls: whether it may call several
+        in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
     thinking: the template's variable enable_thinking; None leaves it to the template. reasoning: split the text
@@ -84,6 +85,7 @@ class Wanted:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"
+    allowed_tools: Sequence[str] | None = None
     parallel_tool_calls: bool = True
     json_object: bool = False
     context: int | None = None

@@ -225,11 +225,14 @@ _BOUNDS = ("greater_than_equal", "less_than_equal", "greater_than", "less_than")
 _TYPES = _WANTED.keys() - set(_BOUNDS)  # of a value that may be one of several, each alternative has one
 
 
-def _weight(detail: Any) -> tuple[bool, int, bool]:
-    """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type."""
+def _weight(detail: Any) -> tuple[bool, int, bool, bool]:
+    """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type.
+
+    An object of a type that is not known tells more than that it is none of the words that may stand in its place.
+    """
     kind = detail["type"]
     telling = kind not in _TYPES or kind == "literal_error"  # which says what a value of the right type may be
-    return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling
+    return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling, kind == "union_tag_invalid"
 
 
 def _filled(words: str, detail: Any) -> str:

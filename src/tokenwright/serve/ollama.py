@@ -13,12 +13,14 @@ from itertools import product
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 import tokenwright
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import Api, about, body_of, off_loop, streams, takes
+from tokenwright.serve import ollama_replies as replies
+from tokenwright.serve.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
@@ -52,24 +54,36 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: AR
 
 
 NDJSON = "application/x-ndjson"
-API = Api(("/api/",), error_body, queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")))
+API = Api(
+    ("/api/",),
+    error_body,
+    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
+    errors=replies.OllamaError,
+)
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/api/generate", openapi_extra=takes(Generate), responses=streams(NDJSON), tags=["Ollama"])
+    @app.post(
+        "/api/generate",
+        openapi_extra=takes(Generate),
+        responses=answers(replies.OllamaGenerated, stream=NDJSON),
+        tags=["Ollama"],
+    )
     async def generate(request: Request) -> Response:
         body = await body_of(request, Generate, any_type=True)
         return await _reply(request, service, body, generate_prompt(body))
 
-    @app.post("/api/chat", openapi_extra=takes(Chat), responses=streams(NDJSON), tags=["Ollama"])
+    @app.post(
+        "/api/chat", openapi_extra=takes(Chat), responses=answers(replies.OllamaChat, stream=NDJSON), tags=["Ollama"]
+    )
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
         prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
         return await _reply(request, service, body, prompt)
 
-    @app.post("/api/embed", openapi_extra=takes(Embed), tags=["Ollama"])
+    @app.post("/api/embed", openapi_extra=takes(Embed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
     async def embed(request: Request) -> Response:
         body = await body_of(request, Embed, any_type=True)
         found = await _vectors(request, service, body, [body.input] if isinstance(body.input, str) else body.input)
@@ -82,7 +96,9 @@ def add(app: FastAPI, service: Service) -> None:
 
         return Response(await written(reply, numbers_of(found)), media_type="application/json")
 
-    @app.post("/api/embeddings", openapi_extra=takes(Embeddings), tags=["Ollama"])
+    @app.post(
+        "/api/embeddings", openapi_extra=takes(Embeddings), responses=answers(replies.OllamaVector), tags=["Ollama"]
+    )
     async def embeddings(request: Request) -> Response:
         body = await body_of(request, Embeddings, any_type=True)
         found = await _vectors(request, service, body, [body.prompt])
@@ -90,26 +106,29 @@ def add(app: FastAPI, service: Service) -> None:
             await written(lambda: {"embedding": found[0][1].tolist()}, numbers_of(found)), media_type="application/json"
         )
 
-    @app.get("/api/ps", tags=["Ollama"])
-    async def running() -> dict[str, Any]:
+    @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
+    async def running() -> JSONResponse:
         llm = await service.opened()
-        return {"models": [loaded(name, llm, service.created) for name in service.names]}
+        return JSONResponse({"models": [loaded(name, llm, service.created) for name in service.names]})
 
-    @app.get("/api/version", tags=["Ollama"])
-    async def version() -> dict[str, str]:
-        return {"version": tokenwright.__version__}
+    @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": tokenwright.__version__})
 
-    @app.get("/api/tags", tags=["Ollama"])
-    async def tags() -> dict[str, Any]:
+    @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
+    async def tags() -> JSONResponse:
         llm = await service.opened()
-        return {"models": [entry(name, llm, service.created) for name in service.names]}
+        return JSONResponse({"models": [entry(name, llm, service.created) for name in service.names]})
 
-    @app.post("/api/show", openapi_extra=takes(Show), tags=["Ollama"])
-    async def show(request: Request) -> dict[str, Any]:
+    @app.post("/api/show", openapi_extra=takes(Show), responses=answers(replies.OllamaCard), tags=["Ollama"])
+    async def show(request: Request) -> JSONResponse:
         body = await body_of(request, Show, any_type=True)
-        check_model(request, service, plain_name(body.model))
+        if (body.model is None) == (body.name is None):
+            raise RequestError("model: give the model's name, once")
+        check_model(request, service, plain_name(body.model or body.name or ""))
         preparer = await service.preparer()
-        return card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
+        found = card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
+        return JSONResponse(found)
 
 
 def plain_name(name: str) -> str:

@@ -69,12 +69,15 @@ class Options(Body):
 
 
 class Show(Body):
+    """POST /api/show. name: what older clients call the model."""
+
     refused = {
         **{name: Refused("models cannot be changed here") for name in ("system", "template", "options")},
         "verbose": Refused("the card has no longer form", (False,)),
     }
 
-    model: Name
+    model: Name | None = None
+    name: Name | None = None
 
 
 class Prompted(Body):

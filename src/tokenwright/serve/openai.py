@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from tokenwright.completion import Piece
-from tokenwright.serve.api import STATUSES, Api, about, body_of, off_loop, problem_from, streams, takes, unless_gone
+from tokenwright.serve.api import EVENTS, Api, about, answers, body_of, off_loop, problem_from, takes, unless_gone
 from tokenwright.serve.contract import Answer, Delta, NotReady, Wanted, no_model
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import (
@@ -30,6 +29,7 @@ from tokenwright.serve.openai_replies import (
 )
 from tokenwright.serve.openai_schema import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai_wanted import chat_wanted, completion_wanted
+from tokenwright.serve.reply_schema import ChatCompletion, ModelEntry, ModelList, TextCompletion
 from tokenwright.serve.service import Service
 from tokenwright.serve.several import Several, gathered
 from tokenwright.serve.sse import DONE, Streamed
@@ -37,14 +37,12 @@ from tokenwright.serve.sse import DONE, Streamed
 log = logging.getLogger(__name__)
 
 API = Api(
-    ("/v1/",),
+    ("/v1/", "/tokenize", "/detokenize"),
     error_body,
     queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
     prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
+    errors=Problems,
 )
-REFUSED: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problems, "description": text} for status, text in STATUSES.items()
-}
 
 
 class OpenAI:
@@ -251,18 +249,19 @@ def _failed(error: Exception, request_id: str) -> bytes:
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = OpenAI(service)
-    for path, handler, body in (
-        ("/v1/chat/completions", api.chat, ChatBody),
-        ("/v1/completions", api.complete, CompletionBody),
+    for path, handler, body, reply in (
+        ("/v1/chat/completions", api.chat, ChatBody, ChatCompletion),
+        ("/v1/completions", api.complete, CompletionBody, TextCompletion),
     ):
         app.add_api_route(
             path,
             handler,
             methods=["POST"],
             openapi_extra=takes(body),
-            responses=REFUSED | streams(),
+            responses=answers(reply, stream=EVENTS),
             response_model=None,
             tags=["OpenAI"],
         )
-    app.add_api_route("/v1/models", api.models, response_model=None, responses=REFUSED, tags=["OpenAI"])
-    app.add_api_route("/v1/models/{name:path}", api.model, response_model=None, responses=REFUSED, tags=["OpenAI"])
+    listed, one = answers(ModelList), answers(ModelEntry)
+    app.add_api_route("/v1/models", api.models, response_model=None, responses=listed, tags=["OpenAI"])
+    app.add_api_route("/v1/models/{name:path}", api.model, response_model=None, responses=one, tags=["OpenAI"])

@@ -15,12 +15,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.serve.api import about, body_of, takes, unless_gone
+from tokenwright.serve.api import about, answers, body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted, no_model
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai import REFUSED
 from tokenwright.serve.openai_replies import cut, written
 from tokenwright.serve.openai_schema import EmbeddingBody
+from tokenwright.serve.reply_schema import EmbeddingList
 from tokenwright.serve.service import Service
 from tokenwright.serve.several import gathered
 
@@ -109,7 +109,7 @@ def add(app: FastAPI, service: Service) -> None:
         Embeddings(service).embed,
         methods=["POST"],
         openapi_extra=takes(EmbeddingBody),
-        responses=REFUSED,
+        responses=answers(EmbeddingList),
         response_model=None,
         tags=["OpenAI"],
     )

@@ -42,6 +42,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 _STORED = Refused("nothing is stored here", (False,))
 _TIER = Refused("there is one tier", ("auto", "default"))
+_CUSTOM = Refused("functions are the only tools")
 _TEXT_ALONE = Refused("models here read text")
 
 
@@ -130,6 +131,8 @@ class CalledFunction(Body):
 class CalledTool(Body):
     """A call in an assistant's message."""
 
+    refused: ClassVar = {"custom": _CUSTOM}
+
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -197,6 +200,8 @@ class Function(Body):
 class FunctionTool(Body):
     """A tool; functions are the only ones."""
 
+    refused: ClassVar = {"custom": _CUSTOM}
+
     type: Literal["function"]
     function: Function
 
@@ -210,8 +215,27 @@ class NamedFunction(Body):
 class NamedTool(Body):
     """The tool that must be called."""
 
+    refused: ClassVar = {"custom": _CUSTOM}
+
     type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedTools(Body):
+    """The tools that may (mode auto) or must (required) be called. The prompt has all tools all the same."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], many(MOST_TOOLS, 1)]
+
+
+class AllowedChoice(Body):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Choice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 class JsonSchema(Body):
@@ -275,7 +299,7 @@ class ChatBody(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Effort | None = None
     metadata: Metadata | None = None

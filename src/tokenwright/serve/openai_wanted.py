@@ -12,10 +12,12 @@ from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import Refusal, about
 from tokenwright.serve.contract import Problem, Tool, Wanted, no_model
 from tokenwright.serve.openai_schema import (
+    AllowedChoice,
     AnyMessage,
     AssistantMessage,
     ChatBody,
     CompletionBody,
+    FunctionTool,
     NamedTool,
     Sampling,
     SchemaFormat,
@@ -100,20 +102,41 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     if isinstance(body.response_format, SchemaFormat):
         overrides["grammar"] = Grammar.json_schema(body.response_format.json_schema.schema_)
-    choice = body.tool_choice
     return Wanted(
         messages=messages_of(body.messages),
         overrides=overrides,
-        tools=[
-            Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
-            for tool in body.tools or ()
-        ],
-        tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+        tools=tools_of(body.tools or ()),
+        tool_choice=choice_of(body.tool_choice),
+        allowed_tools=allowed_by(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=body.response_format is not None and body.response_format.type == "json_object",
         thinking=thinking_of(body),
         **checked(service, request, body),
     )
+
+
+def tools_of(tools: Sequence[FunctionTool]) -> list[Tool]:
+    """The functions that the model may call."""
+    return [
+        Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
+        for tool in tools
+    ]
+
+
+def choice_of(choice: str | NamedTool | AllowedChoice | None) -> str:
+    """The tool that must be called, or how free the model is."""
+    match choice:
+        case NamedTool():
+            return choice.function.name
+        case AllowedChoice():
+            return choice.allowed_tools.mode
+        case _:
+            return choice or "auto"
+
+
+def allowed_by(choice: object) -> list[str] | None:
+    """The tools that a choice allows; None: all."""
+    return [tool.function.name for tool in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else None
 
 
 def thinking_of(body: ChatBody) -> bool | None:

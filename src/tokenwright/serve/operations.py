@@ -6,20 +6,27 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 
 import tokenwright
 from tokenwright.errors import EngineError
+from tokenwright.serve.api import answers
 from tokenwright.serve.contract import NotReady
 from tokenwright.serve.metrics import CONTENT_TYPE, Metrics
+from tokenwright.serve.reply_schema import Health, Ready
 from tokenwright.serve.service import Service
 
-_STATES: dict[int | str, dict[str, Any]] = {503: {"description": "It is not."}}
+
+def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The replies of a route: it is, or it is not."""
+    yes = answers(reply)
+    return yes | {503: {"description": "It is not.", "content": yes[200]["content"]}}
 
 
 def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
     """Add the routes."""
 
-    @app.get("/health", responses=_STATES, tags=["Operations"], response_model=None)
+    @app.get("/health", responses=_states(Health), tags=["Operations"], response_model=None)
     async def health() -> JSONResponse:
         """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more."""
         try:
@@ -30,7 +37,7 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
             return JSONResponse({"status": service.host.loading.phase, "reason": str(error)}, 503)
         return JSONResponse({"status": "ok", "version": tokenwright.__version__})
 
-    @app.get("/ready", responses=_STATES, tags=["Operations"], response_model=None)
+    @app.get("/ready", responses=_states(Ready), tags=["Operations"], response_model=None)
     async def ready() -> JSONResponse:
         """Whether the model is loaded and new requests are taken."""
         state = "draining" if service.draining else service.host.loading.phase

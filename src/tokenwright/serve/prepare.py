@@ -52,6 +52,8 @@ def check(wanted: Wanted) -> None:
         raise RequestError("tools has two functions of the same name")
     if wanted.tool_choice not in ("auto", "none", "required") and wanted.tool_choice not in names:
         raise RequestError(f"tool_choice names {wanted.tool_choice!r}, which is not among the tools")
+    if missing := [name for name in wanted.allowed_tools or () if name not in names]:
+        raise RequestError(f"tool_choice allows {missing[0]!r}, which is not among the tools")
     if wanted.continue_last and (not wanted.messages or wanted.messages[-1].get("role") != "assistant"):
         raise RequestError("messages: to continue the last message, it must be the assistant's")
     if wanted.tool_choice == "required" and not names:
@@ -125,11 +127,14 @@ class Preparer:
         request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
         return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
 
-    def prompt(self, wanted: Wanted) -> tuple[Sequence[int], str]:
-        """The ids of the prompt, uncut, and its text. Raises RequestError."""
+    def prompt(self, wanted: Wanted, *, add_special: bool = True) -> tuple[Sequence[int], str]:
+        """The ids of the prompt, uncut, and its text. Raises RequestError.
+
+        add_special: with the tokens that the tokenizer adds to a text.
+        """
         self._check_lengths(wanted)
         if wanted.prompt is not None:
-            return self.ids(wanted.prompt), wanted.prompt if isinstance(wanted.prompt, str) else ""
+            return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
         assert wanted.messages is not None, "`check` has seen to it"
         variables = self._variables(wanted.thinking)
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
@@ -170,14 +175,16 @@ class Preparer:
         if thinking is None:
             return {}
         if thinking and not self._thinks:
-            raise RequestError("this model does not reason: its chat template has no think tags; leave thinking out")
+            raise RequestError("this model does not reason: its chat template has no think tags; ask for none")
         if self._thinks and not thinking and "enable_thinking" not in self._source:
             raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
         return {"enable_thinking": thinking}
 
-    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises RequestError."""
-        return self._llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return self._llm.tokenizer.encode(prompt, add_special=add_special)
 
     def _continued(
         self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, bool]
@@ -212,7 +219,7 @@ class Preparer:
             answer = _answer_rule(found["grammar"]) if "grammar" in found else None
             special = {name: at for at, name in self._marks.items() if name in tools.marks}
             found["grammar"] = tools.grammar(
-                wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls, special, answer
+                _callable(wanted), wanted.tool_choice, wanted.parallel_tool_calls, special, answer
             )
         if wanted.deadline_s is not None:
             found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
@@ -236,7 +243,7 @@ class Preparer:
         if tags is None and tools is None:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)
-        return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted.tools, opened), marks)
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(_callable(wanted), opened), marks)
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
@@ -249,6 +256,11 @@ def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
     if found * together > MOST_LOGPROBS:
         allowed = f"{MOST_LOGPROBS:,} are allowed; lower max_tokens, n, or their number for each token"
         raise RequestError(f"logprobs: the reply may have {found * together:,} log-probabilities, and {allowed}")
+
+
+def _callable(wanted: Wanted) -> list[Tool]:
+    """The tools that the model may call; the prompt has all."""
+    return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
 
 
 def _formed(wanted: Wanted) -> bool:

@@ -16,13 +16,15 @@ from tokenwright.checks import shown
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import about, body_of, off_loop, streams, takes
+from tokenwright.serve import reply_schema
+from tokenwright.serve.api import EVENTS, about, answers, body_of, off_loop, takes
 from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
 from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import Tokens, dumps_in_parts
 from tokenwright.serve.responses_output import Envelope, Event, Output
 from tokenwright.serve.responses_schema import (
+    AllowedChoice,
     Create,
     FunctionCall,
     FunctionOutput,
@@ -44,7 +46,12 @@ WITH_LOGPROBS = "message.output_text.logprobs"
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
 
-    @app.post("/v1/responses", openapi_extra=takes(Create), responses=streams(), tags=["OpenAI"])
+    @app.post(
+        "/v1/responses",
+        openapi_extra=takes(Create),
+        responses=answers(reply_schema.Response, stream=EVENTS),
+        tags=["OpenAI"],
+    )
     async def create(request: Request) -> Response:
         body = await body_of(request, Create)
         check_model(request, service, body.model)
@@ -128,14 +135,27 @@ def wants_logprobs(body: Create) -> bool:
 def prompt_of(body: Create) -> dict[str, Any]:
     """The fields of a Wanted that make its prompt."""
     choice = body.tool_choice
+    allowed = [tool.name for tool in choice.tools] if isinstance(choice, AllowedChoice) else None
     return {
         "messages": conversation(body),
         "tools": [Tool(tool.name, tool.description, tool.parameters) for tool in body.tools],
-        "tool_choice": choice.name if isinstance(choice, NamedChoice) else choice,
+        "tool_choice": choice_of(choice),
+        "allowed_tools": allowed,
         "parallel_tool_calls": body.parallel_tool_calls,
         "thinking": thinking_of(body),
         "json_object": isinstance(body.text.format, JsonObject),
     }
+
+
+def choice_of(choice: str | NamedChoice | AllowedChoice) -> str:
+    """The function that must be called, or how free the model is."""
+    match choice:
+        case NamedChoice():
+            return choice.name
+        case AllowedChoice():
+            return choice.mode
+        case _:
+            return choice
 
 
 def thinking_of(body: Create) -> bool | None:

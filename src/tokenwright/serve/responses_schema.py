@@ -155,6 +155,14 @@ class NamedChoice(Body):
     name: ToolName
 
 
+class AllowedChoice(Body):
+    """A choice among some of the tools: one may (mode auto) or must (required) be called. The prompt has all tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], many(MOST_TOOLS, 1)]
+
+
 class PlainFormat(Body):
     type: Literal["text"]
 
@@ -232,7 +240,9 @@ class Create(Body):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     text: TextConfig = TextConfig()
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice = "auto"
+    tool_choice: (
+        Literal["auto", "none", "required"] | Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+    ) = "auto"
     tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] = []
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     top_p: Share | None = None

@@ -1,0 +1,321 @@
+"""The replies of OpenAI's API and of operations, as the OpenAPI document declares them.
+
+Replies are written by openai_replies.py and its like, as dicts and strings, because that is done for every token. Here
+they are declared, closed: a field that is not here is a mistake, and tests check replies of all routes against this.
+Those of the other APIs are in anthropic_replies.py and ollama_replies.py.
+A field whose default is `absent` is left out where there is nothing to say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Json = dict[str, Any]
+
+
+class Reply(BaseModel):
+    """A part of a reply: no other fields, and no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+def absent() -> Any:
+    """For a field that may be left out, but is never null."""
+    return Field(default_factory=lambda: None)
+
+
+class Timings(Reply):
+    """Where the time went, if the server is set or asked to say so; times in milliseconds."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    preemptions: int
+
+
+class Truncated(Reply):
+    truncated_tokens: int
+
+
+class PromptDetails(Reply):
+    """truncated_tokens: that truncate_prompt_tokens has cut off."""
+
+    cached_tokens: int
+    truncated_tokens: int = absent()
+
+
+class CompletionDetails(Reply):
+    reasoning_tokens: int
+
+
+class Usage(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TextLogprobs(Reply):
+    text_offset: list[int]
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+
+
+class TextChoice(Reply):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextCompletion(Reply):
+    """The reply of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    timings: Timings = absent()
+
+
+class TopLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class AnswerFunction(Reply):
+    name: str
+    arguments: str
+
+
+class AnswerCall(Reply):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str = absent()
+    tool_calls: list[AnswerCall] = absent()
+
+
+class ChatChoice(Reply):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Reply):
+    """The reply of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings = absent()
+
+
+class ModelEntry(Reply):
+    """A model. max_model_len: its context, once it is loaded."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int = absent()
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class EmbeddingEntry(Reply):
+    """embedding: numbers, or the base64 of float32 bytes, the lowest first."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Reply):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: Truncated = absent()
+
+
+class EmbeddingList(Reply):
+    """The reply of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    pooling: Literal["mean"]
+    usage: EmbeddingUsage
+
+
+class Tokenized(Reply):
+    """The reply of /tokenize to a prompt or messages."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokenCard(Reply):
+    id: int
+    text: str
+    special: bool
+
+
+class TokenCards(Reply):
+    """The reply of /tokenize to a text."""
+
+    tokens: list[TokenCard]
+
+
+class Detokenized(Reply):
+    """The reply of /detokenize to tokens."""
+
+    prompt: str
+
+
+class DetokenizedText(Reply):
+    """The reply of /detokenize to ids."""
+
+    text: str
+
+
+ItemStatus = Literal["completed", "incomplete"]
+
+
+class ResponseText(Reply):
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Json], Field(max_length=0)]
+    logprobs: list[TokenLogprob]
+
+
+class OutputMessage(Reply):
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[ResponseText]
+
+
+class ResponseReasoning(Reply):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(Reply):
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: Annotated[list[Json], Field(max_length=0)]
+    content: list[ResponseReasoning]
+
+
+class OutputCall(Reply):
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Incomplete(Reply):
+    reason: Literal["max_output_tokens"]
+
+
+class InputDetails(Reply):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ResponseUsage(Reply):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: CompletionDetails
+    total_tokens: int
+
+
+class Response(Reply):
+    """The reply of /v1/responses. What a request says comes back as it was read."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    completed_at: float | None
+    status: ItemStatus
+    error: None
+    incomplete_details: Incomplete | None
+    output: list[Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]]
+    usage: ResponseUsage
+    model: str
+    background: Literal[False]
+    conversation: None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: dict[Literal["effort", "summary"], str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+    timings: Timings = absent()
+
+
+class Health(Reply):
+    """The reply of /health. reason: why it is not well."""
+
+    status: str
+    version: str = absent()
+    reason: str = absent()
+
+
+class Ready(Reply):
+    """The reply of /ready."""
+
+    status: str

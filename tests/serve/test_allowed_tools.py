@@ -1,0 +1,79 @@
+"""A choice among some of the tools: the prompt has all of them, and only the allowed ones can be called."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.serve.talking import SCHEMA, Talker, valid
+from tokenwright.serve.contract import Tool, Wanted
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+NAMES = ("clock", "weather", "mail")
+MODES = ("required", "auto")
+
+
+@pytest.fixture(scope="module")
+def client(talker: Talker) -> Any:
+    with OpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def chat(client: OpenAI, allowed: str, seed: int = 0, mode: str = "required", tokens: int = 400) -> Any:
+    choice = {"mode": mode, "tools": [{"type": "function", "function": {"name": allowed}}]}
+    wanted: Any = {
+        "model": "tiny",
+        "messages": HELLO,
+        "tools": [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": choice},
+        "parallel_tool_calls": False,
+    }
+    return client.chat.completions.create(**wanted, seed=seed, temperature=1.0, max_tokens=tokens)
+
+
+def test_a_chat_calls_an_allowed_tool(talker: Talker, client: OpenAI) -> None:
+    for seed in range(4):
+        answer = chat(client, "mail", seed)
+        [call] = answer.choices[0].message.tool_calls
+        assert call.function.name == "mail" and valid(json.loads(call.function.arguments))
+    tools = [{"name": name, "description": "", "parameters": SCHEMA} for name in NAMES]
+    declared = [{"type": "function", "function": tool} for tool in tools]
+    assert answer.usage.prompt_tokens == talker.tokens(HELLO, tools=declared)
+
+
+def test_a_response_calls_an_allowed_tool_and_says_what_was_asked(client: OpenAI) -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
+    tools = [{"type": "function", "name": name, "parameters": SCHEMA, "strict": True} for name in NAMES]
+    wanted: Any = {"model": "tiny", "input": HELLO, "tools": tools, "tool_choice": choice, "max_output_tokens": 400}
+    answer = client.responses.create(**wanted, parallel_tool_calls=False)
+    [call] = answer.output
+    assert (call.type, call.name) == ("function_call", "clock")
+    assert answer.tool_choice.model_dump() == choice
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_grammar_has_the_allowed_tools_alone(talker: Talker, mode: str) -> None:
+    tools = [Tool(name, "", SCHEMA) for name in NAMES]
+    wanted = Wanted(messages=HELLO, tools=tools, tool_choice=mode, allowed_tools=["mail"])
+    prepared = talker.service._preparer.prepare(wanted)
+    grammar = prepared.request.params.grammar.text
+    assert "mail" in grammar and "weather" not in grammar and "clock" not in grammar
+    assert all(name in prepared.text for name in NAMES)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_tools_that_are_there_can_be_allowed(client: OpenAI, mode: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_choice allows 'post', which is not among the tools") as told:
+        chat(client, "post", mode=mode)
+    assert told.value.param == "tool_choice"
+
+
+def test_other_kinds_of_tools_are_refused_as_such(client: OpenAI) -> None:
+    custom: Any = {"type": "custom", "custom": {"name": "shell"}}
+    for more in ({"tools": [custom]}, {"tool_choice": custom}):
+        with pytest.raises(
+            openai.BadRequestError, match=r"functions are the only tools|type 'custom' is not supported"
+        ):
+            client.chat.completions.create(model="tiny", messages=HELLO, **more)
