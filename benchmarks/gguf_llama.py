@@ -19,7 +19,7 @@ from benchmarks.gguf_types import BEGINNING
 from tokenwright import LLM
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf_writer import check_writing, write_gguf
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 MARGIN, LEAST = 0.1, 0.9
 HARD = ("Hello, it's 1234!", "a\n\n12  34\t5", "  two spaces — “quoted” naïve 東京 🙂", "<|user|>Hi<|end|>")

@@ -19,7 +19,7 @@ from benchmarks.weights import Logprobs, model_of, rounded
 from tokenwright import LLM
 from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import Graph
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4")

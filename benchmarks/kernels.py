@@ -37,8 +37,8 @@ from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.limits import CPU, TURN, Bound, Work, processor, threads
 from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
-from tokenwright.config import WeightFormat
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.formats import WeightFormat
 from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
 OF_K_QUANTS = (("int4", 32, 256, True), ("int5", 32, 256, True), ("int6", 16, 256, False), ("int6", 16, 256, True))

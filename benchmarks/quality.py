@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from recipes.stories.data import documents_of
 from tokenwright import LLM
 from tokenwright.cache import LayerSpec, layer_specs
-from tokenwright.config import DType, KVFormat
+from tokenwright.formats import DType, KVFormat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

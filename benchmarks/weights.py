@@ -51,7 +51,7 @@ from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import Graph
 
 FORMATS = ("bfloat16", "float16", "int8:32", "int8", "int4", "int4:64")

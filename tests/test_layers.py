@@ -16,7 +16,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 ROWS = (
     ("errors", "progress"),
     ("checks", "web_page"),
-    ("units", "busy", "environment"),
+    ("units", "busy", "environment", "formats"),
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
@@ -36,7 +36,7 @@ ROWS = (
 )
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
 # The command line is one of them so that --help is quick.
-TORCHLESS = ("errors", "checks", "environment", "config", "text", "sampling_params", "engine", "cli")
+TORCHLESS = ("errors", "checks", "environment", "formats", "config", "text", "sampling_params", "engine", "cli")
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:

@@ -24,8 +24,8 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.cli.serve import adapters_of
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.serve.app import Served
 
 pytestmark = pytest.mark.filterwarnings(

@@ -25,9 +25,10 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.packing import pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
-from tokenwright.config import Heads, KVFormat, Latent, LayerKV, WeightFormat
+from tokenwright.config import Heads, Latent, LayerKV
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.completion import Completion, Piece
-from tokenwright.config import EngineConfig, KVFormat, WeightFormat
+from tokenwright.config import EngineConfig
 from tokenwright.engine import Request, SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import EngineError, RequestError
+from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.loaded import LoadedModel
 from tokenwright.opened import specs_of
 from tokenwright.progress import progress_bar

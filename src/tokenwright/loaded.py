@@ -27,9 +27,9 @@ from tokenwright.checkpoints.lora import Adapter
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
 from tokenwright.checks import shown
-from tokenwright.config import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
+from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate
 from tokenwright.vocabulary import Vocabulary

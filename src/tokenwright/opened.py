@@ -22,11 +22,12 @@ from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import DType, EngineConfig, Rope, angle_length
+from tokenwright.config import EngineConfig, Rope, angle_length
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
+from tokenwright.formats import DType
 from tokenwright.loaded import LoadedModel
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph

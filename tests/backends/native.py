@@ -14,7 +14,7 @@ from tokenwright.backends.native.kernels import NativeKernels, usable
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.packed import Packed
 from tokenwright.bench import limits
-from tokenwright.config import FILE_FORMATS, WeightFormat
+from tokenwright.formats import FILE_FORMATS, WeightFormat
 
 FOUND = find()
 KERNELS = {isa: NativeKernels(load(FOUND), isa) for isa in usable(load(FOUND))} if FOUND else {}

@@ -15,7 +15,7 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import backend_over
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 KEPT = {  # how a row is kept, the window, the sinks
     "float32": ("float32", None, 0),

@@ -25,8 +25,8 @@ from tests.profiles import examples
 from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
-from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.models.rotary import Rotation
 
 REFERENCE = ReferenceKernels(wide=torch.float64)

@@ -13,8 +13,8 @@ from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.packed import DIVISORS, LANES, Packed, packed_sizes
 from tokenwright.backends.torch import kernels as reference
-from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
 
 FORMATS = ["float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -32,9 +32,10 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import DynamicScaling, KVFormat, Latent, Rope, WeightFormat
+from tokenwright.config import DynamicScaling, Latent, Rope
 from tokenwright.engine import Chunk, LogitsNeeded, Request, Step, flatten
 from tokenwright.engine.page_table import PageTable
+from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site

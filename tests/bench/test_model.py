@@ -14,8 +14,8 @@ from tokenwright.bench.model import Benchmark, work_of, writer
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.completion import Completion
-from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.models.cost import CostModel
 
 # The fixture llama2: 3 layers, 64 wide, 4 heads of 16, an MLP of 96, 320 ids, head and embedding apart.

@@ -15,7 +15,7 @@ from tokenwright.backends.native.kernels import NativeKernels, find_kernels
 from tokenwright.bench import model, shapes
 from tokenwright.bench.limits import Bound, Least, Limits, Rate, Work
 from tokenwright.bench.measures import Measure
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 

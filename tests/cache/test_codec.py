@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenwright.cache.codec import CODECS, GROUP, TORCH_DTYPES, Codec
-from tokenwright.config import KV_NAMES
+from tokenwright.formats import KV_NAMES
 
 SCALED = [CODECS["int8"], CODECS["int4"]]
 QUANTISED = [*SCALED, CODECS["fp8"]]

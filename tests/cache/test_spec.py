@@ -11,9 +11,10 @@ from tests.models.fixtures import KINDS, make_config
 from tokenwright.cache import Heads, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.config import KVFormat, Latent, ModelConfig
+from tokenwright.config import Latent, ModelConfig
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
+from tokenwright.formats import KVFormat
 
 F32, INT8, INT4, FP8 = (CODECS[name] for name in ("float32", "int8", "int4", "fp8"))
 

@@ -12,9 +12,9 @@ from tests.cache.test_spec import SPECS
 from tests.models.fixtures import make_config
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.families import parse_config
-from tokenwright.config import KVFormat
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import CapacityError
+from tokenwright.formats import KVFormat
 
 CPU = torch.device("cpu")
 KVS = ["native", "bfloat16", "int8", "int4", "fp8", "k=int8,v=int4,first=5,native=1"]

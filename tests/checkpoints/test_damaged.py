@@ -17,8 +17,8 @@ from tests.models.published_files import CASES, SIZES, write
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf import read_gguf
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError
+from tokenwright.formats import WeightFormat
 
 WIDE = (0, 1, 3, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1)
 TRACED, RESIDENT = 24 << 20, 256 << 20  # bytes: of Python's objects in one case, and of the process over all of them

@@ -25,8 +25,8 @@ from tokenwright.checkpoints.gguf_splits import part_names
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.reading import forms_of, read_codes
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.planner import plan
 
 NATIVE = WeightFormat("native")

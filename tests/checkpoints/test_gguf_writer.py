@@ -19,8 +19,8 @@ from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf_writer import check_writing, write_gguf
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
 from tokenwright.text.metadata import WHOLE, read_metadata

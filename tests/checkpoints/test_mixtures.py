@@ -18,8 +18,8 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.published import read_scheme
 from tokenwright.cli import app
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError
+from tokenwright.formats import WeightFormat
 from tokenwright.models.experts import Experts
 
 ACTIVE = {  # without the experts that a token does not choose: their cards say 12.9, 2.7 and 3.3 billion

@@ -21,8 +21,8 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
 from tokenwright.checkpoints.quantize import write_folder
 from tokenwright.checkpoints.weight_cache import WeightCache
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
 
 INT8, INT4, NATIVE = WeightFormat.parse("int8"), WeightFormat.parse("int4"), WeightFormat("native")
 
@@ -298,7 +298,7 @@ def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) 
     code = f"""
 import torch
 from pathlib import Path
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed, pack_checkpoint

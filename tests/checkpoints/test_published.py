@@ -15,8 +15,8 @@ from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError
+from tokenwright.formats import WeightFormat
 from tokenwright.planner import plan
 
 NATIVE = WeightFormat("native")

@@ -16,7 +16,7 @@ from tokenwright import LLM
 from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 from tokenwright.planner import plan
 
 

@@ -15,7 +15,7 @@ from tokenwright import LLM
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.weight_cache import WeightCache
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 
 @pytest.fixture(autouse=True)

@@ -31,10 +31,10 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import DType, KVFormat, WeightFormat
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler, SwapSpace
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.window import AttentionWindow
+from tokenwright.formats import DType, KVFormat, WeightFormat
 
 TOLERANCE = 1e-5
 PROMPT, NEW = 40, 12

@@ -14,7 +14,8 @@ from torch.nn.functional import gelu, silu
 
 from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
 from tokenwright.cache.codec import CODECS
-from tokenwright.config import KVFormat, LinearScaling, ModelConfig, Rope
+from tokenwright.config import LinearScaling, ModelConfig, Rope
+from tokenwright.formats import KVFormat
 
 NATIVE_TOLERANCE = 2e-5
 CODED_TOLERANCE = 1e-3

@@ -14,7 +14,8 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.blocks import decoder
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.config import KVFormat, Learned, ModelConfig, Rope
+from tokenwright.config import Learned, ModelConfig, Rope
+from tokenwright.formats import KVFormat
 from tokenwright.models.cost import Cost, CostModel
 
 

@@ -25,8 +25,9 @@ from tokenwright.checkpoints.families import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.cli import app
-from tokenwright.config import KVFormat, Latent, Mixture, WeightFormat
+from tokenwright.config import Latent, Mixture
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.models.latent import LatentAttention
 
 CPU = torch.device("cpu")

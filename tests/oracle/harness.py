@@ -33,7 +33,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import load_packed
-from tokenwright.config import DType, DynamicScaling, KVFormat, ModelConfig, WeightFormat, angle_length
+from tokenwright.config import DynamicScaling, ModelConfig, angle_length
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import (
     Engine,
@@ -49,6 +49,7 @@ from tokenwright.engine import (
     Step,
 )
 from tokenwright.engine import Sequence as Text
+from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.graph import Graph
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ import torch
 
 from tests.models.fixtures import KINDS
 from tests.oracle.harness import ROUNDING, Recorder, Rounding, greedy, make_subject, prompt_of, write
-from tokenwright.config import DType
+from tokenwright.formats import DType
 
 PROMPT, NEW = 60, 40
 LARGEST: dict[DType, float] = {"bfloat16": 0.25, "float16": 0.05}

@@ -13,7 +13,7 @@ import torch
 
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.backends.protocol import Dense, Linear
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import MLP, Attention, Graph, Matrix, Parallel
 from tokenwright.models.latent import LatentAttention
 

@@ -6,8 +6,8 @@ from typing import cast, get_args
 import torch
 
 from tokenwright.backends.ram import free_ram
-from tokenwright.config import DType
 from tokenwright.errors import RequestError
+from tokenwright.formats import DType
 
 
 class KernelThreads(threading.local):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from tokenwright.backends.packed import Packed, packed_sizes
-from tokenwright.config import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
+from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
 from tokenwright.models.graph import Graph, Shape
 
 Weights = dict[str, torch.Tensor | Packed]

@@ -6,9 +6,10 @@ import torch
 
 from tokenwright.backends.device import free_memory
 from tokenwright.cache import KVStore, LayerSpec, groups_for, pages_within
-from tokenwright.config import DTYPE_BYTES, EngineConfig
+from tokenwright.config import EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
+from tokenwright.formats import DTYPE_BYTES
 from tokenwright.units import binary, enough
 
 MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages

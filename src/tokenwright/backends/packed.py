@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 LANES = 16  # outputs of a block
 HUGE_PAGE = 1 << 21  # bytes

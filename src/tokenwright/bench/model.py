@@ -16,9 +16,9 @@ from tokenwright import busy
 from tokenwright.backends.layout import read_bytes
 from tokenwright.bench.limits import Bound, Report, Work
 from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
-from tokenwright.config import WeightFormat
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.llm import LLM
 from tokenwright.models.cost import CostModel
 

@@ -20,7 +20,7 @@ from typing import Final, cast
 
 import torch
 
-from tokenwright.config import DTYPE_BYTES, DType
+from tokenwright.formats import DTYPE_BYTES, DType
 
 SCALE_BYTES = 2  # a float16
 GROUP = 32  # numbers per scale

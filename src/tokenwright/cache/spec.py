@@ -13,9 +13,10 @@ from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.checks import check_whole
-from tokenwright.config import DType, Heads, KVFormat, Latent, LayerKV, Learned, Rope, angle_length
+from tokenwright.config import Heads, Latent, LayerKV, Learned, Rope, angle_length
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError
+from tokenwright.formats import DType, KVFormat
 
 ENDLESS = 1 << 62  # tokens: longer than any text
 _NATIVE = KVFormat()

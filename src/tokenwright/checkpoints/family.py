@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypedDict
 
 from tokenwright.checkpoints.strict import Keys
-from tokenwright.config import DType, ModelConfig
+from tokenwright.config import ModelConfig
+from tokenwright.formats import DType
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Activation, Graph
 

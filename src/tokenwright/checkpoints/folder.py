@@ -35,8 +35,9 @@ from tokenwright.checkpoints.published import Compound, gather, read_scheme
 from tokenwright.checkpoints.reading import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.strict import read_json, shown
-from tokenwright.config import DTYPE_BYTES, DType, ModelConfig, WeightFormat
+from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles

@@ -21,7 +21,8 @@ from tokenwright.checkpoints.llama import LLAMA
 from tokenwright.checkpoints.positions import read_both_ropes, read_layer_types, read_rope
 from tokenwright.checkpoints.strict import Keys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import DType, ModelConfig, Rope, Scales
+from tokenwright.config import ModelConfig, Rope, Scales
+from tokenwright.formats import DType
 from tokenwright.models.graph import Graph
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy
 import torch
 
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 _INT8, _INT5 = WeightFormat("int8", 32), WeightFormat("int5", 32)
 _MINIMA = WeightFormat("int5", 32, minima=True)

@@ -25,16 +25,9 @@ from tokenwright.checkpoints.gguf_model import ROPE_FACTORS, SAMPLING, read_mode
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.reading import piece_of, read_rows
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import (
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    NoScaling,
-    Rope,
-    WeightFormat,
-    YarnScaling,
-)
+from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, YarnScaling
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.models.rotary import llama3_frequencies
 from tokenwright.text.files import read_folder
 from tokenwright.text.metadata import WHOLE

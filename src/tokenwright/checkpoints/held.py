@@ -7,7 +7,7 @@ from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.family import Source
 from tokenwright.checkpoints.reading import DTYPES, forms_of
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import DTYPE_BYTES, WeightFormat
+from tokenwright.formats import DTYPE_BYTES, WeightFormat
 from tokenwright.models.graph import Graph
 
 

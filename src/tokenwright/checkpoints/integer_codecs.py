@@ -11,7 +11,7 @@ import torch
 
 from tokenwright.checkpoints.published_codecs import Parts
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 _WORD = 32  # bits of a packed word
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ keeps the outputs of a word: output k is its nibble _AWQ_ORDER[k]

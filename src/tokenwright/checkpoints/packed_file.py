@@ -23,8 +23,8 @@ from tokenwright.backends.packed import packed_sizes
 from tokenwright.checkpoints.drafts import draft_file
 from tokenwright.checkpoints.safetensors import Stored, read_header_and_metadata
 from tokenwright.checkpoints.strict import shown
-from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.reading import piece_of, read_codes, read_rows
 from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.weight_cache import WeightCache
-from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError, RequestError, fetch_again
+from tokenwright.formats import DType, WeightFormat
 
 Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
 

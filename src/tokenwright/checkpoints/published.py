@@ -18,8 +18,8 @@ from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.scaled_codecs import Mxfp4, Scaled
 from tokenwright.checkpoints.strict import Keys, shown
 from tokenwright.checkpoints.table_codecs import four_bit
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.formats import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

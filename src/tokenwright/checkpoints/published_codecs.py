@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 Parts = Mapping[str, torch.Tensor]  # the tensors of a matrix by the last part of their names
 

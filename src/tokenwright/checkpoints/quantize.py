@@ -11,8 +11,8 @@ from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.strict import read_json
 from tokenwright.checkpoints.target import check_target
-from tokenwright.config import WeightFormat
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
 
 
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:

@@ -13,8 +13,8 @@ from tokenwright.checkpoints.gguf import BLOCKS
 from tokenwright.checkpoints.gguf_blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
 from tokenwright.checkpoints.published import Compound
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.formats import DType, WeightFormat
 
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
 _OF_PARTS = {

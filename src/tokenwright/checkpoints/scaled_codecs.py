@@ -12,7 +12,7 @@ import torch
 
 from tokenwright.checkpoints.published_codecs import Decoded, Parts
 from tokenwright.checkpoints.safetensors import Stored
-from tokenwright.config import WeightFormat
+from tokenwright.formats import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

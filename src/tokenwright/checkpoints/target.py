@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
 
 
 def check_target(folder: Path, form: WeightFormat) -> None:

@@ -21,9 +21,9 @@ from tokenwright.backends.layout import Weights, weight_bytes
 from tokenwright.checkpoints.drafts import abandoned, draft_file
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_weights
-from tokenwright.config import WeightFormat
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
+from tokenwright.formats import WeightFormat
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling, WeightFormat
+from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling
+from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.units import binary
 

@@ -21,8 +21,9 @@ from typer import Argument, Option
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import settings
 from tokenwright.cli.output import console, remark
-from tokenwright.config import DTYPE_BYTES, EngineConfig, KVFormat, WeightFormat
+from tokenwright.config import EngineConfig
 from tokenwright.errors import RequestError
+from tokenwright.formats import DTYPE_BYTES, KVFormat, WeightFormat
 from tokenwright.units import binary, read_bytes
 
 if TYPE_CHECKING:

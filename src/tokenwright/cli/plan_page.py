@@ -9,7 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tokenwright.busy import told
-from tokenwright.config import Heads, KVFormat
+from tokenwright.config import Heads
+from tokenwright.formats import KVFormat
 
 if TYPE_CHECKING:
     from tokenwright.planner import Plan

@@ -13,8 +13,8 @@ from tokenwright.checkpoints.target import check_target
 from tokenwright.cli import options as opt
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.output import bar, remark, write
-from tokenwright.config import WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
 from tokenwright.units import binary
 
 SUFFIX, BLOCK = ".gguf", 32  # of a GGUF file, whose reader is not imported here: it takes time

@@ -23,8 +23,9 @@ from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.cli.race_report import CACHED, KV, NAIVE, PREFIX, WINDOW, Lane, Result, as_json, fault, picture, report
-from tokenwright.config import EngineConfig, KVFormat
+from tokenwright.config import EngineConfig
 from tokenwright.errors import ContextError, RequestError
+from tokenwright.formats import KVFormat
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -1,7 +1,8 @@
 """Figures for the cards that follow from shapes: of the loaded model, and of published ones."""
 
 from tokenwright.cache import layer_specs
-from tokenwright.config import Heads, KVFormat
+from tokenwright.config import Heads
+from tokenwright.formats import KVFormat
 from tokenwright.learn.challenge import Figures
 from tokenwright.llm import LLM
 from tokenwright.planner import plan

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from tokenwright.cache import layer_specs
-from tokenwright.config import KVFormat, Learned
+from tokenwright.config import Learned
+from tokenwright.formats import KVFormat
 from tokenwright.learn.challenge import Answer, Challenge, Figures, choice, whole
 from tokenwright.learn.texts import OPENING, STORY
 from tokenwright.learn.work import Work

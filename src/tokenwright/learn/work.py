@@ -14,9 +14,9 @@ import torch
 from tokenwright.backends.runner import Model
 from tokenwright.cache import layer_specs
 from tokenwright.completion import Completion
-from tokenwright.config import KVFormat
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
+from tokenwright.formats import KVFormat
 from tokenwright.llm import LLM
 from tokenwright.requests import Prompt
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tokenwright.backends.device import free_memory, resolve_device
 from tokenwright.cache import layer_specs
-from tokenwright.config import KVFormat, WeightFormat
 from tokenwright.errors import RequestError
+from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.planner.figures import Plan, native_dtype
 from tokenwright.planner.find import Blueprint, adapter_bytes, find

@@ -21,8 +21,9 @@ from tokenwright.backends.layout import read_bytes, stored_bytes
 from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.config import DType, EngineConfig, KVFormat, Learned, WeightFormat
+from tokenwright.config import EngineConfig, Learned
 from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.planner.bandwidth import Bandwidth

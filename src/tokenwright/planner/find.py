@@ -17,8 +17,8 @@ from tokenwright.checkpoints.lora import read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.published import read_scheme
 from tokenwright.checkpoints.strict import read_json
-from tokenwright.config import DType, WeightFormat
 from tokenwright.errors import CheckpointError
+from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph
 
 

@@ -1,0 +1,137 @@
+"""The storage formats of K and V and of weight matrices: how users name them, and which of them exist.
+
+The bytes of a row of K or V follow in `cache/codec.py`, those of a matrix in `backends/packed.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from tokenwright.checks import check_whole
+from tokenwright.errors import RequestError
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+KV_NAMES = ("native", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
+_KV_USAGE = (
+    "kv must be one format, or k=FORMAT,v=FORMAT, each once; after it there may be first=TOKENS (from the start of a "
+    "text, which stay native) and native=LAYERS (which stay native, such as 0+1+-1)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """The storage format of K and V; native is the dtype that the model computes in. Raises RequestError.
+
+    >>> KVFormat.parse("k=int8,v=int4,first=64,native=0+-1")
+    KVFormat(k='int8', v='int4', first=64, native=(0, -1))
+    """
+
+    k: str = "native"
+    v: str = "native"
+    first: int = 0  # tokens from the start of a text that stay native
+    native: tuple[int, ...] = ()  # layers that stay native; -1 is the last
+
+    def __post_init__(self) -> None:
+        for name in (self.k, self.v):
+            if name not in KV_NAMES:
+                raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}", "kv")
+        check_whole("first of kv", self.first)
+        if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
+            raise RequestError(f"native of kv must be numbers of layers, each once, not {self.native!r}", "kv")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the form that `str` writes. Raises RequestError with the allowed forms."""
+        found: dict[str, str] = {}
+        for part in text.lower().split(","):
+            key, given, value = (one.strip() for one in part.partition("="))
+            for name, said in {key: value}.items() if given else {"k": key, "v": key}.items():
+                if name not in ("k", "v", "first", "native") or name in found:
+                    raise RequestError(f"{_KV_USAGE}; not {text!r}", "kv")
+                found[name] = said
+        try:
+            first = int(found.pop("first", "0"))
+            native = tuple(int(layer) for layer in found.pop("native").split("+")) if "native" in found else ()
+        except ValueError:
+            raise RequestError(f"{_KV_USAGE}; not {text!r}", "kv") from None
+        return cls(first=first, native=native, **found)
+
+    def __str__(self) -> str:
+        parts = [self.k] if self.k == self.v else [f"k={self.k}", f"v={self.v}"]
+        parts += [f"first={self.first}"] if self.first else []
+        parts += [f"native={'+'.join(map(str, self.native))}"] if self.native else []
+        return ",".join(parts)
+
+
+WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
+WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale, by default
+# The packed formats that blocks of files have and nothing is quantised to: name, group, super-block, minima.
+FILE_FORMATS = {
+    ("int5", 32, 0, False), ("int5", 32, 0, True), ("int5", 32, 256, True), ("int6", 16, 256, False),
+    ("int6", 16, 256, True), *(("int4", 32, size, True) for size in (64, 128, 256)),
+}  # fmt: skip
+
+
+def _check_weight_name(name: str) -> None:
+    if name not in WEIGHT_NAMES:
+        raise RequestError(f"weights {name!r} is not known; use {', '.join(WEIGHT_NAMES)}", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """The storage format of weight matrices; native is the dtype that the model computes in. Raises RequestError.
+
+    `group`: number of consecutive inputs of an output that share a scale; 0 for formats without scales.
+    `super`: number of inputs of a super-block, in which a group's scale is an integer times the float16 scale of the
+    super-block; 0: groups have float16 scales. `minima`: whether groups have a minimum beside their scale.
+
+    >>> WeightFormat.parse("int8"), WeightFormat.parse("int4:64")
+    (WeightFormat(name='int8', group=64), WeightFormat(name='int4', group=64))
+    """
+
+    name: str = "native"
+    group: int = 0
+    super: int = 0
+    minima: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.name, self.group, self.super, self.minima) in FILE_FORMATS:
+            return
+        _check_weight_name(self.name)
+        if self.super or self.minima:
+            raise RequestError(f"{self.name} weights have no super-blocks of {self.super} or minima in such groups")
+        if self.name in WEIGHT_GROUPS and (type(self.group) is not int or self.group not in (32, 64)):
+            raise RequestError(f"{self.name} weights share a scale in groups of 32 or 64, not of {self.group!r}")
+        if self.name not in WEIGHT_GROUPS and self.group != 0:
+            raise RequestError(f"{self.name} weights have no groups; leave out :{self.group}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the form that `str` writes: int8, int8:32. Raises RequestError with the allowed forms.
+
+        Forms that only files have are refused: nothing is quantised to them here.
+        """
+        name, given, group = (part.strip() for part in text.lower().partition(":"))
+        _check_weight_name(name)
+        if given and not (group.isascii() and group.isdigit()):
+            raise RequestError(
+                f"weights must be a format, such as int8, or one with its group, such as int8:32; not {text!r}",
+                "weights",
+            )
+        return cls(name, int(group) if given else WEIGHT_GROUPS.get(name, 0))
+
+    @property
+    def quantised(self) -> bool:
+        return self.group > 0
+
+    def resolved(self, native: DType) -> "WeightFormat":
+        """This format, with native replaced by the dtype `native`."""
+        return WeightFormat(native) if self.name == "native" else self
+
+    def __str__(self) -> str:
+        if self.super or self.minima:
+            return f"{self.name}:{self.group}{f'/{self.super}' if self.super else ''}{'+min' if self.minima else ''}"
+        return self.name if self.group == WEIGHT_GROUPS.get(self.name, 0) else f"{self.name}:{self.group}"
