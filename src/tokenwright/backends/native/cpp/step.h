@@ -7,7 +7,8 @@
 namespace tw {
 
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`, and two
-// functions in step.cpp: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills the structs.
+// functions in step.cpp or a part of it: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills
+// the structs.
 enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5, LATENT = 6 };
 
 // x = scale times the table's row of each token, plus that of its position in a learned table, if any.
