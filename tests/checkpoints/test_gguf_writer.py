@@ -220,7 +220,7 @@ def test_a_killed_writer_leaves_no_draft_for_long(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "llama2").path
     (tmp_path / "out").mkdir()
     script = (
-        "import os, signal, sys; from pathlib import Path; from tokenwright.config import WeightFormat;"
+        "import os, signal, sys; from pathlib import Path; from tokenwright.formats import WeightFormat;"
         "from tokenwright.checkpoints.folder import Checkpoint; from tokenwright.checkpoints.gguf_writer import *;"
         "contents = check_writing(Checkpoint.open(sys.argv[1]), Path(sys.argv[2]), WeightFormat('bfloat16'));"
         "write_gguf(contents, Path(sys.argv[2]), lambda *_: os.kill(os.getpid(), signal.SIGKILL))"
