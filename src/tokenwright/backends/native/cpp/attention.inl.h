@@ -106,7 +106,7 @@ TW_INLINE Stretch rows_of(const KVLayer& layer, const Tile& tile, const Block& b
 }
 
 // Iterates over the blocks of a sequence that some row of a tile reads, in order.
-struct Text {
+struct BlockIterator {
   const KVLayer& layer;
   const Heads& heads;
   const ChunkRows& chunk;
@@ -150,13 +150,13 @@ static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
   }
 }
 
-static void read_text(const KVLayer& layer, const Tile& tile, Text text) {
+static void read_blocks(const KVLayer& layer, const Tile& tile, BlockIterator iterator) {
   Block blocks[2] = {};
-  bool more = text.next(tile, blocks[0]);
+  bool more = iterator.next(tile, blocks[0]);
   for (int i = 0; more; i = 1 - i) {
     Block &block = blocks[i], &next = blocks[1 - i];
     Ahead ahead;
-    more = text.next(tile, next);
+    more = iterator.next(tile, next);
     if (more) begin_fetch(next, tile.size, tile.kv_head, tile.kv_heads, tile.values < tile.size, ahead);
     block.ahead = &ahead;
     read_block(layer, tile, block);
@@ -240,12 +240,12 @@ static void finish_sums(int64_t values, const float* from, float* out) {
 }
 
 // Reads one stretch for a tile; false if it has no position that a row reads.
-static bool read_stretch(const Heads& heads, const Queries& queries, const Tile& tile, const Text& text) {
-  Text ahead = text;
+static bool read_stretch(const Heads& heads, const Queries& queries, const Tile& tile, const BlockIterator& iterator) {
+  BlockIterator ahead = iterator;
   Block block;
   if (!ahead.next(tile, block)) return false;
   begin_sums(heads, queries, tile);
-  read_text(text.layer, tile, text);
+  read_blocks(iterator.layer, tile, iterator);
   return true;
 }
 
@@ -295,7 +295,7 @@ static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& ch
       attend_latent(layer, heads, chunk, page_size, queries, first, tile);
     } else {
       begin_sums(heads, queries, tile);
-      read_text(layer, tile, {layer, heads, chunk, page_size, 0, chunk.start + chunk.rows});
+      read_blocks(layer, tile, {layer, heads, chunk, page_size, 0, chunk.start + chunk.rows});
       const int64_t row = chunk.row + first, column = queries.head * heads.values;
       write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     }
@@ -311,9 +311,9 @@ static void weigh(const KVLayer& layer, const Heads& heads, const ChunkRows& chu
   const Tile tile = begin_tile(layer, heads, chunk, queries, queries.first, scratch);
   const int64_t count = tile.position + 1;
   for (int64_t i = 0; i < count; i++) weights[i] = -__builtin_inff();
-  Text text{layer, heads, chunk, page_size, 0, count};
+  BlockIterator iterator{layer, heads, chunk, page_size, 0, count};
   Block block;
-  while (text.next(tile, block)) {
+  while (iterator.next(tile, block)) {
     Ahead ahead;
     block.ahead = &ahead;
     block.k = of_head(block.part->k, tile.size, tile.kv_head);
