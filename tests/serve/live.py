@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
-from tokenwright.engine import Engine
+from tokenwright.engine import Engine, Event
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Policy
@@ -98,6 +100,17 @@ def settled(server: Live) -> None:
     assert not engine.scheduler.sequences, "a request was left behind"
     assert engine.pool.available == engine.pool.pages, "pages were left behind"
     assert (server.service.admission.used, server.service.admission.waiting) == (0, 0)
+
+
+def keep_pace(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the engine waits after each step until the event loop has taken what the step has delivered."""
+    step = Engine.step
+
+    def paced(engine: Engine) -> list[Event]:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server.loop).result(HANGS)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", paced)
 
 
 @contextmanager

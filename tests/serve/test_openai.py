@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.serve.live import Live, live, make_chat_model, settled
+from tests.serve.live import Live, keep_pace, live, make_chat_model, settled
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -187,7 +187,10 @@ def test_any_json_object(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_tool_is_called_with_arguments_of_its_schema(client: OpenAI, choice: Any) -> None:
+def test_a_tool_is_called_with_arguments_of_its_schema(
+    server: Live, client: OpenAI, monkeypatch: pytest.MonkeyPatch, choice: Any
+) -> None:
+    keep_pace(server, monkeypatch)
     tools = [WEATHER] if choice == "required" else [CLOCK, WEATHER]
     wanted = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 900}
     whole = ask(client, **wanted).choices[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright.serve import generation, several
 from tokenwright.serve.app import Served
 from tokenwright.serve.contract import Wanted
@@ -44,6 +44,7 @@ def test_all_texts_of_a_request_are_embedded(server: Live) -> None:
 def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
     monkeypatch.setattr(several, "MOST_UNREAD", 8)
+    keep_pace(server, monkeypatch)
     overrides = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> int:
