@@ -7,8 +7,8 @@ import torch
 from tests.backends.native import KERNELS, each_isa, threads
 from tokenwright.backends.native.kernels import NativeKernels
 
-PIECE = 1 << 17  # bytes that a thread takes at a time
-SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 5 * PIECE + 77)
+PIECE = 1 << 16  # the fewest bytes that a thread takes at a time
+SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 11 * PIECE + 77)
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 

@@ -66,7 +66,8 @@ def test_the_client_of_openai_passes_over_pings(talker: Talker, slow: threading.
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("more", [{}, {"stream_options": {"include_usage": True}}, {"return_timings": True}], ids=str)
 def test_openais_streams_end_with_done(talker: Talker, path: str, more: dict[str, Any]) -> None:
-    answer = httpx.post(talker.url + path, json=STREAMS[path] | {"model": "tiny", "stream": True} | more)
+    body = STREAMS[path] | {"model": "tiny", "stream": True, "ignore_eos": True}
+    answer = httpx.post(talker.url + path, json=body | more)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-accel-buffering"] == "no"

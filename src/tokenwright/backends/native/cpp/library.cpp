@@ -170,7 +170,7 @@ TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, in
       threads,
       [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
-        const int64_t piece = std::clamp<int64_t>(j.bytes / (8 * team.size()), 1 << 16, 1 << 20);
+        const int64_t piece = std::clamp<int64_t>(j.bytes / (8 * team.size()) / 64 * 64, 1 << 16, 1 << 20);
         team.share(j.bytes, piece,
                    [&](int64_t first, int64_t last) { j.total += j.k->read(j.data + first, last - first); });
       },
