@@ -32,7 +32,7 @@ OFF, COUNTED, WATCHED, HELD = "off", "counted", "one row watched", "and logits h
 class Unheld(HeldLogits):
     """Holds no logits."""
 
-    def add(self, step: int, logits: torch.Tensor) -> None:
+    def add(self, step: int, logits: torch.Tensor, *, alone: bool) -> None:
         pass
 
 

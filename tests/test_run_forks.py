@@ -102,18 +102,20 @@ def test_what_cannot_be_gone_on_from_is_refused(llm):
     assert settled(llm).pool.available == 64
 
 
-def test_the_last_logits_are_held_and_the_oldest_go():
-    rows = torch.randn(9, 100)
-    held = HeldLogits(most=1000)  # two rows
+def test_logits_of_a_row_alone_are_held_without_a_copy_and_the_oldest_go_first():
+    rows = [torch.full((100,), float(n)) for n in range(4)]
+    several = torch.stack(rows)
+    kept = HeldLogits(most=1000)  # bytes: two rows and a half
     for step, row in enumerate(rows):
-        held.add(step, row)
-    rows.zero_()
-    assert held.first == 7 and held.get(6) is None
-    assert held.get(8) is not None and held.get(8).abs().max() > 0, "a copy"
-    assert held.nbytes == 800
-    one = HeldLogits(most=1)
-    one.add(0, torch.ones(5))
-    assert torch.equal(one.get(0), torch.ones(5)), "the newest is held whatever its size"
+        kept.add(step, row, alone=True)
+    assert (kept.first, kept.nbytes) == (2, 800) and kept.get(1) is None
+    assert kept._rows[3].data_ptr() == rows[3].data_ptr() != kept.get(3).data_ptr()
+    kept.add(3, several[1], alone=False)  # a second attempt at the step, in a batch
+    several.zero_()
+    assert kept.nbytes == 800 and torch.equal(kept.get(3), rows[1])
+    kept.most = 0
+    kept.add(4, rows[0], alone=True)
+    assert (kept.first, kept.nbytes) == (4, 400), "the newest is held in any case"
 
 
 def test_a_step_whose_logits_are_gone_says_from_where_on_they_are_there(llm, monkeypatch):

@@ -159,19 +159,17 @@ class Run:
         finally:
             if self._transcript.ended:
                 self._recorder.unwatch(self._watch)
-            fresh = self._fresh()
-            if fresh:
-                fresh[-1] = replace(fresh[-1], text=text)
+            fresh = self._fresh(text)
             self.frames += fresh  # only complete frames: other threads read the list
             self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
             self._strip()
         return fresh
 
-    def _fresh(self) -> list[StepFrame]:
-        """The frames up to that of the next token."""
+    def _fresh(self, text: str) -> list[StepFrame]:
+        """The frames up to that of the next token, which has `text`."""
         fresh: list[StepFrame] = []
         while self._watch.frames:
-            fresh.append(self._watch.frames.popleft()())
+            fresh.append(self._watch.frames.popleft()(text))
             if fresh[-1].token is not None:
                 self._read += 1
                 break

@@ -204,7 +204,7 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
     assert len(list(stream)) == 6
     engine = settled(llm)
     assert engine.pool.available == engine.pool.pages, "all went on together"
-    assert [[work(frame()) for frame in run._watch.frames] for run in runs] == alone
+    assert [[work(frame("")) for frame in run._watch.frames] for run in runs] == alone
 
 
 def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):

@@ -46,7 +46,7 @@ class Watched:
     entropy: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Observed:
     """The facts of one forward pass. Counts are those of the operations that ran.
 

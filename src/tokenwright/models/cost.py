@@ -99,14 +99,14 @@ class CostModel:
         for part, count in self._parts.items() if length else ():
             read += count * part.bytes_per_token * part.window.kept(start, stop)
             written += count * part.bytes_per_token * len(part.stored(range(start, stop)))
-        return Cost(
-            flops=2 * self.block_weights * length
-            + 2 * self.head_weights * rows
-            + self._attention_up_to(stop)
-            - self._attention_up_to(start),
-            kv_read=read,
-            kv_written=written,
-        )
+        return Cost(self.flops(start, length, rows), read, written)
+
+    def flops(self, start: int, length: int, rows: int = 1) -> int:
+        """FLOP of `chunk`."""
+        products, stop = 2 * self.block_weights * length + 2 * self.head_weights * rows, start + length
+        if length == 1:
+            return products + self.attention_flops(stop)
+        return products + self._attention_up_to(stop) - self._attention_up_to(start)
 
     def run(self, prompt: int, written: int, *, cache: bool, reused: int = 0) -> Cost:
         """The cost of generating `written` >= 1 tokens after a prompt of `prompt` tokens, which is one chunk.

@@ -3,44 +3,42 @@
 import threading
 from collections import OrderedDict
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 MOST_BYTES = 16 * 2**20  # of one run
 
 
 class HeldLogits:
-    """Copies of the last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
+    """The last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
 
-    Any thread may add rows and read them. A new row is written where the oldest was: memory that the system has to map
-    first costs several times what the copy does. numpy copies it: torch would wake a thread for each core, beside the
-    kernels of the next step.
+    Any thread may add rows and read them. A row that was computed alone is held as it is, for nobody writes to the
+    logits of a step again; one of several is copied, for it would keep the others.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
         self.nbytes = 0
-        self._rows: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
+        self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, step: int, logits: torch.Tensor) -> None:
-        """Hold a step's row, in the place of the oldest where there is no room for more."""
+    def add(self, step: int, logits: torch.Tensor, *, alone: bool) -> None:
+        """Hold a step's row, and let go of the oldest for which there is no room. It must not change later."""
+        row = logits if alone else logits.clone()
         with self._lock:
-            row = self._rows.pop(step, None)  # of an attempt that failed
-            if row is None and self._rows and self.nbytes + 4 * len(logits) > self.most:
-                _, row = self._rows.popitem(last=False)
-            if row is None:
-                row = np.empty(len(logits), np.float32)
-                self.nbytes += row.nbytes
-            np.copyto(row, logits.numpy())
+            self._drop(self._rows.pop(step, None))  # of an attempt that failed
+            while self._rows and self.nbytes + row.nbytes > self.most:
+                self._drop(self._rows.popitem(last=False)[1])
             self._rows[step] = row
+            self.nbytes += row.nbytes
+
+    def _drop(self, row: torch.Tensor | None) -> None:
+        self.nbytes -= 0 if row is None else row.nbytes
 
     def get(self, step: int) -> torch.Tensor | None:
         """A copy of the row of a step; None: it is not held, or no longer."""
         with self._lock:
             row = self._rows.get(step)
-            return None if row is None else torch.from_numpy(row.copy())
+            return None if row is None else row.clone()
 
     @property
     def first(self) -> int | None:

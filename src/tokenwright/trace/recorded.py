@@ -6,6 +6,7 @@ A frame takes longer to make than to read: its Python objects alone are a hundre
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import mul
 from typing import TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFra
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """A token as it was chosen: the sampler's input and its result.
 
@@ -34,7 +35,7 @@ class Choice:
     seed: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Times:
     """Seconds of a step: when it began, after the run was accepted; its parts, and what recording took of it."""
 
@@ -44,9 +45,9 @@ class Times:
     recording: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recorded:
-    """One step of a watched sequence. position: of its first token. rows: of logits. kv_...: bytes."""
+    """One step of a watched sequence. position: of its first token. rows: of logits."""
 
     position: int
     length: int
@@ -54,30 +55,33 @@ class Recorded:
     recomputed: int
     text: int  # tokens of the text before the step's own
     cache: bool
-    kv_resident: int
-    kv_allocated: int
+    pages: tuple[int, ...]  # in use, of each group
+    page_bytes: tuple[int, ...]  # of one page of each group
     block_row: int  # FLOP per row in all layers
     head_row: int  # and in the head
     index: int  # of the chunk in the step
+    alone: bool  # whether the step computed no other logits
     row: Watched | None
     choice: Choice | None
     observed: Observed
     costs: CostModel
     held: HeldLogits
 
-    def frame(self, step: int, times: Times) -> StepFrame:
+    def frame(self, step: int, times: Times, text: str) -> StepFrame:
         """The frame of the step, with the number `step`; its logits are held from now on.
 
-        To be called once: what it takes is a part of `recording`.
+        text: what can be shown, if the step chose a token. To be called once: what it takes is a part of `recording`.
         """
         began, observed, index, choice = time.perf_counter(), self.observed, self.index, self.choice
         if choice is not None:
-            self.held.add(step, choice.logits)
+            self.held.add(step, choice.logits, alone=self.alone)
         layers = _layers(observed)
         candidates = () if choice is None else self._candidates(choice)
         of_token = {one.token: one for one in candidates}
         token = None if choice is None else choice.pick.tokens[0]
-        derived = self.costs.chunk(self.position, self.length, self.rows).flops
+        stop = self.position + self.length
+        derived = self.costs.flops(self.position, self.length, self.rows)
+        resident = self.costs.kept_bytes(stop) if self.cache or self.row is None else 0
         attention, rank, drawn = self._attention(), self._rank(candidates), self._uniform()
         recording = times.recording + time.perf_counter() - began
         return StepFrame(
@@ -85,15 +89,15 @@ class Recorded:
             start=self.position,
             length=self.length,
             recomputed=self.recomputed,
-            seq_len=self.text if token is None else self.position + self.length + 1,
+            seq_len=self.text if token is None else stop + 1,
             layer_tokens=self.length * len(layers),
             flops=self.block_row * self.length + self.head_row * self.rows + observed.attention_flop[index],
             flops_derived=derived,
             weight_bytes=observed.weight_bytes,
             kv_read=observed.kv_read[index],
             kv_written=observed.kv_written[index],
-            kv_resident=self.kv_resident,
-            kv_allocated=self.kv_allocated,
+            kv_resident=resident,
+            kv_allocated=sum(map(mul, self.pages, self.page_bytes)),
             began_us=_us(times.began),
             step_us=_us(times.whole),
             attention_us=sum(layer.attention_us for layer in layers),
@@ -111,7 +115,7 @@ class Recorded:
             layers=layers,
             candidates=candidates,
             attention=attention,
-            text="",
+            text="" if token is None else text,
         )
 
     def _candidates(self, choice: Choice) -> tuple[Candidate, ...]:
@@ -130,7 +134,8 @@ class Recorded:
         token = self.choice.pick.tokens[0]
         logits = self.choice.logits.numpy()
         if token in self.row.highest:
-            return sum(bool(logits[one.token] > logits[token]) for one in candidates)
+            own = next(one.logprob for one in candidates if one.token == token)
+            return sum(one.logprob > own for one in candidates)
         return int((logits > logits[token]).sum())
 
     def _uniform(self) -> float | None:

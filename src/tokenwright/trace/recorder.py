@@ -44,7 +44,7 @@ class ObservedSampler(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One watched sequence. `frames`: what makes those that its reader has not taken yet."""
+    """One watched sequence. `frames`: what makes those that its reader has not taken yet, from their step's text."""
 
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
@@ -52,7 +52,7 @@ class Watch:
     step: int = 0  # number of the next frame
     seen: int = 0  # tokens of the longest prefix computed so far
     held: HeldLogits = field(default_factory=HeldLogits)
-    frames: deque[Callable[[], StepFrame]] = field(default_factory=deque)
+    frames: deque[Callable[[str], StepFrame]] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -83,6 +83,7 @@ class Recorder:
         self.sampler = sampler
         self.costs = costs
         self.clock = clock
+        self._page_bytes = tuple(group.page_bytes(runner.store.page_size) for group in runner.store.groups)
         self._watches: dict[int, Watch] = {}
         self._drafts: list[_Draft] = []
         self._observed: Observed | None = None
@@ -133,7 +134,7 @@ class Recorder:
             identity, choice = draft.chunk.sequence.id, None
             if (pick := picks.get(identity)) is not None:
                 choice = Choice(pick, *seen[identity], draft.chunk.request.params.seed)
-            recorded.append((draft.watch, self._recorded(draft, choice, len(output.rows[draft.index]), observed)))
+            recorded.append((draft.watch, self._recorded(draft, choice, output, observed)))
         self._recording_s = self.clock() - sampled + observed.looking_s
         self._sampling_s = sampled - began
         self._done, self._drafts = recorded, []
@@ -148,21 +149,23 @@ class Recorder:
             watch.step += 1
         self._done = []
 
-    def _recorded(self, draft: _Draft, choice: Choice | None, rows: int, observed: Observed) -> Recorded:
-        watch, chunk, store = draft.watch, draft.chunk, self.runner.store
-        tables = zip(store.groups, chunk.tables, strict=True)
+    def _recorded(
+        self, draft: _Draft, choice: Choice | None, output: Output[torch.Tensor], observed: Observed
+    ) -> Recorded:
+        watch, chunk = draft.watch, draft.chunk
         recorded = Recorded(
             position=chunk.start,
             length=chunk.stop - chunk.start,
-            rows=rows,
+            rows=len(output.rows[draft.index]),
             recomputed=max(0, min(chunk.stop, watch.seen) - chunk.start),
             text=len(watch.sequence.tokens),
             cache=watch.sequence.cache,
-            kv_resident=self.costs.kept_bytes(chunk.stop if watch.sequence.cache or not chunk.picks else 0),
-            kv_allocated=sum(len(table) * group.page_bytes(store.page_size) for group, table in tables),
+            pages=tuple(map(len, chunk.tables)),
+            page_bytes=self._page_bytes,
             block_row=self._row_flop[0],
             head_row=self._row_flop[1],
             index=draft.index,
+            alone=len(output.logits) == 1,
             row=draft.row,
             choice=choice,
             observed=observed,

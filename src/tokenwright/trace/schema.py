@@ -2,7 +2,8 @@
 
 A frame goes over the wire in little-endian binary and as JSON with the same names (`codec.py`); the messages are JSON.
 The page's types and its decoder are generated from here: `python -m tokenwright.trace.typescript`. Panels of the page
-declare theirs in modules of their own beside this one.
+declare theirs in modules of their own beside this one. A frame and its parts are not frozen, though nobody changes
+them: each step of a watched run makes 45 of them.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ VERSION = 1
 _M, _C, _D, _G = MEASURED, COUNTED, DERIVED, GIVEN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """One of the most probable next tokens."""
 
@@ -34,7 +35,7 @@ class AttentionRow:
     codes: bytes  # round(255 sqrt(weight)) for positions 0, 1, ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerTime:
     """Microseconds of one layer's two halves."""
 
@@ -42,7 +43,7 @@ class LayerTime:
     mlp_us: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepFrame:
     """One step of the engine, as far as one run is concerned."""
 

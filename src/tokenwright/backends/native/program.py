@@ -35,7 +35,8 @@ from tokenwright.models.taps import Tap, ignore
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
 assert ctypes.sizeof(lib.ChunkRows) == 5 * 8, "the rows of a chunk are five words"
 assert ctypes.sizeof(lib.Batch) == 17 * 8, "a batch is seventeen words"
-assert ctypes.sizeof(lib.Observed) == 11 * 8 and ctypes.sizeof(lib.WatchedRow) == 7 * 8, "both are words"
+OBSERVED, ROW = ctypes.sizeof(lib.Observed) // 8, ctypes.sizeof(lib.WatchedRow) // 8
+assert (OBSERVED, ROW) == (11, 7), "both are words"
 assert ctypes.sizeof(lib.AdaptedRows) == 3 * 8, "the rows of an adapter are three words"
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
@@ -56,6 +57,8 @@ class Program:
         self.model = model
         self.store = store
         self._workspace = Workspace(model.kernels.library)
+        self._ends = 2 * layers + 2  # in an `Observed`
+        self._candidates = min(CANDIDATES, model.graph.vocab_size)
         ropes, size = model.graph.ropes, model.graph.rotary_size
         self._rotary = RotaryCache(ropes, size) if ropes else None
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
@@ -103,26 +106,28 @@ class Program:
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass."""
-        chunks, logits_rows = len(batch.output_rows), batch.logits_rows.tolist()
-        candidates = min(CANDIDATES, self.model.graph.vocab_size)
-        ends = array("q", [0]) * (2 * self.model.graph.layers + 2)
-        flop, read, written = (array("q", [0]) * chunks for _ in range(3))
-        highest = array("q", [0]) * (candidates * len(watched))
-        entropies, rows = array("d", [0.0]) * len(watched), array("q")
+        chunks, wanted, ids = len(batch.output_rows), batch.logits_rows, self._candidates
+        ends, counts, rows = OBSERVED, OBSERVED + self._ends, OBSERVED + self._ends + 3 * chunks
+        highest = rows + ROW * len(watched)
+        facts, entropies = array("q", bytes(8 * (highest + ids * len(watched)))), array("d", bytes(8 * len(watched)))
+        at, entropy = facts.buffer_info()[0], entropies.buffer_info()[0]
+        facts[0], facts[2], facts[3], facts[4] = at + 8 * ends, len(watched), ids, at + 8 * rows
+        for i in range(3):
+            facts[8 + i] = at + 8 * (counts + i * chunks)
         for i, one in enumerate(watched):
             one.weights = _empty(batch.position(one.row) + 1)
-            at = logits_rows.index(one.row) if one.row in logits_rows else -1
-            places = highest.buffer_info()[0] + 8 * candidates * i, entropies.buffer_info()[0] + 8 * i
-            rows.extend((one.layer, one.head, one.row, one.weights.data_ptr(), at, *places))
-        counts = [each.buffer_info()[0] for each in (flop, read, written)]
-        about = ends.buffer_info()[0], 0, len(watched), candidates, rows.buffer_info()[0]
-        struct = array("q", (*about, 0, 0, 0, *counts))
-        logits = self(batch, struct.buffer_info()[0])
+            logits_row = wanted.index(one.row) if one.row in wanted else -1
+            places = at + 8 * (highest + ids * i), entropy + 8 * i
+            row = (one.layer, one.head, one.row, one.weights.data_ptr(), logits_row, *places)
+            facts[rows + ROW * i : rows + ROW * (i + 1)] = array("q", row)
+        logits = self(batch, at)
         for i, one in enumerate(watched):
-            if one.row in logits_rows:
-                one.highest = highest[candidates * i : candidates * (i + 1)]
+            if one.row in wanted:
+                one.highest = facts[highest + ids * i : highest + ids * (i + 1)]
                 one.entropy = entropies[i] / math.log(2)
-        return logits, Observed(ends, struct[1] / 1e9, struct[5], struct[6], struct[7], flop, read, written)
+        flop, read, written = (facts[counts + i * chunks : counts + (i + 1) * chunks] for i in range(3))
+        looking_s, totals = facts[1] / 1e9, (facts[5], facts[6], facts[7])
+        return logits, Observed(facts[ends:counts], looking_s, *totals, flop, read, written)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
         """The words of a `lib.ChunkRows` for each chunk."""

@@ -1,6 +1,6 @@
 // What a pass tells of itself: times, counts, and what the watched rows show; a part of step.cpp.
 //
-// A watched row's query is copied when it is computed; its attention weights are computed from it after the pass.
+// A watched row's query is copied when it is computed; its attention weights are computed from it after the head.
 // Linears are counted piece by piece, by the thread that computes them; the threads add up their counts at the end of
 // the layers and of the head. The reads and writes of the KV cache follow from the chunks and the windows.
 
@@ -49,32 +49,15 @@ const Heads* heads_of_layer(const Model& model, int64_t layer) {
   return found;
 }
 
-// The ids of the highest `count` of n numbers, and of all if they are fewer: the highest first, the lowest id first
-// among equals. A stretch whose maximum is no higher than the lowest so far is passed over.
-void highest_ids(int64_t n, const float* x, int64_t count, int64_t* ids) {
-  constexpr int64_t stretch = 128, lanes = 16;
-  int64_t found = 0;
-  for (int64_t start = 0; start < n; start += stretch) {
-    const int64_t end = std::min(start + stretch, n);
-    if (found == count && end - start == stretch) {
-      float most[lanes];
-      std::copy(x + start, x + start + lanes, most);
-      for (int64_t i = start + lanes; i < end; i += lanes)
-        for (int64_t j = 0; j < lanes; j++) most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
-      if (*std::max_element(most, most + lanes) <= x[ids[count - 1]]) continue;
-    }
-    for (int64_t i = start; i < end; i++) {
-      if (found == count && !(x[i] > x[ids[count - 1]])) continue;
-      int64_t place = found < count ? found++ : count - 1;
-      for (; place > 0 && x[i] > x[ids[place - 1]]; place--) ids[place] = ids[place - 1];
-      ids[place] = i;
-    }
-  }
-}
+constexpr int64_t ENTROPY = 8192;  // logits per part of an entropy; the parts are added in order
+
+int64_t entropy_pieces(int64_t vocab) { return (vocab + ENTROPY - 1) / ENTROPY; }
+int64_t vocabulary(const Model& model) { return ((const HeadOp*)model.op[model.ops - 1].op)->matrix.out; }
 
 class Observer {
  public:
-  Observer(const Model& model, const Observed& to) : ends_(2 * model.ops), to_(to) {
+  Observer(const Model& model, const Observed& to)
+      : ends_(2 * model.ops), to_(to), entropies_(to.watched * entropy_pieces(vocabulary(model))) {
     for (int64_t i = 0; i < to.watched; i++) {
       const int64_t size = heads_of_layer(model, to.row[i].layer)->size;
       queries_.emplace_back(size);
@@ -112,25 +95,9 @@ class Observer {
     if (all.sink_q) std::copy_n(all.sink_q + one.row * all.sink_stride + one.head * size, size, sink_queries_[i].data());
   }
 
-  // Writes what the watched rows show, when all threads are done.
-  void look(const Kernels& k, const Model& model, const Batch& batch, float* scratch) const {
-    for (int64_t i = 0; i < to_.watched; i++) {
-      const WatchedRow& one = to_.row[i];
-      const KVLayer& kv = batch.kv[one.layer];
-      const Heads& heads = *heads_of_layer(model, one.layer);
-      const ChunkRows& chunk = batch.chunk[chunk_of(batch, one.row)];
-      const int64_t row = one.row - chunk.row, column = one.head * heads.size;
-      const float* sinks = kv.sinks && kv.sink_rotation ? sink_queries_[i].data() - column : nullptr;
-      const Queries query{row, row + 1, one.head, one.head + 1, queries_[i].data() - column, sinks, nullptr, 0, 0, 0};
-      k.weigh(kv, heads, chunk, batch.page_size, query, one.weights, scratch);
-      if (one.logits < 0) continue;
-      const int64_t vocab = ((const HeadOp*)model.op[model.ops - 1].op)->matrix.out;
-      const float* logits = batch.logits + one.logits * vocab;
-      highest_ids(vocab, logits, to_.candidates, one.highest);
-      *one.entropy = k.entropy(vocab, logits, batch.log_total[one.logits]);
-    }
-    batch.observed->looking = now() - ends_[ended() - 1];
-  }
+  // Computes what the watched rows show, as phases of the team (look.inl.h). summed: the partial summaries of all
+  // logits rows. scratch: of the calling thread.
+  void look(const Kernels& k, Team& team, const Model& model, const Batch& batch, const Partial* summed, float* scratch);
 
   // Writes the times and counts, when all threads are done.
   void report(const Model& model, const Batch& batch) const {
@@ -141,9 +108,12 @@ class Observer {
     to.layer_flop = layers.flop;
     to.head_flop = head.flop;
     to.weight_bytes = layers.bytes + head.bytes;
+    to.looking = now() - ends_[ended() - 1];
   }
 
  private:
+  void weigh(const Kernels& k, const Model& model, const Batch& batch, int64_t i, float* scratch) const;
+
   static int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
@@ -180,4 +150,5 @@ class Observer {
   std::vector<std::atomic<int64_t>> ends_;  // zeros until then
   const Observed& to_;
   std::vector<std::vector<float>> queries_, sink_queries_;  // of the watched rows
+  std::vector<double> entropies_;                           // [watched][pieces]; see `look`
 };

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -146,6 +147,7 @@ void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
 #include "latent.inl.h"
 
 #include "head.inl.h"
+#include "look.inl.h"
 
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;
@@ -158,7 +160,9 @@ void run_pass(void* context, Team& team, int64_t thread) {
     ended += kind == PARALLEL ? 2 : 1;
     if (p.observer) p.observer->end(ended - 1);
   }
-  if (p.observer) p.observer->add(p.observer->head);
+  if (!p.observer) return;
+  p.observer->add(p.observer->head);
+  p.observer->look(p.k, team, p.model, p.batch, p.partial, p.scratch + thread * p.scratch_each);
 }
 
 }  // namespace
@@ -194,9 +198,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.partial.of<Partial>(needs.partial),
             observer.get()};
   run_on_threads(threads, run_pass, &pass);
-  if (!observer) return;
-  observer->report(model, batch);
-  observer->look(k, model, batch, pass.scratch);
+  if (observer) observer->report(model, batch);
 }
 
 void linear_rows(const Kernels& k, Workspace& r, const Matrix& m, int64_t rows, const float* x, float* y,
