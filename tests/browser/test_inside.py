@@ -36,6 +36,9 @@ def test_pages_blocks_and_heads(explored):
 def check_pages(explored):
     tab = explored.tab
     opened(explored, "Pages")
+    prompts = tab.locator(".panel textarea")
+    told_by_none_else = [f"Far away, {line}" for line in prompts.input_value().splitlines()]
+    prompts.fill("\n".join(told_by_none_else))
     tab.get_by_role("button", name="Start the batch").click()
     explored.until("document.querySelectorAll('[data-refcount=\"3\"]').length === 2")
     tab.get_by_role("button", name="Pause the batch").click()

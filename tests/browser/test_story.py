@@ -33,7 +33,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert f"{step['seq_len'] - 1} in the cache" in explored.tab.locator(".minimap-name").inner_text()
     kept = explored.tab.locator(".instrument.kv .main-unit").inner_text()
     assert kept == f"of {step['seq_len'] - 1} tokens, for the next step", "the cache is a token behind the text"
-    assert explored.tab.locator(".counter").inner_text() == "step 1", "a run that goes on has no last step"
+    assert explored.tab.locator(".counter").inner_text() == "step 2", "a run that goes on has no last step"
     parts = explored.tab.locator(".chapters")
     assert parts.locator("li").count() == 5 and parts.locator(".now").inner_text() == "One token at a time"
     explored.press("n")

@@ -144,11 +144,11 @@ def test_published_sizes_of_the_cache():
         assert round(memory.llama_cache(*shape) / 1e9, 2) == right
 
 
-TRACES = {  # where the keys and the values of the first layer differ: the written tokens are at 71 to 134
-    agreement.SHIFTED: ("71 to 133", "nowhere"),
-    agreement.TWICE: ("1 to 133", "nowhere"),
+TRACES = {  # where the keys and the values of the first layer differ: the written tokens are 72 to 135
+    agreement.SHIFTED: ("72 to 134", "nowhere"),
+    agreement.TWICE: ("2 to 134", "nowhere"),
     agreement.MASK: ("nowhere", "nowhere"),
-    agreement.STALE: ("16 to 31", "16 to 31"),
+    agreement.STALE: ("17 to 32", "17 to 32"),
     agreement.EOS: ("nowhere", "nowhere"),
 }
 
@@ -170,7 +170,7 @@ def test_a_planted_fault_leaves_its_trace_and_is_named(llm, check, fault):
 def test_a_fault_with_another_name_is_told_what_would_be_seen(llm, check):
     [case] = [name for name, planted in agreement.planted(llm).items() if planted == agreement.STALE]
     wrong = check("agree", case=case, fault=agreement.TWICE)
-    assert not wrong.passed and "no values" in wrong.message and facts(wrong)["case_keys"] == "16 to 31"
+    assert not wrong.passed and "no values" in wrong.message and facts(wrong)["case_keys"] == "17 to 32"
     look = check("agree", case=case, fault=agreement.LOOK)
     assert not look.passed and "Name it" in look.message and facts(look) == facts(wrong)
 

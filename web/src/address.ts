@@ -75,9 +75,9 @@ function now(): Link {
   return link;
 }
 
-/** Whether a link can hold the run that is shown; a trace file always can. */
+/** Whether a link can hold the run that is shown; a trace file always can. A branch has tokens that nobody would draw. */
 export const linkable = (): boolean =>
-  live.value && fits(run.value?.card.prompt ?? "") && form.givenNow() === null;
+  live.value && run.value?.card.parent == null && fits(run.value?.card.prompt ?? "") && form.givenNow() === null;
 
 /** A link to exactly this run, in a page of its own: with the seed that it drew. */
 export function share(): string {

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { bytes, flop, joined, micros, ordinal, percent, sentence, shown } from "./format";
+import { bytes, flop, joined, micros, numbered, ordinal, percent, sentence, shown } from "./format";
 
 it("uses binary units for memory and decimal ones for work", () => {
   expect(joined(bytes(1024n))).toBe("1 KiB");
@@ -17,6 +17,11 @@ it("shows nothing where there is nothing", () => {
 it("shows a difference by rounding alone as none", () => {
   expect(joined(shown(-7.9e-8, "nat"))).toBe("0.00 nat");
   expect(joined(shown(-0.0061, "nat"))).toBe("-0.0061 nat");
+});
+
+it("counts steps and tokens from 1", () => {
+  expect([numbered(0), numbered(1023)]).toEqual(["1", "1,024"]);
+  expect([shown(0, "index"), shown(7n, "index"), shown(null, "index")]).toEqual([["1", ""], ["8", ""], ["–", ""]]);
 });
 
 it("counts in order", () => {

@@ -64,12 +64,17 @@ export function shown(value: Amount | boolean | null, unit: string): [string, st
       return [figures(Number(value)), "×"];
     case "tok/s":
       return [figures(Number(value)), unit];
+    case "index":
+      return [typeof value === "bigint" ? count(value + 1n) : numbered(value), ""];
     case "tokens":
       return [count(value), Number(value) === 1 ? "token" : "tokens"];
     default:
       return [count(value), unit];
   }
 }
+
+/** The number of a step, or of a token of the text: the engine counts them from 0, the page from 1. */
+export const numbered = (index: number): string => count(index + 1);
 
 export const joined = ([figure, unit]: [string, string]): string => (unit === "" ? figure : `${figure} ${unit}`);
 

@@ -1,7 +1,7 @@
 // The stage as a picture: what is on the canvas, a line above it that says what it is, and below it the legend and the
 // figures of the shown step, with the badges that they have on the page.
 
-import { shown } from "./format";
+import { numbered, shown } from "./format";
 import { NUMBERS, type StepFrame } from "./schema";
 import * as stage from "./stage";
 import { card, frame, length, run } from "./store";
@@ -40,7 +40,7 @@ export async function picture(): Promise<Blob | null> {
 
 function title(step: StepFrame): string {
   const prompt = (run.value?.card.prompt ?? "").replace(/\s+/g, " ");
-  return `Tokenwright  ·  ${card.value?.name ?? ""}  ·  step ${step.step}, ${length.value} tokens  ·  ${prompt}`;
+  return `Tokenwright  ·  ${card.value?.name ?? ""}  ·  step ${numbered(step.step)}, ${length.value} tokens  ·  ${prompt}`;
 }
 
 function sentence(step: StepFrame): string {

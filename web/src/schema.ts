@@ -124,8 +124,8 @@ export interface AttentionRow {
 }
 
 export interface StepFrame {
-  step: number; // number of this step in the run, from 0
-  start: number; // tokens; first position that was computed
+  step: number; // index; number of this step in the run
+  start: number; // index; the first of the tokens that were computed
   length: number; // tokens; tokens sent through the layers
   recomputed: number; // tokens; of these, such as had been computed before
   seq_len: number; // tokens; tokens of the text after this step, prompt included
@@ -145,7 +145,7 @@ export interface StepFrame {
   sampling_us: number; // us; choosing the token
   recording_us: number; // us; the attention row and the candidates; not part of the step
   token: number | null; // the id that was chosen; none while a prompt is read in parts
-  rank: number | null; // how many ids were more probable than the one chosen
+  rank: number | null; // index; of the chosen id by the model's probability; 1 is the most probable
   logprob: number | null; // nat; of the token, by the model, at temperature 1
   sampled: number | null; // probability of the token after the sampler
   entropy: number | null; // bit; of the model's distribution at temperature 1
@@ -176,8 +176,8 @@ export interface About {
 }
 
 export const NUMBERS: Record<string, About> = {
-  step: { source: "counted", unit: "", label: "step", meaning: "number of this step in the run, from 0" },
-  start: { source: "counted", unit: "tokens", label: "first position computed", meaning: "first position that was computed" },
+  step: { source: "counted", unit: "index", label: "step", meaning: "number of this step in the run" },
+  start: { source: "counted", unit: "index", label: "first token computed", meaning: "the first of the tokens that were computed" },
   length: { source: "counted", unit: "tokens", label: "tokens computed", meaning: "tokens sent through the layers" },
   recomputed: { source: "counted", unit: "tokens", label: "computed again", meaning: "of these, such as had been computed before" },
   seq_len: { source: "counted", unit: "tokens", label: "length of the text", meaning: "tokens of the text after this step, prompt included" },
@@ -197,7 +197,7 @@ export const NUMBERS: Record<string, About> = {
   sampling_us: { source: "measured", unit: "us", label: "time for choosing the token", meaning: "choosing the token" },
   recording_us: { source: "measured", unit: "us", label: "time for recording", meaning: "the attention row and the candidates; not part of the step" },
   token: { source: "given", unit: "", label: "id of the token", meaning: "the id that was chosen; none while a prompt is read in parts" },
-  rank: { source: "counted", unit: "", label: "rank", meaning: "how many ids were more probable than the one chosen" },
+  rank: { source: "counted", unit: "index", label: "rank", meaning: "of the chosen id by the model's probability; 1 is the most probable" },
   logprob: { source: "counted", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
   sampled: { source: "counted", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
   entropy: { source: "counted", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },

@@ -62,7 +62,7 @@ def line(frame: StepFrame) -> str:
     """A step as a line of text."""
     computed = f"computed {frame.length}" + (f" ({frame.recomputed} again)" if frame.recomputed else "")
     parts = (
-        f"step {frame.step}",
+        f"step {frame.step + 1}",
         f"SEQ_LEN {frame.seq_len}",
         f"{computed}, {frame.layer_tokens:,} layer-tokens",
         flop(frame.flops),

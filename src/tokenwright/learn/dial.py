@@ -26,11 +26,11 @@ def sampler(work: Work, answer: Answer) -> Checked:
     kept = chances[chances > 0]
     entropy = float(-(kept * kept.log2()).sum())
     [token] = choose(row, chances, seed, len(ids))
-    rank = int((row > row[token]).sum())
+    rank = 1 + int((row > row[token]).sum())
     figures.counted("entropy", "entropy", entropy, "bit", "-sum p log2 p of the distribution that is drawn from")
     figures.counted("kept", "ids left", len(kept), "", "with a probability above 0")
-    figures.counted("token", "drawn", quoted(work.llm, [token]), "", f"by seed {seed} at position {len(ids)}")
-    figures.counted("rank", "its rank", rank, "", "how many ids were more probable")
+    figures.counted("token", "drawn", quoted(work.llm, [token]), "", f"by seed {seed}, as token {len(ids) + 1} of the text")
+    figures.counted("rank", "its rank", rank, "", "1 is the most probable")
     why = ""
     if abs(entropy - BITS) > NEAR:
         turn = "Turn the temperature up, or cut less." if entropy < BITS else "Turn the temperature down, or cut more."
@@ -63,14 +63,14 @@ def beams(work: Work, answer: Answer) -> Checked:
     figures.given("beam_text", "the beam wrote", quoted(work.llm, best.token_ids), "", "")
     if parted is not None:
         lost = greedy.logprobs[parted] - best.logprobs[parted]
-        figures.counted("parted", "they part at token", parted, "", "from 0")
+        figures.counted("parted", "they part at token", parted + 1, "", "of those that were written")
         figures.counted("lost", "greedy was ahead there by", lost, "nat", "log p of its token - that of the beam's")
     why = (
         ""
         if gain >= GAIN
         else f"The beam gains {gain:.2f} nats here. Find an opening where the likeliest word misleads."
     )
-    at = "" if parted is None else f" They part at token {parted}, where greedy took the likelier one."
+    at = "" if parted is None else f" They part at written token {parted + 1}, where greedy took the likelier one."
     return figures.verdict("beams", why, f"{gain:.2f} nats more than greedy.{at}")
 
 
@@ -91,7 +91,7 @@ def steer(work: Work, answer: Answer) -> Checked:
     with work.engine(len(ids) + STEERED, texts=2) as llm:
         written = work.text(llm, ids, params)
         before, after = (float(llm.score(one, [TARGET])[0].sum()) for one in (ours, ids))
-    figures.given("token", "your token", quoted(work.llm, [ids[changed[0]]]), "", f"instead of token {changed[0]}")
+    figures.given("token", "your token", quoted(work.llm, [ids[changed[0]]]), "", f"instead of token {changed[0] + 1}")
     figures.given("text", "it goes on", quoted(work.llm, written.token_ids), "", "greedy")
     figures.counted("before", f"log p of “{TARGET.strip()}” before", before, "nat", "teacher-forced, after our prompt")
     figures.counted(
@@ -114,7 +114,7 @@ CHALLENGES = (
         "dial",
         "Sampler by numbers",
         f"Set the dial so that the next token after a story of ours has {BITS:g} bits of entropy; then find a seed "
-        f"that draws an id of rank {RANK} or more (0 is the most probable).",
+        f"that draws an id of rank {RANK} or more (1 is the most probable).",
         lambda _: f"entropy within {NEAR} bit of {BITS:g}; rank at least {RANK}",
         (
             number("temperature", "temperature", 1.0, 0.01, 100),

@@ -185,9 +185,9 @@ CHALLENGES = (
         lambda llm: f"TTFT over 50 % of the 1st run, under 5 % of the 2nd; at most {min(1024, llm.context)} tokens",
         (
             whole("prefill_tokens", "1st run: prompt tokens", 100, 1, 1023),
-            whole("prefill_new", "new tokens", 100, 1, 512),
+            whole("prefill_new", "1st run: new tokens", 100, 1, 512),
             whole("decode_tokens", "2nd run: prompt tokens", 100, 1, 1023),
-            whole("decode_new", "new tokens", 100, 1, 512),
+            whole("decode_new", "2nd run: new tokens", 100, 1, 512),
         ),
         phases,
     ),

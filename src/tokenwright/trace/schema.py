@@ -47,8 +47,8 @@ class LayerTime:
 class StepFrame:
     """One step of the engine, as far as one run is concerned."""
 
-    step: Annotated[int, Wire("I", _C, "", "step", "number of this step in the run, from 0")]
-    start: Annotated[int, Wire("I", _C, "tokens", "first position computed", "first position that was computed")]
+    step: Annotated[int, Wire("I", _C, "index", "step", "number of this step in the run")]
+    start: Annotated[int, Wire("I", _C, "index", "first token computed", "the first of the tokens that were computed")]
     length: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
     recomputed: Annotated[int, Wire("I", _C, "tokens", "computed again", "of these, such as had been computed before")]
     seq_len: Annotated[
@@ -84,7 +84,9 @@ class StepFrame:
     token: Annotated[
         int | None, Wire("I", _G, "", "id of the token", "the id that was chosen; none while a prompt is read in parts")
     ]
-    rank: Annotated[int | None, Wire("I", _C, "", "rank", "how many ids were more probable than the one chosen")]
+    rank: Annotated[
+        int | None, Wire("I", _C, "index", "rank", "of the chosen id by the model's probability; 1 is the most probable")
+    ]
     logprob: Annotated[float | None, Wire("f", _C, "nat", "log p", "of the token, by the model, at temperature 1")]
     sampled: Annotated[
         float | None, Wire("f", _C, "", "p after the sampler", "probability of the token after the sampler")

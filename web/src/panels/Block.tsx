@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call } from "../api";
-import { count, figures, flop, joined, percent, plural } from "../format";
+import { count, figures, flop, joined, numbered, percent, plural } from "../format";
 import { select, selected } from "../rows";
 import { card, frame, live, run } from "../store";
 import { marked, quoted } from "../text";
@@ -86,7 +86,7 @@ function Choose({ at, newest, layer }: { at: number; newest: number; layer: numb
       <Wall at={at} newest={newest} layer={layer} layers={layers} />
       <label>
         <span>
-          token <b>{quoted(run.value?.tokens[at]?.text ?? "")}</b>, position {count(at)}
+          token {numbered(at)}, <b>{quoted(run.value?.tokens[at]?.text ?? "")}</b>
         </span>
         <input
           type="range"
@@ -134,7 +134,7 @@ function Wall({ at, newest, layer, layers }: { at: number; newest: number; layer
             key={`${l}/${p}`}
             class={`block-cell ${p === at && l === layer ? "now" : ""}`}
             data-cell={`${p}/${l}`}
-            title={`position ${p}, layer ${l}`}
+            title={`token ${numbered(p)}, layer ${l}`}
             onClick={() => {
               choose(p);
               select(l, selected.peek().head);
@@ -222,7 +222,7 @@ function Reads({ view: found }: { view: BlockView }) {
               type="button"
               aria-pressed={read.head === head}
               onClick={() => select(found.layer, read.head)}
-              title={`position ${read.position}`}
+              title={`token ${numbered(read.position)}`}
             >
               head {read.head} <b>{quoted(run.value?.tokens[read.position]?.text ?? "")}</b> {percent(read.weight)}
             </button>

@@ -3,7 +3,7 @@
 
 import { signal } from "@preact/signals";
 import { call, post } from "../api";
-import { joined, percent, plural, shown as inUnit } from "../format";
+import { joined, numbered, percent, plural, shown as inUnit } from "../format";
 import { last, live, run } from "../store";
 import { marked, quoted } from "../text";
 import { LAB_CARD, type LabCard } from "../schema/lab";
@@ -144,13 +144,13 @@ const MOST = 24; // changes that are listed
 
 function Changes({ card }: { card: LabCard }) {
   if (card.changed.length === 0)
-    return <p class="panel-note">The most probable token is the same at every position: greedy decoding would write the same text.</p>;
+    return <p class="panel-note">The most probable token is the same at every token: greedy decoding would write the same text.</p>;
   return (
     <div class="panel-scroll">
       <table class="panel-table lab-changes">
         <thead>
           <tr>
-            <th scope="col">position</th>
+            <th scope="col">token</th>
             <th scope="col">first guess, full cache</th>
             <th scope="col">first guess, this cache</th>
             <th scope="col">KL, nat</th>
@@ -164,7 +164,7 @@ function Changes({ card }: { card: LabCard }) {
               onPointerEnter={() => (pointed.value = one.position)}
               onPointerLeave={() => (pointed.value = null)}
             >
-              <td>{one.position}</td>
+              <td>{numbered(one.position)}</td>
               <td>{marked(one.full.text)}</td>
               <td>{marked(one.lab.text)}</td>
               <td>{(card.kl[one.position - card.first] ?? 0).toFixed(4)}</td>

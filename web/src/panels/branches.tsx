@@ -3,7 +3,7 @@
 
 import { useEffect } from "preact/hooks";
 import * as branches from "../branches";
-import { count, percent } from "../format";
+import { count, numbered, percent } from "../format";
 import { asking, frame, last, live, run, shown } from "../store";
 import { quoted } from "../text";
 import { BRANCH, type Branch } from "../schema/branches";
@@ -49,7 +49,7 @@ function Choices() {
   return (
     <section class="ways">
       <h3>
-        At step {count(step.step)}, position {count(position)}
+        At step {numbered(step.step)}, token {numbered(position)}
       </h3>
       <div class="ways-list">
         {step.candidates
@@ -105,7 +105,7 @@ function Tree() {
 function Row({ branch, depth, most, only }: { branch: Branch; depth: number; most: number; only: boolean }) {
   const here = run.value?.id.value === branch.run;
   const forked = branch.step === null ? 0 : branch.step + 1;
-  const named = branch.token === null ? "the first run" : `${quoted(branch.token.text)} at step ${branch.step ?? 0}`;
+  const named = branch.token === null ? "the first run" : `${quoted(branch.token.text)} at step ${numbered(branch.step ?? 0)}`;
   const left = (forked / most) * 100;
   return (
     <li class="tree-row" aria-current={here} data-branch={branch.run} style={{ "--depth": Math.min(depth, 6) }}>

@@ -7,7 +7,7 @@ import * as api from "../api";
 import * as form from "../form";
 import * as lanes from "../lanes";
 import * as player from "../player";
-import { count, flop, joined, micros, sentence } from "../format";
+import { count, flop, joined, micros, numbered, sentence } from "../format";
 import type { SceneToken } from "../renderers/renderer";
 import { model } from "../store";
 import { quoted } from "../text";
@@ -337,7 +337,7 @@ function AgreementMeter() {
         <div>
           <dt>first step that differs</dt>
           <dd>
-            {apart ? `${apart.step}, ${quoted(apart.token.text)}` : <span class="none">none</span>}
+            {apart ? `${numbered(apart.step)}, ${quoted(apart.token.text)}` : <span class="none">none</span>}
             <span class="sr" data-stat="race_divergent" data-value={sums.divergent ?? ""} data-src="counted" />
           </dd>
         </div>

@@ -72,9 +72,12 @@ export function sliceTicks({ layers, lanes, layer }: Scene, height: number): num
   return [...firsts, ...firsts.flatMap((first) => ticks.filter((tick) => tick > 0).map((tick) => first + tick))];
 }
 
-/** Distance between named positions. */
-export function positionStep(pitch: number): number {
-  return [1, 2, 5, 10, 20, 50, 100, 200, 500].find((every) => every * pitch >= 34) ?? 1000;
+/** Which of the positions first..last get their token's number: all, or the round numbers and the first token's. */
+export function numberedTokens(first: number, last: number, pitch: number): number[] {
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((every) => every * pitch >= 34) ?? 1000;
+  const found = step > 2 && first === 0 ? [0] : [];
+  for (let number = Math.ceil((first + 1) / step) * step; number <= last + 1; number += step) found.push(number - 1);
+  return found;
 }
 
 /** The name of a slice: its layer. With two walls the count begins again at the second. */

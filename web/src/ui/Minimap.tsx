@@ -3,7 +3,7 @@
 
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { count, plural } from "../format";
+import { count, numbered, plural } from "../format";
 import * as stage from "../stage";
 import { card, frame, length, run } from "../store";
 import { theme } from "../theme";
@@ -40,7 +40,7 @@ export function Minimap() {
   const model = card.value;
   const text = length.value;
   const part = last >= first && (first > 0 || last < text - 1);
-  const view = part ? `positions ${count(first)} to ${count(last)} in view` : "all in view";
+  const view = part ? `tokens ${numbered(first)} to ${numbered(last)} in view` : "all in view";
   const size = extent();
   const more = model !== null && size < model.context ? ` of ${count(model.context)}` : "";
   return (

@@ -56,6 +56,9 @@ export function Result() {
         )}
       </p>
       <p class="result-note">
+        {times?.slower != null && times.slower < sum.times && (
+          <span>The time grows less: a step reads all weights once, for one token or for many.</span>
+        )}
         <span>{LAYER_TOKEN}</span>
         <span class="result-how">
           {mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}

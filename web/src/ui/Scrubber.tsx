@@ -6,7 +6,7 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { count, joined, micros, plural } from "../format";
+import { count, joined, micros, numbered, plural } from "../format";
 import * as player from "../player";
 import { frame, last, run, shown } from "../store";
 import { theme } from "../theme";
@@ -87,7 +87,7 @@ export function Scrubber() {
   const mode = scrubberMode.value;
   useEffect(() => (canvas.current ? watch(canvas.current) : undefined), []);
   const value = step ? (mode === "time" ? joined(micros(step.step_us)) : `${count(step.layer_tokens)} layer-tokens`) : "";
-  const text = step ? `step ${step.step}, ${value}` : "no step yet";
+  const text = step ? `step ${numbered(step.step)}, ${value}` : "no step yet";
   return (
     <div class="scrubber">
       <canvas
@@ -95,9 +95,9 @@ export function Scrubber() {
         role="slider"
         tabIndex={0}
         aria-label="Step"
-        aria-valuemin={0}
-        aria-valuemax={Math.max(0, last.value)}
-        aria-valuenow={Math.max(0, shown.value)}
+        aria-valuemin={1}
+        aria-valuemax={Math.max(1, last.value + 1)}
+        aria-valuenow={Math.max(1, shown.value + 1)}
         aria-valuetext={text}
       />
       <div class="parts-row">

@@ -45,7 +45,7 @@ export function Stage() {
       {run.value !== null && lanes.value === null && <Minimap />}
       <div class="stage-foot">
         <Legend />
-        <Selectors />
+        {lanes.value === null && <Selectors />}
       </div>
     </main>
   );

@@ -4,7 +4,8 @@
 
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { percent } from "../format";
+import { numbered, percent } from "../format";
+import { lanes } from "../lanes";
 import { row } from "../rows";
 import { WEIGHTS } from "../scene";
 import type { Run } from "../run";
@@ -39,6 +40,7 @@ export function Text() {
 function Readout() {
   const current = run.value;
   const position = hovered.value;
+  if (lanes.value !== null) return <p class="readout">of the run, which waits; the stage has the race’s</p>;
   if (current === null) return <p class="readout" />;
   const token = position === null ? undefined : current.tokens[position];
   if (position === null || token === undefined || position >= length.value) {
@@ -55,7 +57,7 @@ function Readout() {
   return (
     <p class="readout">
       <b>{wordFor(current, position)}</b>
-      <span>position {position}</span>
+      <span>token {numbered(position)}</span>
       <span>id {token.id}</span>
       <span>{position < current.promptTokens ? "prompt" : "generated"}</span>
       <span>{code === undefined ? "not read yet" : `weight ${percent(WEIGHTS[code] ?? 0)}`}</span>
@@ -133,7 +135,7 @@ class Flow {
     span.tabIndex = -1;
     span.textContent = piece;
     span.ariaSelected = "false";
-    span.ariaLabel = `${position}: ${token?.text.trim() === "" ? "space" : token?.text}, id ${token?.id}`;
+    span.ariaLabel = `${numbered(position)}: ${token?.text.trim() === "" ? "space" : token?.text}, id ${token?.id}`;
     // Drawn by a style, so that it is not part of the text.
     const bytes = token ? bytesOf(token) : null;
     if (bytes !== null) span.dataset.bytes = bytes; // a part of a character, which stands whole in the last part's place

@@ -98,7 +98,9 @@ function CopyLink() {
       title={
         linkable() || run.value?.origin !== "live"
           ? "Copy a link that runs this prompt again, with the same seed"
-          : "This prompt is too long for a link, or came from the chat; export the trace instead"
+          : run.value.card.parent !== null
+            ? "A link has the prompt and the seed, which do not make this branch; export the trace instead"
+            : "This prompt is too long for a link, or came from the chat; export the trace instead"
       }
     >
       <Icon name="link" />

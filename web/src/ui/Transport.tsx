@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as player from "../player";
-import { count } from "../format";
+import { numbered } from "../format";
 import { frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
 import type { Run } from "../run";
 import { activity } from "../words";
@@ -69,11 +69,11 @@ export function Transport() {
           </button>
         </div>
         <p class="counter">
-          step <b>{frame.value ? count(frame.value.step) : "–"}</b>
+          step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
           <span class="of">{none || current === null ? "" : among(current)}</span>
         </p>
         <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
-          {activity.value.text}
+          <span>{activity.value.text}</span>
           <Lease />
         </p>
         <Pace />
@@ -85,7 +85,7 @@ export function Transport() {
 
 /** Beside the number of a step: how many there are, which while a run goes on is no end. */
 function among(current: Run): string {
-  const newest = count(last.value + current.card.first_step);
+  const newest = numbered(last.value + current.card.first_step);
   if (current.ended) return ` of ${newest}`;
   return shown.value < last.value ? ` of ${newest} so far` : "";
 }

@@ -2,7 +2,7 @@
 // of every position under the causal mask, beside the steps in which the loop wrote it.
 
 import { useSignal } from "@preact/signals";
-import { sentence } from "../../format";
+import { numbered, sentence } from "../../format";
 import * as player from "../../player";
 import type { Losses } from "../../schema/learn";
 import { last, live, run, totals } from "../../store";
@@ -102,7 +102,7 @@ function Chart({ losses, at, choose }: { losses: Losses; at: number; choose: (at
   return (
     <figure class="learn-losses">
       <figcaption>
-        Loss of each token after those before it. Token {at}, {quoted(token?.text ?? "")}:{" "}
+        Loss of each token after those before it. Token {numbered(at)}, {quoted(token?.text ?? "")}:{" "}
         <Figure name="loss_at" value={loss} source="counted" unit="nat" meaning="−log p of this token, teacher-forced" />
       </figcaption>
       <div class="learn-bars" aria-hidden="true">
@@ -121,7 +121,7 @@ function Chart({ losses, at, choose }: { losses: Losses; at: number; choose: (at
         max={losses.tokens.length - 1}
         value={at}
         aria-label="token of the text"
-        aria-valuetext={`token ${at}, ${quoted(token?.text ?? "")}, loss ${(loss ?? 0).toFixed(2)} nat`}
+        aria-valuetext={`token ${numbered(at)}, ${quoted(token?.text ?? "")}, loss ${(loss ?? 0).toFixed(2)} nat`}
         onInput={(event) => choose(Number(event.currentTarget.value))}
       />
     </figure>

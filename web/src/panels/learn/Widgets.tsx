@@ -4,6 +4,7 @@
 import type { ComponentChildren } from "preact";
 import * as actions from "../../actions";
 import * as form from "../../form";
+import { numbered } from "../../format";
 import { masses } from "../../heads";
 import * as player from "../../player";
 import { select } from "../../rows";
@@ -126,7 +127,7 @@ function Phases() {
           <tr>
             <td />
             <th scope="col">prefill</th>
-            <th scope="col">decode{decode === null ? "" : `, step ${decode.step}`}</th>
+            <th scope="col">decode{decode === null ? "" : `, step ${numbered(decode.step)}`}</th>
           </tr>
         </thead>
         <tbody>

@@ -8,13 +8,14 @@ import {
   freshColumn,
   labelOf,
   layerName,
-  positionStep,
+  numberedTokens,
   roomFor,
   shorten,
   sliceTicks,
   tiltOf,
   wallNames,
 } from "../labels";
+import { numbered } from "../../format";
 import { easeOut } from "../motion";
 import { type Rgb, css, mix } from "../theme";
 import type { Picture } from "./picture";
@@ -117,14 +118,13 @@ export function placeWall(p: Picture): void {
   write(wallNames(scene), p.centre(first), scene.cache ? palette.kept : palette.recomputed);
 }
 
-/** Positions, under the wall. */
+/** The tokens' numbers, under the wall. */
 export function placePositions(p: Picture): void {
   const { palette, view, frame, first, last, width, layout } = p;
-  const step = positionStep(view.pitch);
-  for (let position = Math.ceil(first / step) * step; position <= last; position += step) {
+  for (const position of numberedTokens(first, last, view.pitch)) {
     const x = p.centre(position);
     if (x >= frame.x0 && x < width - 8)
-      layout.add({ text: String(position), x, y: frame.cellsEnd + 11, size: 10.5, colour: palette.dim });
+      layout.add({ text: numbered(position), x, y: frame.cellsEnd + 11, size: 10.5, colour: palette.dim });
   }
 }
 

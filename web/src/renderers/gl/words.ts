@@ -3,6 +3,7 @@
 // viewer and are as sharp as the screen is, from whatever camera; the layout keeps them apart.
 
 import { Vector3 } from "three";
+import { numbered } from "../../format";
 import { type Beams, percent } from "../beams";
 import type { Scene } from "../renderer";
 import {
@@ -11,7 +12,7 @@ import {
   freshColumn,
   labelOf,
   layerName,
-  positionStep,
+  numberedTokens,
   readingNames,
   roomFor,
   shorten,
@@ -159,15 +160,14 @@ function layers({ scene, sight, palette, layout }: Page): void {
   }
 }
 
-/** Positions, under the wall. */
+/** The tokens' numbers, under the wall. */
 function positions(page: Page): void {
   const { sight, palette, layout } = page;
   if (sight.pose.wall < 0.05) return;
-  const step = positionStep(pitchOf(page));
-  for (let position = Math.ceil(sight.first / step) * step; position <= sight.last; position += step) {
+  for (const position of numberedTokens(sight.first, sight.last, pitchOf(page))) {
     const spot = sight.spot(onWall(place, position, 1, sight.pose));
     if (inside(sight, spot, 12))
-      layout.add({ text: String(position), x: spot.x, y: spot.y + 9, size: 10.5, colour: palette.dim });
+      layout.add({ text: numbered(position), x: spot.x, y: spot.y + 9, size: 10.5, colour: palette.dim });
   }
 }
 
