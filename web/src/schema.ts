@@ -145,7 +145,7 @@ export interface StepFrame {
   sampling_us: number; // us; choosing the token
   recording_us: number; // us; the attention row and the candidates; not part of the step
   token: number | null; // the id that was chosen; none while a prompt is read in parts
-  rank: number | null; // index; of the chosen id by the model's probability; 1 is the most probable
+  rank: number | null; // index; of the chosen id by the model; 1 is the most probable
   logprob: number | null; // nat; of the token, by the model, at temperature 1
   sampled: number | null; // probability of the token after the sampler
   entropy: number | null; // bit; of the model's distribution at temperature 1
@@ -197,7 +197,7 @@ export const NUMBERS: Record<string, About> = {
   sampling_us: { source: "measured", unit: "us", label: "time for choosing the token", meaning: "choosing the token" },
   recording_us: { source: "measured", unit: "us", label: "time for recording", meaning: "the attention row and the candidates; not part of the step" },
   token: { source: "given", unit: "", label: "id of the token", meaning: "the id that was chosen; none while a prompt is read in parts" },
-  rank: { source: "counted", unit: "index", label: "rank", meaning: "of the chosen id by the model's probability; 1 is the most probable" },
+  rank: { source: "counted", unit: "index", label: "rank", meaning: "of the chosen id by the model; 1 is the most probable" },
   logprob: { source: "counted", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
   sampled: { source: "counted", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
   entropy: { source: "counted", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },

@@ -104,7 +104,9 @@ def _other(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> str:
     """The tokens, counted from 1, whose keys or values differ, in words."""
     there = sorted(one.keys() & other.keys())
     largest = max(float(one[position].abs().max()) for position in there)
-    found = [position + 1 for position in there if float((one[position] - other[position]).abs().max()) > DIFFERS * largest]
+    found = [
+        position + 1 for position in there if float((one[position] - other[position]).abs().max()) > DIFFERS * largest
+    ]
     if not found:
         return "nowhere"
     whole = len(found) == found[-1] - found[0] + 1
@@ -123,7 +125,9 @@ def _evidence(figures: Figures, work: Work, fault: str) -> None:
     figures.counted("case_apart", "largest |Δ logit|", apart, "logit", "over all rows and the whole vocabulary")
     where = "in layer 0, whose input is the token alone"
     figures.counted("case_keys", "keys that differ", _other(right.keys, wrong.keys), "", f"of these tokens, {where}")
-    figures.counted("case_values", "values that differ", _other(right.values, wrong.values), "", f"of these tokens, {where}")
+    figures.counted(
+        "case_values", "values that differ", _other(right.values, wrong.values), "", f"of these tokens, {where}"
+    )
     figures.counted("uncached_tokens", "uncached wrote", written[0], "tokens", "up to the first end token, or 64")
     figures.counted("cached_tokens", "cached wrote", written[1], "tokens", "up to where its loop ended")
 

@@ -29,7 +29,9 @@ def sampler(work: Work, answer: Answer) -> Checked:
     rank = 1 + int((row > row[token]).sum())
     figures.counted("entropy", "entropy", entropy, "bit", "-sum p log2 p of the distribution that is drawn from")
     figures.counted("kept", "ids left", len(kept), "", "with a probability above 0")
-    figures.counted("token", "drawn", quoted(work.llm, [token]), "", f"by seed {seed}, as token {len(ids) + 1} of the text")
+    figures.counted(
+        "token", "drawn", quoted(work.llm, [token]), "", f"by seed {seed}, as token {len(ids) + 1} of the text"
+    )
     figures.counted("rank", "its rank", rank, "", "1 is the most probable")
     why = ""
     if abs(entropy - BITS) > NEAR:

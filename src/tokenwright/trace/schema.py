@@ -84,9 +84,7 @@ class StepFrame:
     token: Annotated[
         int | None, Wire("I", _G, "", "id of the token", "the id that was chosen; none while a prompt is read in parts")
     ]
-    rank: Annotated[
-        int | None, Wire("I", _C, "index", "rank", "of the chosen id by the model's probability; 1 is the most probable")
-    ]
+    rank: Annotated[int | None, Wire("I", _C, "index", "rank", "of the chosen id by the model; 1 is the most probable")]
     logprob: Annotated[float | None, Wire("f", _C, "nat", "log p", "of the token, by the model, at temperature 1")]
     sampled: Annotated[
         float | None, Wire("f", _C, "", "p after the sampler", "probability of the token after the sampler")
