@@ -68,11 +68,15 @@ def without_cache(page: Page, steps: int) -> None:
     rest(page)
 
 
+def keep(page: Page, path: Path) -> None:
+    shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    shot.save(path, lossless=True, quality=100, method=6)
+    print(path.name)
+
+
 def shots(page: Page, folder: Path) -> None:
     def save(name: str) -> None:
-        shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        shot.save(folder / f"explorer-{name}.webp", lossless=True, quality=100, method=6)
-        print(f"explorer-{name}.webp")
+        keep(page, folder / f"explorer-{name}.webp")
 
     held(page, STORY, 26, head=(4, 3), camera="iso")
     save("story")
@@ -110,6 +114,17 @@ def shots(page: Page, folder: Path) -> None:
     save("heads")
 
 
+def chat(page: Page, folder: Path) -> None:
+    page.goto(f"http://127.0.0.1:{PORT}/chat")
+    page.get_by_label("seed").fill("3")
+    for asked, words in enumerate(("Tell me a story about a fox.", "What did the fox do then?"), 1):
+        page.get_by_placeholder("Write a message").fill(words)
+        page.get_by_role("button", name="Send").click()
+        page.wait_for_function(f"document.querySelectorAll('.cost').length === {asked}")
+    page.wait_for_timeout(600)
+    keep(page, folder / "chat.webp")
+
+
 def panel(page: Page, name: str) -> None:
     page.get_by_role("navigation", name="Panels").get_by_role("button", name=name, exact=True).click()
     page.locator(".panel-lead").wait_for()
@@ -131,6 +146,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
         shots(page, folder)
+        chat(page, folder)
         browser.close()
     server.should_exit = True
     thread.join()

@@ -60,7 +60,7 @@ export function Result() {
           <span>The time grows less: a step reads all weights once, for one token or for many.</span>
         )}
         <span>{LAYER_TOKEN}</span>
-        <span class="result-how">
+        <span>
           {mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}
           {times !== null && `; its time from ${plural(times.measured, "measured step")}`}
         </span>
