@@ -49,6 +49,26 @@ def test_a_message_is_what_the_model_says(talker: Talker, ask: Any) -> None:
     assert again.content == message.content
 
 
+def test_models_are_listed_page_by_page(
+    talker: Talker, client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("tiny", "second", "third")
+    monkeypatch.setattr(talker.service, "names", names)
+    assert tuple(one.id for one in client.models.list(limit=1)) == names, (
+        "the client asks for each further page by after_id"
+    )
+    last = client.models.list(limit=1, before_id=names[-1])
+    assert ([one.id for one in last.data], last.has_more) == ([names[-2]], True)
+    card = client.models.retrieve(names[0])
+    assert (card.id, card.type, card.display_name) == (names[0], "model", names[0])
+    assert card.max_input_tokens == talker.llm.context and card.created_at.tzinfo is not None
+    for wrong in ({"limit": 0}, {"limit": 10**9}, {"after_id": "none"}, {"after_id": names[0], "before_id": names[0]}):
+        with pytest.raises(anthropic.BadRequestError, match=next(iter(wrong))):
+            client.models.list(**wrong)
+    with pytest.raises(anthropic.NotFoundError, match="does not exist here"):
+        client.models.retrieve("none")
+
+
 def test_a_stream_has_the_same_text_in_the_order_of_the_api(talker: Talker, client: anthropic.Anthropic) -> None:
     with client.messages.stream(model="tiny", messages=HELLO, max_tokens=12, extra_body=GREEDY) as stream:
         kinds = [event.type for event in stream]

@@ -58,9 +58,12 @@ ASKED: list[tuple[str, dict[str, Any], type[replies.Reply]]] = [
     ("/detokenize", {"tokens": [1]}, replies.Detokenized),
     ("/detokenize", {"ids": [1]}, replies.DetokenizedText),
 ]
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
 GOT: list[tuple[str, type[replies.Reply]]] = [
     ("/v1/models", replies.ModelList),
     ("/v1/models/tiny", replies.ModelEntry),
+    ("/v1/models", anthropic_replies.AnthropicModels),
+    ("/v1/models/tiny", anthropic_replies.AnthropicModel),
     ("/api/tags", ollama_replies.OllamaTags),
     ("/api/ps", ollama_replies.OllamaRunning),
     ("/api/version", ollama_replies.OllamaVersion),
@@ -81,7 +84,8 @@ def test_a_reply_is_what_is_declared(
 
 @pytest.mark.parametrize(("path", "reply"), GOT)
 def test_what_is_read_is_what_is_declared(talker: Talker, path: str, reply: type[replies.Reply]) -> None:
-    reply.model_validate_json(httpx.get(talker.url + path).content)
+    headers = ANTHROPIC if reply in (anthropic_replies.AnthropicModels, anthropic_replies.AnthropicModel) else {}
+    reply.model_validate_json(httpx.get(talker.url + path, headers=headers).content)
 
 
 @pytest.mark.parametrize(

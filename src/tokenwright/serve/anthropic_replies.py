@@ -57,6 +57,25 @@ class CountedTokens(Reply):
     input_tokens: int
 
 
+class AnthropicModel(Reply):
+    """A model. Its tokens are those of its context, once it is loaded."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class AnthropicModels(Reply):
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class AnthropicErrorDetail(Reply):
     type: str
     message: str

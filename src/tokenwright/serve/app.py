@@ -17,7 +17,17 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 import tokenwright
-from tokenwright.serve import anthropic, explore, ollama, openai, openai_embeddings, operations, responses, texts
+from tokenwright.serve import (
+    anthropic,
+    explore,
+    model_list,
+    ollama,
+    openai,
+    openai_embeddings,
+    operations,
+    responses,
+    texts,
+)
 from tokenwright.serve.api import Api, Direct, Heads, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.contract import Problem
 from tokenwright.serve.explorer import Explorer, Gone
@@ -117,6 +127,7 @@ def make_app(
     answer = add_errors(app, APIS, (Gone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service)
+    model_list.add(app, service)
     openai_embeddings.add(app, service)
     for other in (responses, anthropic, ollama):
         other.add(app, service)

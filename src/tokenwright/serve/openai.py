@@ -1,4 +1,4 @@
-"""OpenAI's API over the service: completions, chat completions and models; a translation of schemas, no more."""
+"""OpenAI's API over the service: completions and chat completions; a translation of schemas, no more."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from tokenwright.completion import Piece
 from tokenwright.serve.api import EVENTS, Api, about, answers, body_of, off_loop, problem_from, takes, unless_gone
-from tokenwright.serve.contract import Answer, Delta, NotReady, Wanted, no_model
+from tokenwright.serve.contract import Answer, Delta, NotReady, Wanted
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import (
     LONG,
@@ -29,7 +29,7 @@ from tokenwright.serve.openai_replies import (
 )
 from tokenwright.serve.openai_schema import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai_wanted import chat_wanted, completion_wanted
-from tokenwright.serve.reply_schema import ChatCompletion, ModelEntry, ModelList, TextCompletion
+from tokenwright.serve.reply_schema import ChatCompletion, TextCompletion
 from tokenwright.serve.service import Service
 from tokenwright.serve.several import Several, gathered
 from tokenwright.serve.sse import DONE, Streamed
@@ -223,21 +223,6 @@ class OpenAI:
         tops = known.prompt_top_logprobs or ((),) * len(known.prompt_logprobs)
         return self._tokens().completion(generation.prompt_ids, [None, *known.prompt_logprobs], [None, *tops], 0)
 
-    async def models(self) -> JSONResponse:
-        """The names of the model."""
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.service.names]})
-
-    async def model(self, name: str) -> JSONResponse:
-        """One name of the model."""
-        if name not in self.service.names:
-            raise no_model(name, self.service.names)
-        return JSONResponse(self._model(name))
-
-    def _model(self, name: str) -> Json:
-        found: Json = {"id": name, "object": "model", "created": self.service.created, "owned_by": "tokenwright"}
-        found["root"] = self.service.host.name
-        return found | ({"max_model_len": self.service.host.llm.context} if self.service.ready else {})
-
 
 def _failed(error: Exception, request_id: str) -> bytes:
     """The event that ends a stream whose request has failed."""
@@ -262,6 +247,3 @@ def add(app: FastAPI, service: Service) -> None:
             response_model=None,
             tags=["OpenAI"],
         )
-    listed, one = answers(ModelList), answers(ModelEntry)
-    app.add_api_route("/v1/models", api.models, response_model=None, responses=listed, tags=["OpenAI"])
-    app.add_api_route("/v1/models/{name:path}", api.model, response_model=None, responses=one, tags=["OpenAI"])
