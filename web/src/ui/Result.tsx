@@ -57,7 +57,7 @@ export function Result() {
       </p>
       <p class="result-note">
         {times?.slower != null && times.slower < sum.times && (
-          <span>The time grows less: a step reads all weights once, for one token or for many.</span>
+          <span class="result-why">The time grows less: a step reads all weights once, for one token or for many.</span>
         )}
         <span>{LAYER_TOKEN}</span>
         <span>
