@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 from threading import Timer
@@ -15,6 +16,7 @@ import pytest
 from tests.cli.conftest import Run
 from tokenwright import LLM
 from tokenwright.cli.explore_tty import AGAIN, EMPTY, FRESH, KEPT, cell, line
+from tokenwright.cli.interrupt import INTERRUPTED
 
 HANG_S = 240.0
 STEP = re.compile(r"step (\d+) \| SEQ_LEN (\d+) \| computed (\d+)")
@@ -53,11 +55,11 @@ def test_cells_say_what_the_step_did(model: Path) -> None:
 class Session:
     """The command on a terminal of its own."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, command: Sequence[str] = ("-m", "tokenwright", "explore", "--tty")) -> None:
         self.own, theirs = os.openpty()
         self.before = termios.tcgetattr(self.own)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tokenwright", "explore", "--tty", *options],
+            [sys.executable, *command, *options],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -81,17 +83,24 @@ class Session:
         self.seen = ""
         os.write(self.own, keys.encode())
 
+    @contextmanager
+    def ended(self) -> Iterator["Session"]:
+        """It has ended afterwards; one that hangs is killed, so that reading from it fails."""
+        hangs = Timer(HANG_S, self.process.kill)
+        hangs.start()
+        try:
+            yield self
+        finally:
+            hangs.cancel()
+            self.process.kill()
+            self.process.wait()
+            os.close(self.own)
+
 
 @pytest.fixture
 def session(model: Path) -> Iterator[Session]:
-    session = Session(str(model), "-n", "400", "--seed", "1")
-    hangs = Timer(HANG_S, session.process.kill)
-    hangs.start()
-    yield session
-    hangs.cancel()
-    session.process.kill()
-    session.process.wait()
-    os.close(session.own)
+    with Session(str(model), "-n", "400", "--seed", "1").ended() as session:
+        yield session
 
 
 def test_keys_play_step_switch_and_leave(session: Session) -> None:
@@ -118,3 +127,25 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(session: Session) -> None:
     session.until(r"\x1b\[\?1049l")  # the screen of before is back
     assert session.process.wait() == 0
     assert termios.tcgetattr(session.own)[3] == session.before[3]
+
+
+STUCK = """
+import hashlib
+from rich.console import Console
+from tokenwright.cli.explore_tty import screen
+from tokenwright.cli.interrupt import interruptible
+
+with interruptible(), screen(Console()) as live:
+    live.update("here", refresh=True)
+    hashlib.pbkdf2_hmac("sha512", b"a", b"b", 2**31 - 1)  # no signal reaches Python until it is done
+"""
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was_even_by_force() -> None:
+    session = Session(command=["-c", STUCK])
+    with session.ended():
+        session.until("here")
+        session.press("\x03")
+        session.until(r"\x1b\[\?1049l\x1b\[\?25h")
+        assert session.process.wait() == INTERRUPTED
+        assert termios.tcgetattr(session.own)[3] == session.before[3]

@@ -7,6 +7,7 @@ counted or derived by the engine, and nothing is computed here but what fits on 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenwright.cli.facts import seconds
-from tokenwright.cli.interrupt import interruptible
+from tokenwright.cli.interrupt import interruptible, undone_if_killed
 from tokenwright.cli.output import write
 from tokenwright.cli.plan_page import flop
 from tokenwright.units import binary
@@ -84,7 +85,7 @@ class _Screen:
 
     def keep(self) -> None:
         """Until the person leaves; then the text stays on the terminal."""
-        with raw_keys(), Live(console=self.console, screen=True, auto_refresh=False) as live:
+        with screen(self.console) as live:
             while True:
                 live.update(self.view(), refresh=True)
                 wait = max(0.0, self.next_at - time.monotonic()) if self.playing and not self.run.ended else None
@@ -196,23 +197,30 @@ def _figures(frame: StepFrame) -> Table:
 
 
 @contextmanager
-def raw_keys() -> Iterator[None]:
-    """Keys arrive as they are pressed and are not shown; Ctrl-C stays a signal."""
+def screen(console: Console) -> Iterator[Live]:
+    """A screen of its own; keys arrive as they are pressed and are not shown; Ctrl-C stays a signal.
+
+    However it ends, the terminal is then as it was.
+    """
     import termios
     import tty
 
     before = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin)
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+    def leave() -> None:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        os.write(console.file.fileno(), b"\x1b[?1049l\x1b[?25h")  # the screen of before, with a cursor
+
+    with undone_if_killed(leave), Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            tty.setcbreak(sys.stdin)
+            yield live
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def key(wait: float | None) -> str | None:
     """The next key, an arrow as its escape sequence; None where none comes within `wait` seconds (None: for ever)."""
-    import os
-
     number = sys.stdin.fileno()
     if not select([number], [], [], wait)[0]:
         return None

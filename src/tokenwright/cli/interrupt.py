@@ -3,7 +3,8 @@
 `__main__` sets SIGINT to the system's default, so that imports, loading and tokenising die at once. Work that has
 something to say or to clean up when it is interrupted runs inside `interruptible`: there Ctrl-C raises
 KeyboardInterrupt in the main thread. A native call may keep that thread from noticing, so a second thread, which the
-signal wakes, ends the process GRACE seconds later if it is still there.
+signal wakes, ends the process GRACE seconds later if it is still there. What must not stay behind then, such as a
+terminal without echo, is put right by `undone_if_killed`.
 """
 
 import os
@@ -11,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -54,6 +55,19 @@ def since_interrupt() -> float:
     return time.monotonic() - _Last.at
 
 
+_undos: list[Callable[[], object]] = []
+
+
+@contextmanager
+def undone_if_killed(undo: Callable[[], object]) -> Iterator[None]:
+    """Inside the block, call `undo` just before Ctrl-C ends the process by force. It runs in another thread."""
+    _undos.append(undo)
+    try:
+        yield
+    finally:
+        _undos.remove(undo)
+
+
 @contextmanager
 def _watched() -> Iterator[None]:
     """Have a thread that ends the process GRACE seconds after a SIGINT, even one that arrives just before the end."""
@@ -74,7 +88,16 @@ def _end_later(reading: int) -> None:
         while signals := pipe.read(1):
             if signals[0] == signal.SIGINT:
                 time.sleep(GRACE)
+                undoing = threading.Thread(target=_undo, daemon=True)
+                undoing.start()
+                undoing.join(GRACE)  # a terminal that takes no output keeps it from ending
                 os._exit(INTERRUPTED)
+
+
+def _undo() -> None:
+    for undo in reversed(_undos):
+        with suppress(Exception):  # one that fails keeps no other from being called
+            undo()
 
 
 def die() -> NoReturn:
