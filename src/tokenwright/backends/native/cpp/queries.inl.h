@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "kv.inl.h"
+#include "kv_decode.inl.h"
 
 namespace tw {
 namespace TW_ISA {
