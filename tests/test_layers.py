@@ -14,7 +14,7 @@ PACKAGE = Path(tokenwright.__file__).parent
 
 # From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
 ROWS = (
-    ("errors", "progress"),
+    ("errors", "progress", "importing"),
     ("checks", "web_page"),
     ("units", "busy", "environment", "formats"),
     ("config", "text"),

@@ -10,9 +10,10 @@ The public names are loaded on first use, so that importing a part of the packag
 import torch) or showing the command line's help does not load all of it.
 """
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from tokenwright.importing import uncollected_imports
 
 if TYPE_CHECKING:
     from tokenwright.completion import Completion, Piece
@@ -61,13 +62,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    collects = gc.isenabled()
-    gc.disable()  # while modules are imported, collections find nothing and take a fifth of the time
-    try:
+    with uncollected_imports():
         value = getattr(importlib.import_module(_HOMES.get(name, "tokenwright.errors")), name)
-    finally:
-        if collects:
-            gc.enable()
     globals()[name] = value  # later look-ups do not call __getattr__
     return value
 

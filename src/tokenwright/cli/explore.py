@@ -12,6 +12,7 @@ from tokenwright.checkpoints.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.errors import RequestError
+from tokenwright.importing import uncollected_imports
 
 USUAL_PORT = 8321
 PROMPT = "Once upon a time"  # of a run in the terminal
@@ -74,10 +75,11 @@ def explore(
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
     listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    from tokenwright.serve.app import make_app
-    from tokenwright.serve.explorer import Explorer
-    from tokenwright.serve.host import uncollected
-    from tokenwright.serve.run import Server
+    with uncollected_imports():
+        from tokenwright.serve.app import make_app
+        from tokenwright.serve.explorer import Explorer
+        from tokenwright.serve.host import uncollected
+        from tokenwright.serve.run import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port

@@ -15,6 +15,7 @@ from tokenwright.cli.output import remark
 from tokenwright.cli.settings import of_serve
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
+from tokenwright.importing import uncollected_imports
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
@@ -170,15 +171,16 @@ def serve_app(
     from tokenwright.serve.sockets import listen
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
-    from tokenwright.serve.app import Served, make_app
-    from tokenwright.serve.explorer import Explorer
-    from tokenwright.serve.guard import Policy, read_keys
-    from tokenwright.serve.host import uncollected
-    from tokenwright.serve.log import log_access
-    from tokenwright.serve.run import Server
-    from tokenwright.serve.service import Limits
-    from tokenwright.serve.telemetry import spans_of
-    from tokenwright.web_page import page_folder
+    with uncollected_imports():
+        from tokenwright.serve.app import Served, make_app
+        from tokenwright.serve.explorer import Explorer
+        from tokenwright.serve.guard import Policy, read_keys
+        from tokenwright.serve.host import uncollected
+        from tokenwright.serve.log import log_access
+        from tokenwright.serve.run import Server
+        from tokenwright.serve.service import Limits
+        from tokenwright.serve.telemetry import spans_of
+        from tokenwright.web_page import page_folder
 
     spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)
