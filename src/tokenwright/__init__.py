@@ -13,8 +13,6 @@ import torch) or showing the command line's help does not load all of it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.importing import uncollected_imports
-
 if TYPE_CHECKING:
     from tokenwright.completion import Completion, Piece
     from tokenwright.errors import (
@@ -62,6 +60,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tokenwright.importing import uncollected_imports
+
     with uncollected_imports():
         value = getattr(importlib.import_module(_HOMES.get(name, "tokenwright.errors")), name)
     globals()[name] = value  # later look-ups do not call __getattr__
