@@ -70,6 +70,7 @@ def check_block(explored):
                 tab.mouse.click(box["x"] + tile["x"], box["y"] + tile["y"] + down)
                 if explored.state["layer"] == layer:
                     break
+            assert explored.state["layer"] == layer, "no place of the wall is that layer's"
         else:
             tab.evaluate("document.querySelector('[data-cell=\"25/4\"]').click()")
         right = explored.api(f"/block?step=14&layer={layer}&position={position}")

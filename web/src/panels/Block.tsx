@@ -1,7 +1,7 @@
 // One token in one layer: the vectors on its way, with shapes, norms and FLOPs. The engine runs the token again, read-only,
 // on the same weights and cache; nothing here is computed by the page but the widths of bars.
 
-import { signal } from "@preact/signals";
+import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call } from "../api";
 import { count, figures, flop, joined, numbered, percent, plural } from "../format";
@@ -41,13 +41,7 @@ export default function Block() {
   const newest = step === null ? 0 : step.start + step.length - 1;
   const at = followed.value ? newest : Math.min(position.value, newest);
   const { layer } = selected.value;
-  const cell = chosenCell.value;
-  useEffect(() => {
-    if (cell === null) return;
-    choose(cell.position);
-    if (cell.layer !== null) select(cell.layer, selected.peek().head);
-    chosenCell.value = null;
-  }, [cell]);
+  useEffect(() => effect(take), []);
   useRested(
     (id, n) => void view.ask(() => call<BlockView>(`runs/${id}/block?step=${n}&layer=${layer}&position=${at}`)),
     layer,
@@ -71,6 +65,17 @@ export default function Block() {
       )}
     </>
   );
+}
+
+/** Shows the cell that was clicked on the stage. It runs within the click: drawn later, it would undo a newer choice. */
+function take(): void {
+  const cell = chosenCell.value;
+  if (cell === null) return;
+  untracked(() => {
+    choose(cell.position);
+    if (cell.layer !== null) select(cell.layer, selected.peek().head);
+    chosenCell.value = null;
+  });
 }
 
 function choose(next: number): void {
