@@ -133,11 +133,12 @@ def panel(page: Page, name: str) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
+    folder.mkdir(parents=True, exist_ok=True)
     leave_a_core()
     explorer = Explorer("stories", lambda report: LLM("stories", report=report, trace=True))
     app = make_app(explorer, [f"127.0.0.1:{PORT}"], page_folder())
     server = uvicorn.Server(uvicorn.Config(app, port=PORT, log_level="warning"))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while explorer.loading.phase == "loading":
         time.sleep(0.1)

@@ -228,8 +228,8 @@ def test_a_finished_run_has_its_sums(tiny, without, prompt):
 
 
 @pytest.mark.parametrize("without", [(), range(10), (4,)], ids=["with the cache", "without", "mixed"])
-def test_the_other_way_of_a_run_is_timed(tiny, without):
-    """What the run measured itself is not derived again; nothing is left in the pool."""
+def test_both_ways_of_a_run_are_timed_alike(tiny, without):
+    """Whatever the run did itself; it is left as it was, and nothing is left in the pool."""
     with served(tiny, pages=64) as (client, explorer):
         card = begin(client, prompt="ab", max_tokens=10)
         player = explorer.player(card["run"])
@@ -243,14 +243,9 @@ def test_the_other_way_of_a_run_is_timed(tiny, without):
         before, frames = player.run.tokens, len(player.run.frames)
         times = client.get(f"/runs/{card['run']}/times").json()
         assert (player.run.tokens, len(player.run.frames)) == (before, frames), "the run is as it was"
-        engine_us = player.run.summary.engine_us
         assert settled(explorer.llm).pool.available == 64
-    cached = times["cached_us"] if without else engine_us
-    naive = times["naive_us"] if len(without) < 10 else engine_us
-    assert (times["cached_us"] is None) is (not without)
-    assert (times["naive_us"] is None) is (len(without) == 10)
-    assert times["slower"] == naive / cached
-    assert times["measured"] == 3 * (len(without) < 10) + 5 * bool(without)
+    assert times["cached_us"] > 0 and times["slower"] == times["naive_us"] / times["cached_us"]
+    assert times["measured"] == 7, "the first pass is of both ways; one fills the cache, three steps, two passes"
 
 
 def test_simpsons_rule_sums_the_passes(tiny, monkeypatch):

@@ -12,6 +12,7 @@ it("shows nothing where there is nothing", () => {
   expect(shown(null, "B")).toEqual(["–", ""]);
   expect(shown(1, "tokens")).toEqual(["1", "token"]);
   expect(percent(0.0004)).toBe("<0.1 %");
+  expect([0.0996, 0.984, 0.9951, 0.9984, 0.9996, 1].map(percent)).toEqual(["10.0 %", "98 %", "99.5 %", "99.8 %", ">99.9 %", "100 %"]);
 });
 
 it("shows a difference by rounding alone as none", () => {

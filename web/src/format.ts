@@ -81,7 +81,8 @@ export const joined = ([figure, unit]: [string, string]): string => (unit === ""
 export function percent(share: number): string {
   const value = share * 100;
   if (value > 0 && value < 0.1) return "<0.1 %";
-  return `${value.toFixed(value < 10 ? 1 : 0)} %`;
+  if (value < 100 && value > 99.9) return ">99.9 %";
+  return `${value.toFixed(value < 10 || (value > 99 && value < 100) ? 1 : 0)} %`;
 }
 
 export function plural(value: number, one: string, many = `${one}s`): string {

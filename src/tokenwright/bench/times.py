@@ -1,7 +1,8 @@
-"""The time of a finished run the other way: without the KV cache if it ran with it, with it if it ran without.
+"""The time of a finished run's text with the KV cache at each step, and with none.
 
-A run measures its own steps. Of the other way a few steps are computed, on the run's own tokens, and the sum over all
-steps is derived from them: a pass over t tokens takes about a + b t + c t², whose mean Simpson's rule takes from three.
+Of both ways a few steps are computed, on the run's own tokens and with no observer, and the sums over all steps are
+derived from them: a pass over t tokens takes about a + b t + c t², whose mean Simpson's rule takes from three. The
+times of the run's own steps are not used: those were made at another moment, and their frames were sent and drawn.
 """
 
 from __future__ import annotations
@@ -53,27 +54,27 @@ class _Passes:
 def run_times(llm: LLM, run: Run) -> Generator[RunTimes | None, None, None]:
     """Measure and derive, one pass at a time; the last item is the answer. `run` has ended and wrote several tokens."""
     summary = run.summary
-    assert summary is not None and summary.written > 1, "there is another way for several tokens only"
+    assert summary is not None and summary.written > 1, "one token is written in the same time either way"
     contexts = [frame.start + frame.length for frame in run.frames if frame.token is not None]
     first, middle, last = contexts[0], contexts[(len(contexts) - 1) // 2], contexts[-1]
-    passes, cached, naive = _Passes(llm, run), None, None
-    if summary.layer_tokens != summary.cached:
-        begin = passes.whole(first)
-        yield None
-        cached = begin + (summary.written - 1) * passes.decode(middle)
-        yield None
-    if summary.layer_tokens != summary.naive and middle * _slowest_token(summary) <= MOST_US:
+    passes = _Passes(llm, run)
+    shortest = passes.whole(first)
+    yield None
+    cached = shortest + (summary.written - 1) * passes.decode(middle)
+    yield None
+    naive = None
+    if _middle_us(summary, middle) <= MOST_US:
         whole = passes.whole(middle)
         if whole <= LONGEST_US:
             yield None
-            whole = (passes.whole(first) + 4 * whole + passes.whole(last)) // 6
+            whole = (shortest + 4 * whole + passes.whole(last)) // 6
         naive = summary.written * whole
-    with_it = cached if cached is not None else summary.engine_us
-    without = naive if naive is not None else summary.engine_us if summary.layer_tokens == summary.naive else None
-    slower = without / with_it if without is not None and with_it else None
+    slower = naive / cached if naive is not None and cached else None
     yield RunTimes(cached, naive, slower, passes.count)
 
 
-def _slowest_token(summary: Summary) -> int:
-    """µs that a token of a long pass takes at most: those of a step with the cache."""
-    return int(1e6 / summary.tokens_per_s) if summary.tokens_per_s else summary.ttft_us
+def _middle_us(summary: Summary, context: int) -> int:
+    """µs that a pass over `context` tokens takes at most, if each token takes as long as a step with the cache."""
+    if summary.layer_tokens == summary.naive:
+        return summary.engine_us // summary.written  # the run made such passes
+    return context * (int(1e6 / summary.tokens_per_s) if summary.tokens_per_s else summary.ttft_us)

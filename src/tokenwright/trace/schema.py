@@ -200,7 +200,16 @@ class Summary:
         int,
         Wire("Q", _M, "us", "first token after", "engine time up to the first token; waiting for a viewer excluded"),
     ]
-    engine_us: Annotated[int, Wire("Q", _M, "us", "engine time", "all steps; waiting between them excluded")]
+    engine_us: Annotated[
+        int,
+        Wire(
+            "Q",
+            _M,
+            "us",
+            "this run took",
+            "engine time of all steps, observers included; waiting between them excluded",
+        ),
+    ]
     tokens_per_s: Annotated[
         float | None, Wire("d", _M, "tok/s", "speed", "tokens after the first, divided by the time of their steps")
     ]

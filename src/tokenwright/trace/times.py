@@ -8,13 +8,13 @@ from tokenwright.trace.wire import DERIVED, Wire
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """GET /runs/ID/times: what the run did not do itself, derived from a few steps that are measured for it.
+    """GET /runs/ID/times: a run's text with the cache and without, derived from a few steps that are measured for it.
 
-    Null is what the run measured itself (its summary has it), and what would take too long to measure.
+    Both ways are measured alike, one after the other and with nobody looking. Null: it would take too long.
     """
 
     cached_us: Annotated[
-        int | None,
+        int,
         Wire(
             "Q", DERIVED, "us", "with the cache", "a measured pass over the prompt + (T - 1) x a measured decode step"
         ),

@@ -61,8 +61,3 @@ export const dropWidth = (weight: number): number => 0.8 + 3 * Math.sqrt(weight)
 export const beamWidth = (weight: number): number => 0.8 + 6 * Math.sqrt(weight);
 /** Opacity of a beam. */
 export const beamOpacity = (weight: number): number => Math.min(1, 0.14 + 0.86 * Math.sqrt(weight));
-
-export function percent(weight: number): string {
-  const value = 100 * weight;
-  return value < 0.1 ? "<0.1 %" : value < 10 ? `${value.toFixed(1)} %` : `${Math.round(value)} %`;
-}

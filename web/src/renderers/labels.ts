@@ -1,6 +1,7 @@
 // The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
 // that they name the same things. All measures are CSS pixels on the screen.
 
+import { numbered, percent } from "../format";
 import { Cell, type Scene, type SceneRow, type SceneToken } from "./renderer";
 
 export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
@@ -110,7 +111,25 @@ const LONGEST_READER = 70; // CSS pixels
 export function readingNames({ tokens }: Scene, row: SceneRow, width: (text: string) => number): readonly string[] {
   const head = `L${row.layer} H${row.head}`;
   const reader = shorten(labelOf(tokens[row.weights.length - 1]), LONGEST_READER, width);
-  return [`“${reader}” reads, ${head}`, head];
+  return [`“${reader}” reads: layer ${row.layer}, head ${row.head}`, `“${reader}” reads, ${head}`, head];
+}
+
+/** The strongest weight and the token it is on, the longest name first; `seen`: whether that token is in the picture. */
+export function strongestNames(
+  { tokens }: Scene,
+  position: number,
+  weight: number,
+  seen: boolean,
+  width: (text: string) => number,
+): readonly string[] {
+  const token = shorten(labelOf(tokens[position]), 90, width);
+  if (!seen) return [`◂ ${percent(weight)} on “${token}”, token ${numbered(position)}`, `◂ ${percent(weight)}`];
+  return [`“${token}” ${percent(weight)}`, percent(weight)];
+}
+
+/** The hovered token in full, with its number. */
+export function hoveredName({ tokens }: Scene, position: number, room: number, width: (text: string) => number): string {
+  return `${shorten(labelOf(tokens[position]), room, width)}  ·  ${numbered(position)}`;
 }
 
 export const labelOf = (token: SceneToken | undefined): string => token?.label || "␣";

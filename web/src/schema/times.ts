@@ -3,7 +3,7 @@
 import type { About } from "../schema";
 
 export interface RunTimes {
-  cached_us: number | null;
+  cached_us: number;
   naive_us: number | null;
   slower: number | null;
   measured: number;

@@ -1,7 +1,8 @@
-// The card at the end of a run: what it cost with the cache, and what the same text costs without. The figures are the
-// engine's summary; the bars are as long as the figures say.
+// The card at the end of a run: what its text costs with the cache, and what without, in computing and in time. The
+// figures are the engine's; the bars are as long as the figures say.
 
 import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import * as actions from "../actions";
 import * as api from "../api";
@@ -12,9 +13,9 @@ import { RUN_TIMES, type RunTimes } from "../schema/times";
 import { live, result, resultClosed, run } from "../store";
 import { ending, title } from "../words";
 import { Icon } from "./icons";
-import { Figure, LAYER_TOKEN, Told } from "./Stat";
+import { Figure, Told } from "./Stat";
 
-/** The times of a run the other way; null: nothing could be measured. */
+/** The times of a run's text, both ways; null: nothing could be measured. */
 const found = signal<{ run: string; times: RunTimes | null } | null>(null);
 
 /** Asks once for each run, when its card appears. */
@@ -33,7 +34,6 @@ export function Result() {
   if (sum === null || current === null) return null;
   const end = ending(current.state.value);
   const uncached = sum.layer_tokens >= sum.naive;
-  const mixed = !uncached && sum.layer_tokens !== sum.cached;
   const times = found.value?.run === asked ? found.value.times : null;
   return (
     <section class="result" aria-labelledby="result-name">
@@ -55,19 +55,15 @@ export function Result() {
           </>
         )}
       </p>
-      <p class="result-note">
-        {times?.slower != null && times.slower < sum.times && (
-          <span class="result-why">The time grows less: a step reads all weights once, for one token or for many.</span>
-        )}
-        <span>{LAYER_TOKEN}</span>
-        <span>
-          {mixed ? "calculated; this run had the cache off for a part" : "calculated, not run"}
-          {times !== null && `; its time from ${plural(times.measured, "measured step")}`}
-        </span>
-      </p>
-      <Bars sum={sum} times={times} waiting={asked !== "" && found.value?.run !== asked} />
+      {times?.slower != null && times.slower < sum.times && (
+        <p class="result-why">
+          The time differs less than the computing: each step reads all the weights, for one token or for many.
+        </p>
+      )}
+      <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && found.value?.run !== asked} />
       <dl class="result-facts">
         <Fact of={sum} name="written" />
+        <Fact of={sum} name="engine_us" />
         <Fact of={sum} name="tokens_per_s" />
         <Fact of={sum} name="ttft_us" />
         {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
@@ -94,42 +90,72 @@ function again(cache: boolean): void {
 interface BarsProps {
   sum: Summary;
   times: RunTimes | null;
+  timed: boolean; // whether there is a time to compare
   waiting: boolean; // for the times
 }
 
-/** Layer-tokens and time of this run, and of the same text with the cache at every step and at none. */
-function Bars({ sum, times, waiting }: BarsProps) {
-  const rows: [keyof Summary, string, string][] = [
-    ["cached", "kept", "with the cache"],
-    ["naive", "recomputed", "without"],
-  ];
-  // What this run did is counted and measured; the other way of doing it is a formula.
-  if (sum.layer_tokens === sum.cached) rows[0] = ["layer_tokens", "kept", "with the cache"];
-  else if (sum.layer_tokens === sum.naive) rows[1] = ["layer_tokens", "recomputed", "without"];
-  else rows.unshift(["layer_tokens", "mixed", "this run, mixed"]);
+/** Layer-tokens and time of this text with the cache at every step and at none; and of this run, if it did both. */
+function Bars({ sum, times, timed, waiting }: BarsProps) {
+  const own = [sum.cached, sum.naive].includes(sum.layer_tokens);
+  // What this run did is counted; the other way of doing it is a formula.
+  const work = (name: "cached" | "naive") => (sum.layer_tokens === sum[name] ? "layer_tokens" : name);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
-  const time = (name: keyof Summary) => {
-    if (name === "layer_tokens") return <Exact of={sum} name="engine_us" />;
-    const other = name === "cached" ? "cached_us" : "naive_us";
-    const value = times?.[other] ?? null;
-    if (value === null) return waiting ? "measuring" : null;
-    return <Told name={`times_${other}`} value={value} about={RUN_TIMES[other]} />;
+  const longest = Math.max(times?.naive_us ?? 0, times?.cached_us ?? 0, 1);
+  const time = (name: "cached_us" | "naive_us", role: string) => {
+    if (times === null) return waiting ? "measuring" : "not measured";
+    if (times[name] === null) return "too long to measure";
+    return (
+      <Bar role={role} share={times[name] / longest}>
+        <Told name={`times_${name}`} value={times[name]} about={RUN_TIMES[name]} />
+      </Bar>
+    );
   };
+  const line = (name: keyof Summary, role: string, words: string, ms: ComponentChildren) => (
+    <tr>
+      <th scope="row">{words}</th>
+      <td>
+        <Bar role={role} share={Number(sum[name]) / most}>
+          <Exact of={sum} name={name} unit="" />
+        </Bar>
+      </td>
+      {timed && <td class="result-seconds">{ms}</td>}
+    </tr>
+  );
   return (
-    <dl class="result-bars" aria-busy={waiting}>
-      {rows.map(([name, role, words]) => (
-        <div key={role}>
-          <dt>{words}</dt>
-          <dd>
-            <span class={`result-bar ${role}`} aria-hidden="true">
-              <span style={{ width: `${(Number(sum[name]) / most) * 100}%` }} />
-            </span>
-            <Exact of={sum} name={name} unit="layer-tokens" />
-            <span class="result-seconds">{time(name)}</span>
-          </dd>
-        </div>
-      ))}
-    </dl>
+    <table class="result-bars" aria-busy={waiting}>
+      <thead>
+        <tr>
+          <td />
+          <th scope="col">
+            computing <span class="under">one token through one layer is a layer-token</span>
+          </th>
+          {timed && (
+            <th scope="col">
+              time{" "}
+              {times !== null && (
+                <span class="under">from {plural(times.measured, "step")} measured for this, both ways alike</span>
+              )}
+            </th>
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        {line(work("cached"), "kept", "with the cache", time("cached_us", "kept"))}
+        {line(work("naive"), "recomputed", "without", time("naive_us", "recomputed"))}
+        {!own && line("layer_tokens", "mixed", "this run, mixed", null)}
+      </tbody>
+    </table>
+  );
+}
+
+function Bar({ role, share, children }: { role: string; share: number; children: ComponentChildren }) {
+  return (
+    <span class="result-measure">
+      <span class={`result-bar ${role}`} aria-hidden="true">
+        <span style={{ width: `${share * 100}%` }} />
+      </span>
+      {children}
+    </span>
   );
 }
 

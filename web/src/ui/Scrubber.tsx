@@ -102,6 +102,7 @@ export function Scrubber() {
       />
       <div class="parts-row">
         <div class="modes" role="group" aria-label="What the bars show">
+          <span class="modes-name">bars:</span>
           {(["time", "work"] as const).map((name) => (
             <button type="button" key={name} aria-pressed={mode === name} onClick={() => (chosen.value = name)}>
               {name}
@@ -140,8 +141,8 @@ function Times({ step }: { step: StepFrame | null }) {
         ))}
       {step && (
         <li class="scale" title="What the full height stands for, and how many bars are higher and cut">
-          top {joined(micros(Math.round(top.value)))}
-          {cut > 0 && `; ${count(cut)} cut`}
+          full height {joined(micros(Math.round(top.value)))}
+          {cut > 0 && `; ${plural(cut, "bar")} cut`}
         </li>
       )}
     </ul>
@@ -161,7 +162,7 @@ function Work({ step }: { step: StepFrame | null }) {
         again
         <span class="part-time">{step ? plural(step.recomputed, "token") : ""}</span>
       </li>
-      {step && <li class="scale">top {count(Math.round(top.value))} layer-tokens</li>}
+      {step && <li class="scale">full height {count(Math.round(top.value))} layer-tokens</li>}
     </ul>
   );
 }

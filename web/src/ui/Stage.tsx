@@ -5,11 +5,12 @@ import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../actions";
 import { share } from "../address";
 import { lanes } from "../lanes";
-import { percent } from "../format";
+import { numbered, percent } from "../format";
 import { CAMERAS, type Camera, camerasOf } from "../renderers/renderer";
 import type { Role } from "../renderers/roles";
 import { hideFirst, row, selected } from "../rows";
 import { WEIGHTS } from "../scene";
+import { NUMBERS } from "../schema";
 import * as stage from "../stage";
 import { cache, camera, card, embedded, frame, live, pictureTime, renderer, run, shown, summary, switched, totals } from "../store";
 import { Icon } from "./icons";
@@ -17,7 +18,7 @@ import { Banners, Centre } from "./Overlay";
 import { Total } from "./Instruments";
 import { Minimap } from "./Minimap";
 import { Result } from "./Result";
-import { Figure, LayerTokens, Stat } from "./Stat";
+import { Figure, LayerTokens, Stat, Told } from "./Stat";
 import { Story } from "./Story";
 
 const NAMES: Record<Camera, string> = { iso: "Iso", top: "Top", side: "Side", head: "Head", follow: "Follow" };
@@ -75,12 +76,14 @@ function View() {
   );
 }
 
-/** Above the picture: what a step without the cache took, and what it would have taken with it. */
+/** Above the picture: what a step without the cache took, and what it would have taken with it; of its time the last step
+ * that had the cache tells, if the run has one. */
 function Versus() {
   const step = frame.value;
   const layers = card.value?.layers ?? 0;
   if (step === null || lanes.value !== null || step.cache || step.recomputed === 0 || summary.value !== null) return null;
   const first = step.length - step.recomputed;
+  const alike = run.value?.frames.findLast((one) => one.step < step.step && one.cache && one.length === first) ?? null;
   const bar = (share: number, role: string) => (
     <span class={`result-bar ${role}`} aria-hidden="true">
       <span style={{ width: `${share * 100}%` }} />
@@ -94,6 +97,9 @@ function Versus() {
       {bar(1, "recomputed")}
       <dd>
         <Stat name="layer_tokens" /> <LayerTokens of={step.length} layers={layers} />
+        <span class="versus-time">
+          <Stat name="step_us" />
+        </span>
       </dd>
       <dt>with the cache</dt>
       {bar(first / step.length, "kept")}
@@ -106,6 +112,11 @@ function Versus() {
           meaning="layers x (tokens of the step - those computed before)"
         />{" "}
         <LayerTokens of={first} layers={layers} />
+        {alike !== null && (
+          <span class="versus-time">
+            <Told name="with_cache_us" value={alike.step_us} about={NUMBERS.step_us} /> in step {numbered(alike.step)}
+          </span>
+        )}
       </dd>
     </dl>
   );
@@ -223,7 +234,7 @@ function nameOf(role: Role): string {
   if (role === "kept") return "in the cache";
   if (role === "shared") return "pages shared with a branch";
   if (role === "recomputed") return `computed again, ${scratch() || lanes.value !== null ? "thrown away" : "now kept"}`;
-  if (role === "fresh") return scratch() ? "computed first, thrown away" : "computed in this step";
+  if (role === "fresh") return scratch() ? "new, thrown away" : "computed in this step";
   const first = row.value?.codes[0];
   if (role !== "beam" || !hideFirst.value || first === undefined) return role === "beam" ? "attention" : role;
   return `attention, without ${percent(WEIGHTS[first] ?? 0)} on the first token`;

@@ -1,7 +1,8 @@
 // What the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
-import { beamOpacity, beamWidth, dropWidth, drops, percent } from "../beams";
-import { labelOf, readingNames, shorten } from "../labels";
+import { percent } from "../../format";
+import { beamOpacity, beamWidth, dropWidth, drops } from "../beams";
+import { hoveredName, readingNames, strongestNames } from "../labels";
 import { clamp, easeOut } from "../motion";
 import { css, mix } from "../theme";
 import type { Picture } from "./picture";
@@ -93,14 +94,12 @@ export function placeNotes(p: Picture): void {
     const at = p.centre(beams.argmax);
     const inside = at > 8;
     c.font = fontOf(11, true);
-    const label = shorten(labelOf(scene.tokens[beams.argmax]), 90, measure);
-    const text = inside
-      ? percent(beams.strongest)
-      : `◂ ${percent(beams.strongest)} on ${beams.argmax} ${label}`;
-    const x = inside ? Math.max(measure(text) + 8, at - 9) : 8;
+    const names = strongestNames(scene, beams.argmax, beams.strongest, inside, measure);
+    const x = (text: string) => (inside ? Math.max(measure(text) + 8, at - 9) : 8);
     const colour = !scene.cache ? palette.dim : palette.dark ? palette.beam : palette.ink;
     const look = scene.cache ? { plate: 0.94 } : { alpha: 0.7 };
-    layout.add({ text, x, y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, ...look });
+    const note = { y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, ...look };
+    names.some((text) => layout.add({ ...note, text, x: x(text) }));
   }
   const note = { x: hub.x + 18, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
   if (note.x > width - 50) return;
@@ -115,7 +114,7 @@ export function placeHovered(p: Picture): void {
   const { c, palette, scene, frame, width, measure, layout } = p;
   if (scene.hovered === null || scene.hovered >= scene.tokens.length) return;
   c.font = fontOf(12.5, true);
-  const text = `${shorten(labelOf(scene.tokens[scene.hovered]), width - 80, measure)}  ·  ${scene.hovered}`;
+  const text = hoveredName(scene, scene.hovered, width - 80, measure);
   const half = measure(text) / 2 + 8;
   const x = clamp(p.centre(scene.hovered), half, Math.max(half, width - half));
   layout.add({ text, x, y: frame.labelTop + 16, size: 12.5, bold: true, colour: palette.ink, plate: 0.96 });

@@ -3,13 +3,14 @@
 // viewer and are as sharp as the screen is, from whatever camera; the layout keeps them apart.
 
 import { Vector3 } from "three";
-import { numbered } from "../../format";
-import { type Beams, percent } from "../beams";
+import { numbered, percent } from "../../format";
+import type { Beams } from "../beams";
 import type { Scene } from "../renderer";
 import {
   LABELS_FROM,
   fontSize,
   freshColumn,
+  hoveredName,
   labelOf,
   layerName,
   numberedTokens,
@@ -17,6 +18,7 @@ import {
   roomFor,
   shorten,
   sliceTicks,
+  strongestNames,
   tiltOf,
   wallNames,
 } from "../labels";
@@ -196,9 +198,8 @@ function reading(page: Page): void {
     const spot = sight.spot(place.set(beams.argmax, TILE.high, -TILE.long / 2));
     const visible = spot.before && spot.x > 8 && spot.x < width - 4;
     const way = visible ? spot : leaving(page, beams.argmax);
-    const label = shorten(labelOf(scene.tokens[beams.argmax]), 90, (part) => text.width(part, 11, true));
-    layout.add({
-      text: visible ? percent(beams.strongest) : `◂ ${percent(beams.strongest)} on ${beams.argmax} ${label}`,
+    const measure = (part: string) => text.width(part, 11, true);
+    const note = {
       x: visible ? Math.max(spot.x - 7, 44) : clamp(way.x + 4, 8, width - 160),
       y: visible ? spot.y - 11 : clamp(way.y + 18, 16, height - 16),
       size: 11,
@@ -206,7 +207,8 @@ function reading(page: Page): void {
       alignX: visible ? 1 : 0,
       colour: !scene.cache ? palette.dim : palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
       ...(scene.cache ? { plate: 0.85 } : { alpha: 0.7 }),
-    });
+    };
+    strongestNames(scene, beams.argmax, beams.strongest, visible, measure).some((name) => layout.add({ ...note, text: name }));
   }
   const hub = sight.spot(place.set(scene.head + 0.55, HUB.y, HUB.z));
   if (!inside(sight, hub, 20)) return;
@@ -236,7 +238,7 @@ function hovered({ scene, sight, palette, text, layout }: Page): void {
   const spot = sight.spot(onStrip(place, scene.hovered, EDGE + 0.1, sight.pose.slope));
   if (!spot.before) return;
   const measure = (part: string) => text.width(part, 12.5, true);
-  const whole = `${shorten(labelOf(scene.tokens[scene.hovered]), width - 80, measure)}  ·  ${scene.hovered}`;
+  const whole = hoveredName(scene, scene.hovered, width - 80, measure);
   const half = measure(whole) / 2 + 8;
   layout.add({
     text: whole,
