@@ -43,7 +43,7 @@ export function ending(state: RunState): { text: string; cut: boolean } | null {
 /** The end of a run as a title: a text that was cut is not finished. */
 export function title(state: RunState, written: number): string {
   const whole = state.reason === "eos" || state.reason === "stop";
-  return whole ? "The text is finished" : `Stopped at ${plural(written, "token")}`;
+  return `${whole ? "Finished after" : "Stopped at"} ${plural(written, "token")}`;
 }
 
 /** The state of the run in a few words, for the transport. */

@@ -61,23 +61,24 @@ export function Result() {
         </p>
       )}
       <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && found.value?.run !== asked} />
-      <dl class="result-facts">
-        <Fact of={sum} name="written" />
-        <Fact of={sum} name="engine_us" />
-        <Fact of={sum} name="tokens_per_s" />
-        <Fact of={sum} name="ttft_us" />
-        {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
-      </dl>
-      {live.value && (
-        <div class="card-actions">
-          <button type="button" class="bright" onClick={() => again(uncached)}>
-            {uncached ? "Run it with the cache" : "Run it without the cache"}
-          </button>
-          <button type="button" onClick={() => void session.start()}>
-            <Icon name="again" /> Run it again
-          </button>
-        </div>
-      )}
+      <div class="result-foot">
+        <dl class="result-facts">
+          <Fact of={sum} name="engine_us" />
+          <Fact of={sum} name="tokens_per_s" />
+          <Fact of={sum} name="ttft_us" />
+          {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
+        </dl>
+        {live.value && (
+          <div class="card-actions">
+            <button type="button" class="bright" onClick={() => again(uncached)}>
+              {uncached ? "Run it with the cache" : "Run it without the cache"}
+            </button>
+            <button type="button" onClick={() => void session.start()}>
+              <Icon name="again" /> Run it again
+            </button>
+          </div>
+        )}
+      </div>
     </section>
   );
 }
@@ -130,10 +131,10 @@ function Bars({ sum, times, timed, waiting }: BarsProps) {
             computing <span class="under">one token through one layer is a layer-token</span>
           </th>
           {timed && (
-            <th scope="col">
+            <th scope="col" class="result-seconds">
               time{" "}
               {times !== null && (
-                <span class="under">from {plural(times.measured, "step")} measured for this, both ways alike</span>
+                <span class="under">from {plural(times.measured, "step")} measured after the run</span>
               )}
             </th>
           )}
