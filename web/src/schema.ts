@@ -214,7 +214,7 @@ export const SUMMARY: Record<string, About> = {
   reused: { source: "derived", unit: "", label: "reused", meaning: "layer-tokens without the cache, minus those of this run: their K and V were kept" },
   prefix: { source: "counted", unit: "tokens", label: "prefix", meaning: "tokens of the prompt found in the cache at the start" },
   ttft_us: { source: "measured", unit: "us", label: "first token after", meaning: "engine time up to the first token; waiting for a viewer excluded" },
-  engine_us: { source: "measured", unit: "us", label: "this run took", meaning: "engine time of all steps, observers included; waiting between them excluded" },
+  engine_us: { source: "measured", unit: "us", label: "this run", meaning: "engine time of all steps, while the page drew them; waiting between them excluded" },
   tokens_per_s: { source: "measured", unit: "tok/s", label: "speed", meaning: "tokens after the first, divided by the time of their steps" },
 };
 

@@ -206,8 +206,8 @@ class Summary:
             "Q",
             _M,
             "us",
-            "this run took",
-            "engine time of all steps, observers included; waiting between them excluded",
+            "this run",
+            "engine time of all steps, while the page drew them; waiting between them excluded",
         ),
     ]
     tokens_per_s: Annotated[

@@ -62,7 +62,7 @@ export function Compute() {
             </td>
           </tr>
           <tr>
-            <th scope="row">FLOPs done</th>
+            <th scope="row">FLOPs</th>
             <td>
               <Stat name="flops" />
             </td>
@@ -71,7 +71,7 @@ export function Compute() {
             </td>
           </tr>
           <tr>
-            <th scope="row">FLOPs needed</th>
+            <th scope="row">… by formula</th>
             <td>
               <Stat name="flops_derived" />
             </td>

@@ -81,14 +81,14 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
   const most = Math.max(...step.candidates.map((c) => Math.max(Math.exp(c.logprob), c.sampled)), 1e-9);
   return (
     <>
+      <p class="bars-key" aria-hidden="true">
+        <span class="swatch outline" /> of the model <span class="swatch fill" /> after temperature and cuts
+      </p>
       <ol class="bars">
         {shown.map((candidate) => (
           <Bar key={candidate.token} step={step.step} candidate={candidate} most={most} chosen={candidate.token === token} />
         ))}
       </ol>
-      <p class="bars-key" aria-hidden="true">
-        <span class="swatch outline" /> p, model <span class="swatch fill" /> p, sampler
-      </p>
       {step.candidates.length > LISTED && (
         <button type="button" class="bars-more" aria-expanded={all.value} onClick={() => (all.value = !all.value)}>
           {all.value ? `the first ${LISTED}` : `all ${step.candidates.length} candidates`}

@@ -134,7 +134,7 @@ function Bars({ sum, times, timed, waiting }: BarsProps) {
             <th scope="col" class="result-seconds">
               time{" "}
               {times !== null && (
-                <span class="under">from {plural(times.measured, "step")} measured after the run</span>
+                <span class="under">estimated from {plural(times.measured, "step")} made after the run</span>
               )}
             </th>
           )}
