@@ -15,7 +15,8 @@ from tokenwright.run import Run
 from tokenwright.trace.schema import Summary
 from tokenwright.trace.times import RunTimes
 
-DECODES = 3  # steps with the cache that are measured
+REPEATS = 3  # of a pass, and three times as many steps with the cache: the fastest was disturbed least
+REPEAT_US = 100_000  # spent on repeating, at most
 LONGEST_US = 2_000_000  # of the middle pass, for the shortest and the longest to be measured too
 MOST_US = 60_000_000  # of one pass, if each token took as long as a step: longer ones are not tried
 
@@ -34,17 +35,20 @@ class _Passes:
 
     def whole(self, context: int) -> int:
         """µs of one pass over the first `context` tokens."""
-        with self._lane(context, cache=False) as lane:
-            return self._step(lane)
+        times: list[int] = []
+        while not times or (len(times) < REPEATS and sum(times) < REPEAT_US):
+            with self._lane(context, cache=False) as lane:
+                times.append(self._step(lane))
+        return min(times)
 
     def decode(self, context: int) -> int:
-        """µs of a step with the cache, behind about `context` tokens: the mean of some."""
+        """µs of a step with the cache, behind about `context` tokens."""
         with self._lane(context, cache=True) as lane:
             self._step(lane)  # fills the cache
-            times: list[int] = []
-            while len(times) < DECODES and not lane.ended:
+            times = [self._step(lane)]
+            while len(times) < 3 * REPEATS and sum(times) < REPEAT_US and not lane.ended:
                 times.append(self._step(lane))
-        return sum(times) // len(times)
+        return min(times)
 
     def _step(self, lane: Run) -> int:
         self.count += 1
