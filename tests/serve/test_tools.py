@@ -107,6 +107,8 @@ def test_tokens_of_thoughts_are_counted_and_special_ones_are_seen() -> None:
         (HERMES, f'Look: <tool_call>{{"name":"clock","arguments":{ODD}}}</tool_call>', "Look:", [ODD]),
         (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "name": "clock"}\n</tool_call>', "", ['{"a": 1}']),
         (HERMES, f'{hermes("clock", "{}")}\n{hermes("clock", ODD)} ', "", ["{}", ODD]),
+        (HERMES, f"{hermes('clock', '{}')}\n\nThe clock says ten. \n", "The clock says ten. \n", ["{}"]),
+        (HERMES, f"Let me look.\n{hermes('clock', '{}')} It is <ten>.", "Let me look.\nIt is <ten>.", ["{}"]),
         (HERMES, "a <tool_cal b", "a <tool_cal b", []),
         (HERMES, "<tool_call>nothing", "<tool_call>nothing", []),
         (HERMES, hermes("unknown", "{}")[:40], hermes("unknown", "{}")[:40], []),
@@ -117,6 +119,8 @@ def test_tokens_of_thoughts_are_counted_and_special_ones_are_seen() -> None:
         (LLAMA, '{"no": "call"}', '{"no": "call"}', []),
         (MISTRAL, '[TOOL_CALLS] [{"name": "clock", "arguments": {"a": [1]}}]', "", ['{"a": [1]}']),
         (MISTRAL, BOTH, "", [OSLO, "{}"]),
+        (MISTRAL, f"{BOTH} It is late.", "It is late.", [OSLO, "{}"]),
+        (LLAMA, '{"name": "clock", "parameters": {}}\nIt is late.', "It is late.", ["{}"]),
     ],
 )  # fmt: skip
 def test_calls_are_found_wherever_the_text_is_cut(form: ToolFormat, text: str, said: str, calls: list[str]) -> None:

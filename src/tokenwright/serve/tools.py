@@ -269,6 +269,8 @@ class _Calls:
         self._state = "start" if not form.mark else "open" if opened else "text"
         self._held = self._lead = ""  # lead: what stands between a mark and its object
         self._count = 0
+        self._said = False
+        self._bare = False  # nothing but white space since the last call
         self._call = _Call(form, names, 0)
 
     @property
@@ -289,22 +291,27 @@ class _Calls:
 
     def finish(self, delta: Delta) -> None:
         if self._state == "call" and self._call.phase == "head":
-            delta.text += self._form.mark + self._lead + self._call.raw
+            self._say(self._form.mark + self._lead + self._call.raw, delta)
         elif self._state == "open":
-            delta.text += self._form.mark + self._held
+            self._say(self._form.mark + self._held, delta)
         elif self._state != "after":
-            delta.text += self._held
+            self._say(self._held, delta)
+
+    def _say(self, text: str, delta: Delta) -> None:
+        """Add to what is said. After a call it goes on in a line of its own."""
+        text = text.lstrip() if self._bare else text
+        if text:
+            delta.text += f"\n{text}" if self._bare and self._said else text
+            self._said, self._bare = True, False
 
     def _read_text(self, text: str, delta: Delta) -> str:
-        if self._count:
-            text = text.lstrip()  # what stands between two calls
         said, mark, rest = text.partition(self._form.mark) if self._form.mark else (text, "", "")
         if mark:
-            delta.text += said.rstrip()
+            self._say(said.rstrip(), delta)
             self._state = "open"
             return rest
         keep = len(said[: len(said) - held_back(said, self._form.mark)].rstrip())  # white space before a mark goes
-        delta.text += said[:keep]
+        self._say(said[:keep], delta)
         self._held = said[keep:]
         return ""
 
@@ -320,7 +327,7 @@ class _Calls:
             self._lead = text[: len(text) - len(core)]
             return core
         else:
-            delta.text += self._form.mark + text if self._state == "open" else text
+            self._say(self._form.mark + text if self._state == "open" else text, delta)
             self._state = "text"
         return ""
 
@@ -329,9 +336,9 @@ class _Calls:
         if self._call.phase in ("arguments", "tail", "done"):
             self._count = self._call.index + 1
         if self._call.phase == "done":
-            self._state = "after"
+            self._state, self._bare = "after", True
         elif self._call.phase == "bad":
-            delta.text += self._form.mark + self._lead + self._call.raw
+            self._say(self._form.mark + self._lead + self._call.raw, delta)
             self._state = "text"
         return rest
 
