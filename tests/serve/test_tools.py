@@ -38,7 +38,7 @@ def read(
     text: str, cuts: tuple[int, ...], tags: ThinkTags | None, form: ToolFormat | None, opened: bool = False
 ) -> Answer:
     """What a reader makes of a text that comes in pieces."""
-    calls = None if form is None else form.reader(TOOLS, opened)
+    calls = None if form is None else form.reader(TOOLS, opened, {})
     reader, answer = SortingReader(tags, calls, {}), Answer(0)
     for start, stop in pairwise((0, *cuts, len(text))):
         delta = Delta(0)
@@ -128,6 +128,27 @@ def test_calls_are_found_wherever_the_text_is_cut(form: ToolFormat, text: str, s
     assert answer.text == said
     assert [call.arguments for call in answer.tool_calls] == calls
     assert all(len(call.id) == form.id_length for call in answer.tool_calls)
+
+
+@pytest.mark.parametrize("spelled", ['[TOOL_CALLS][{"name": "\\q", "arguments": {"a": 1}}]', BOTH, "</think>"])
+def test_a_mark_that_is_a_special_token_is_none_where_it_is_spelled_out(spelled: str) -> None:
+    """The grammar leaves the spelled form free, so what follows it may be no call at all."""
+    marks = {1: "[TOOL_CALLS]", 2: "<think>", 3: "</think>"}
+    calls = '[{"name": "clock", "arguments": {}}]'
+    pieces = [("", 2), (f"a {spelled}", 7), ("", 3), (f"b {spelled}", 7), ("", 3), ("", 1), (calls, 7), (" c", 7)]
+    reader, answer = SortingReader(ThinkTags(), MISTRAL.reader(TOOLS, False, marks), marks), Answer(0)
+    for text, token in pieces:
+        delta = Delta(0)
+        reader.push(text, token, delta)
+        answer.add(delta)
+    assert (answer.reasoning, answer.text) == (f"a {spelled}", f"b {spelled}</think>\nc")
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("clock", "{}")]
+
+
+def test_a_name_that_is_no_json_is_no_call() -> None:
+    text = '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>'
+    answer = everywhere(text, None, HERMES)
+    assert (answer.text, answer.tool_calls) == (text, [])
 
 
 def test_a_call_may_follow_the_thoughts_and_the_mark_may_stand_in_the_prompt() -> None:

@@ -243,7 +243,8 @@ class Preparer:
         if tags is None and tools is None:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)
-        return lambda: SortingReader(tags, None if tools is None else tools.reader(_callable(wanted), opened), marks)
+        called = _callable(wanted)
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(called, opened, marks), marks)
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:

@@ -13,16 +13,15 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenwright.decode.grammar import json_rule
 from tokenwright.engine import Grammar
 from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
 from tokenwright.serve.identities import new_hex
-from tokenwright.serve.reading import CallReader, held_back
+from tokenwright.serve.reading import CallReader, held_back, stand_ins
 
-_PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
 _SYMBOLS = re.compile(r'"[^"]*"|.')  # of JSON whose strings have no escapes
 _TEXT = "\nTEXT: /(.|\\n)*/"
 
@@ -31,7 +30,8 @@ _TEXT = "\nTEXT: /(.|\\n)*/"
 class ToolFormat:
     """One form of calls: `mark` {"name": ..., `key`: {...}} `end`; `listed` ones stand in a list after one mark.
 
-    mark "": a call is the whole answer. before, after: what stands between mark and object, and object and end.
+    mark "": a call is the whole answer, and `tag` may stand before it. before, after: what stands between mark and
+    object, and object and end.
     """
 
     mark: str
@@ -41,15 +41,18 @@ class ToolFormat:
     after: str = ""
     listed: bool = False
     id_length: int = 29
+    tag: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The strings that steer the reading, which may be special tokens."""
-        return tuple(filter(None, (self.mark, self.end, _PYTHON if not self.mark else "")))
+        return tuple(filter(None, (self.mark, self.end, self.tag)))
 
-    def reader(self, tools: Sequence[Tool], opened: bool = False) -> CallReader:
-        """Reads the calls of one text. opened: the prompt ends with the mark."""
-        return _Calls(self, frozenset(tool.name for tool in tools), opened)
+    def reader(self, tools: Sequence[Tool], opened: bool, marks: Mapping[int, str]) -> CallReader:
+        """Reads the calls of one text. opened: the prompt ends with the mark. marks: those that are special tokens."""
+        stands = stand_ins(marks)
+        mark, end, tag = (stands.get(one, one) for one in (self.mark, self.end, self.tag))
+        return _Calls(replace(self, mark=mark, end=end, tag=tag), frozenset(tool.name for tool in tools), opened)
 
     def grammar(
         self,
@@ -101,7 +104,7 @@ class ToolFormat:
     def _among_text(self, parallel: bool, special: Mapping[str, int]) -> str:
         """An answer that is any text, calls among it."""
         if not self.mark:
-            tagged = f" | {_written(_PYTHON, special)} call" if _PYTHON in special else ""
+            tagged = f" | {_written(self.tag, special)} call" if self.tag in special else ""
             return f"OTHER | call{tagged}\nOTHER: /([^{{](.|\\n)*)?/"
         lazy = "" if self.mark in special else "[lazy]"  # a text's mark ends the text at its first appearance
         opening = f"\nopening{lazy}: TEXT {_written(self.mark, special)}{_TEXT}"
@@ -127,7 +130,7 @@ def _listed(parallel: bool) -> str:
 
 
 HERMES = ToolFormat("<tool_call>", "</tool_call>", before="\n", after="\n")
-LLAMA = ToolFormat("", key="parameters")
+LLAMA = ToolFormat("", key="parameters", tag="<|python_tag|>")
 MISTRAL = ToolFormat("[TOOL_CALLS]", listed=True, id_length=9)
 
 
@@ -215,7 +218,10 @@ class _Call:
         return rest
 
     def _begin(self, match: re.Match[str], delta: Delta) -> str:
-        name = json.loads(match[1])
+        try:
+            name = json.loads(match[1])
+        except ValueError:
+            name = ""
         if name not in self._names:
             self.phase = "bad"
             return ""
@@ -317,10 +323,10 @@ class _Calls:
 
     def _open(self, text: str, delta: Delta) -> str:
         """After a mark, or at the start of a text that may be a call as a whole."""
-        core = text.lstrip().removeprefix(_PYTHON)
+        core = text.lstrip().removeprefix(self._form.tag)
         core = core.removeprefix("[") if self._form.listed and self._state == "open" else core
         core = core.lstrip()
-        if _PYTHON.startswith(core):
+        if self._form.tag.startswith(core):
             self._held = text
         elif core[0] == "{":
             self._state, self._call = "call", _Call(self._form, self._names, self._count)
