@@ -17,6 +17,8 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, how are you?"
 GREEDY = {"temperature": 0.0}
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
 DECLARED = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}]
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"hot": True, "where": "in"}}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 
 
 @pytest.fixture
@@ -117,16 +119,14 @@ def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
 
 
 def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthropic.Anthropic, ask: Any) -> None:
-    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"hot": True, "where": "in"}}
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "One", "cache_control": {"type": "ephemeral"}}]},
         {
             "role": "assistant",
             "content": [
-                thought,
+                THOUGHT,
                 {"type": "text", "text": "Two"},
-                call,
+                CALL,
             ],
         },
         {
@@ -137,7 +137,7 @@ def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthr
                 {"type": "text", "text": "Four"},
             ],
         },
-        {"role": "assistant", "content": [call | {"id": "toolu_2"}]},
+        {"role": "assistant", "content": [CALL | {"id": "toolu_2"}]},
         {
             "role": "user",
             "content": [{"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": "no"}],
@@ -280,6 +280,8 @@ def test_no_tokens_fill_the_cache(ask: Any) -> None:
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "messages.0.content.0.tool_use_id",
         ),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}]}, "messages.1: "),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [THOUGHT]}], "system": "Hi"}, "messages.1: "),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice"),
     ],

@@ -139,10 +139,16 @@ def overrides_of(body: Messages) -> dict[str, Any]:
 
 
 def prompt_of(body: Prompted) -> dict[str, Any]:
-    """The fields of a Wanted that make its prompt."""
-    choice, last = body.tool_choice, body.messages[-1]
+    """The fields of a Wanted that make its prompt. Raises RequestError for messages that cannot be one."""
+    choice, last, messages = body.tool_choice, body.messages[-1], conversation(body)
+    if isinstance(last, AssistantMessage) and (extra := messages[-1].keys() - {"role", "content"}):
+        what = "tool_use" if "tool_calls" in extra else "thinking"
+        raise RequestError(
+            f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
+            f"{what} block; send the user's next message behind it"
+        )
     return {
-        "messages": conversation(body),
+        "messages": messages,
         "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
         "tool_choice": choice_of(choice),
         "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),

@@ -69,7 +69,7 @@ class Wanted:
     context: the most tokens of prompt and answer together, where that is less than the model's context.
     thinking: the template's variable enable_thinking; None leaves it to the template. reasoning: split the text
         between the model's own think tags off as reasoning.
-    continue_last: the last message is the assistant's, and the answer goes on from it.
+    continue_last: the last message is the assistant's and text alone, and the answer goes on from it.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.

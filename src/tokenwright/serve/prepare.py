@@ -140,9 +140,10 @@ class Preparer:
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
         messages = self._known(wanted.messages)
         if wanted.continue_last:
-            return self._continued(messages, tools, variables)
-        rendered = self._llm.template.render(messages, tools=tools, variables=variables)
-        ids, text = rendered.ids, rendered.text
+            ids, text = self._continued(messages, tools, variables)
+        else:
+            rendered = self._llm.template.render(messages, tools=tools, variables=variables)
+            ids, text = rendered.ids, rendered.text
         if self._forces_mark(wanted):  # the model cannot be made to write a special token, so the prompt ends with it
             assert self._format is not None, "a mark belongs to a form"
             ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
