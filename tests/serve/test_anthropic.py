@@ -307,6 +307,24 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic, ask: Any) -> No
     assert missing.value.body["error"]["type"] == "not_found_error"
 
 
+def test_the_client_finds_the_id_of_every_reply(client: anthropic.Anthropic, talker: Talker) -> None:
+    asked: dict[str, Any] = {"model": "claude", "messages": HELLO}
+    for ask in (
+        lambda: client.messages.create(max_tokens=4, **asked),
+        lambda: client.messages.count_tokens(**asked),
+        lambda: client.models.retrieve("claude"),
+        lambda: client.get("/v1/files", cast_to=object),
+    ):
+        with pytest.raises(anthropic.NotFoundError) as told:
+            ask()
+        assert told.value.body["error"]["type"] == "not_found_error"
+        assert told.value.request_id == told.value.body["request_id"] == told.value.response.headers["x-request-id"]
+    assert client.messages.count_tokens(**asked | {"model": "tiny"})._request_id
+    assert client.models.list()._request_id
+    header = {"anthropic-version": "2023-06-01"}
+    assert "type" not in httpx.post(f"{talker.url}/v1/chat/completions", json={}, headers=header).json()
+
+
 def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: anthropic.Anthropic) -> None:
     with held(talker.llm), pytest.raises(anthropic.APITimeoutError):
         client.with_options(timeout=0.3).messages.create(model="tiny", messages=HELLO, max_tokens=1900)

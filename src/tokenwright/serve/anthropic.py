@@ -61,7 +61,15 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-API = Api(("/v1/messages",), error_body, queued=frozenset(("/v1/messages",)), errors=AnthropicError)
+HEADER = "anthropic-version"  # which its clients send with every request
+API = Api(
+    ("/v1/messages",),
+    error_body,
+    queued=frozenset(("/v1/messages",)),
+    errors=AnthropicError,
+    header=HEADER,
+    shared=("/v1/",),
+)
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -85,17 +93,16 @@ def add(app: FastAPI, service: Service) -> None:
             model=body.model,
         )
         shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
-        headers = {"request-id": about(request).request_id}
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
             identity = new_identity()
             return await whole(
-                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation, headers
+                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation
             )
         generation = await started(request, service, wanted)
         events = Events(new_identity(), body.model, shown)
-        return Streamed(_stream(request, generation, events), generation.cancel, headers=headers)
+        return Streamed(_stream(request, generation, events), generation.cancel)
 
     counted = answers(CountedTokens)
 
