@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +11,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from tests.models.fixtures import make_checkpoint
 from tests.serve.live import Live, keep_pace, live, make_chat_model, settled
+from tests.text.kinds import byte_fallback
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -148,6 +153,45 @@ def test_echo_and_the_log_probabilities_of_a_prompt(server: Live, client: OpenAI
         0
     ].logprobs.token_logprobs
     assert [p for c in chunks if c.logprobs for p in c.logprobs.text_offset] == more.choices[0].logprobs.text_offset
+
+
+def spaced_model(folder: Path) -> Path:
+    """A model whose tokens carry their spaces, as SentencePiece's do; rarer characters are written in bytes."""
+    made, _ = make_checkpoint(folder, "qwen2")
+    size = json.loads((made / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    names = ["?", *(f"<unused{at}>" for at in range(1, size))]
+    names[10:14] = ["▁It", "▁is", "<0xC3>", "<0xA9>"]
+    library = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="?"))
+    library.decoder = byte_fallback()
+    library.save(str(made / "tokenizer.json"))
+    return made
+
+
+def test_offsets_are_places_in_the_text(tmp_path: Path) -> None:
+    """The first token alone loses its space, and a character that several tokens write is counted once."""
+    ids = [10, 11, 12, 13, 11]
+    wanted: Any = {"prompt": ids, "logit_bias": {"11": 100}, "max_tokens": 2, "temperature": 0, "logprobs": 0}
+    with live(spaced_model(tmp_path)) as spaced, OpenAI(base_url=f"{spaced.url}/v1", api_key="none") as client:
+
+        def complete(**more: Any) -> tuple[str, list[int]]:
+            choice = client.completions.create(model="tiny", **wanted, **more).choices[0]
+            stream = client.completions.create(model="tiny", stream=True, **wanted, **more)
+            streamed = [chunk.choices[0] for chunk in stream]
+            offsets = [at for chunk in streamed if chunk.logprobs for at in chunk.logprobs.text_offset]
+            assert ("".join(chunk.text for chunk in streamed), offsets) == (choice.text, choice.logprobs.text_offset)
+            return choice.text, offsets
+
+        assert complete() == (" is is", [0, 3])
+        assert complete(echo=True) == ("It isé is is is", [0, 2, 5, 5, 6, 9, 12])
+        cut = {"truncate_prompt_tokens": 2}
+        assert complete(echo=True, extra_body=cut) == ("\ufffd is is is", [0, 1, 4, 7])
+
+
+def test_the_echo_of_a_prompt_that_was_cut_is_what_the_model_has_read(server: Live, client: OpenAI) -> None:
+    ids = server.llm.tokenizer.encode("the sand on")[-2:]
+    wanted: Any = {"prompt": "the sand on", "max_tokens": 0, "echo": True, "logprobs": 0}
+    choice = client.completions.create(model="tiny", **wanted, extra_body={"truncate_prompt_tokens": 2}).choices[0]
+    assert choice.text == server.llm.tokenizer.decode(ids) == "".join(choice.logprobs.tokens)
 
 
 @pytest.mark.parametrize("logprobs", [0, 1, 2])
