@@ -96,7 +96,7 @@ def _call(at: int, n: int, call: Any) -> Json:
 def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
     """The internal request of a chat. Raises Missing, Refusal, RequestError."""
     overrides = sampling_of(body)
-    overrides["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    overrides["max_tokens"] = most_tokens_of(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
@@ -137,6 +137,15 @@ def choice_of(choice: str | NamedTool | AllowedChoice | None) -> str:
 def allowed_by(choice: object) -> list[str] | None:
     """The tools that a choice allows; None: all."""
     return [tool.function.name for tool in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else None
+
+
+def most_tokens_of(body: ChatBody) -> int | None:
+    """The most tokens of the answer; None: as many as fit. Raises Refusal for two fields that differ."""
+    older, newer = body.max_tokens, body.max_completion_tokens
+    if None not in (older, newer) and older != newer:
+        why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
+        raise Refusal(Problem(400, "invalid", why, "max_tokens"))
+    return older if newer is None else newer
 
 
 def thinking_of(body: ChatBody) -> bool | None:
