@@ -158,6 +158,13 @@ def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthr
     assert message.content[0].text == talker.greedy(told)
     counted = client.messages.count_tokens(model="tiny", messages=messages, system=system, tools=[TOOL])
     assert counted.input_tokens == talker.tokens(told, tools=DECLARED)
+    own = [{name: value for name, value in one.items() if name != "name"} for one in told]
+    for message in own:
+        for each in message.get("tool_calls", ()):
+            each["function"] = each["function"] | {"arguments": json.dumps(each["function"]["arguments"])}
+    body = {"model": "tiny", "messages": own, "tools": DECLARED}
+    openai = httpx.post(f"{talker.url}/tokenize", json=body).json()
+    assert openai["count"] == counted.input_tokens, "a result has the name of its call, in OpenAI's API as well"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])

@@ -59,7 +59,7 @@ class Wanted:
     prompt: text, or token ids. messages: a conversation, each message with "role" (system, developer, user, assistant
         or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
         {"id", "type": "function", "function": {"name", "arguments": an object}}, and "reasoning_content"; a tool's has
-        "tool_call_id", and perhaps "name".
+        the "tool_call_id" and the "name" of a call before it.
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
     tools: functions that the model may call. tool_choice: "auto", "none", "required", or the name of the one to call.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -22,6 +22,7 @@ from tokenwright.serve.openai_schema import (
     Sampling,
     SchemaFormat,
     TextPart,
+    ToolMessage,
 )
 from tokenwright.serve.service import Service
 
@@ -59,11 +60,15 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
 
 
 def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
-    """The messages as templates read them. Raises Refusal for arguments that are no JSON object."""
-    return [_message(at, message) for at, message in enumerate(messages)]
+    """The messages as templates read them.
+
+    Raises Refusal for arguments that are no JSON object, and for a result without its call.
+    """
+    names: dict[str, str] = {}  # of the functions, by the id of their call
+    return [_message(at, message, names) for at, message in enumerate(messages)]
 
 
-def _message(at: int, message: AnyMessage) -> Json:
+def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
     content = message.content
     if isinstance(content, list):
         content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
@@ -75,11 +80,23 @@ def _message(at: int, message: AnyMessage) -> Json:
             found["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.tool_calls)]
-    elif message.role == "tool":
-        found["tool_call_id"] = message.tool_call_id
-        if message.name is not None:
-            found["name"] = message.name
+            names.update({call.id: call.function.name for call in message.tool_calls})
+    elif isinstance(message, ToolMessage):
+        found |= {"tool_call_id": message.tool_call_id, "name": _name_of(at, message, names)}
     return found
+
+
+def _name_of(at: int, result: ToolMessage, names: Mapping[str, str]) -> str:
+    """The function whose result this is."""
+    name, given = names.get(result.tool_call_id), result.name
+    if name is None:
+        place = f"messages.{at}.tool_call_id"
+        why = f"{place}: no message before it has a call with the id {result.tool_call_id!r}"
+        raise Refusal(Problem(400, "invalid", why, place))
+    if given not in (None, name):
+        place = f"messages.{at}.name"
+        raise Refusal(Problem(400, "invalid", f"{place}: its call is of {name!r}, not of {given!r}", place))
+    return name
 
 
 def _call(at: int, n: int, call: Any) -> Json:

@@ -152,13 +152,12 @@ class Preparer:
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages as the template knows them: a developer is the system, where it has no role of that name.
 
-        Templates leave out what they do not know. Raises RequestError for calls and results of tools that it would.
+        Templates leave out what they do not know. Raises RequestError for calls of tools that it would, and so for
+        their results, which follow them.
         """
         for at, message in enumerate(messages):
-            unknown = message["role"] == "tool" and "tool" not in self._source
-            if unknown or (message.get("tool_calls") and "tool_calls" not in self._source):
-                what = "results" if unknown else "calls"
-                raise RequestError(f"messages.{at}: this model's chat template has no form for {what} of tools")
+            if message.get("tool_calls") and "tool_calls" not in self._source:
+                raise RequestError(f"messages.{at}: this model's chat template has no form for calls of tools")
         if "developer" in self._source:
             return messages
         return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
