@@ -198,7 +198,6 @@ def accepts(grammars: Grammars, grammar: Grammar, text: str) -> bool:
             [hermes("weather", '{"city": "Paris"}'), "<tool_call>no"],
         ),
         (HERMES, "required", [hermes("weather", OSLO)], ["", "Hello.", hermes("other", "{}")]),
-        (HERMES, "clock", [hermes("clock", "{}")], [hermes("weather", OSLO)]),
         (
             LLAMA, "auto",
             ["", "Hello {", f'{{"name": "weather", "parameters": {OSLO}}}'],

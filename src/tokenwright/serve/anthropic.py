@@ -157,23 +157,24 @@ def prompt_of(body: Prompted) -> dict[str, Any]:
     return {
         "messages": messages,
         "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
-        "tool_choice": choice_of(choice),
+        **choice_of(choice),
         "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),
         "continue_last": isinstance(last, AssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
 
 
-def choice_of(choice: object) -> str:
+def choice_of(choice: object) -> dict[str, Any]:
+    """The fields of a Wanted that say whether a tool must be called, and which may be."""
     match choice:
         case ToolChoice():
-            return choice.name
+            return {"tool_choice": "required", "allowed_tools": [choice.name]}
         case AnyChoice():
-            return "required"
+            return {"tool_choice": "required"}
         case NoChoice():
-            return "none"
+            return {"tool_choice": "none"}
         case _:
-            return "auto"
+            return {"tool_choice": "auto"}
 
 
 def conversation(body: Prompted) -> list[dict[str, Any]]:

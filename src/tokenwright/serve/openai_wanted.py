@@ -10,7 +10,7 @@ from fastapi import Request
 
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import Refusal, about
-from tokenwright.serve.contract import Problem, Tool, Wanted, no_model
+from tokenwright.serve.contract import Problem, Tool, ToolMode, Wanted, no_model
 from tokenwright.serve.openai_schema import (
     AllowedChoice,
     AnyMessage,
@@ -123,8 +123,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
         messages=messages_of(body.messages),
         overrides=overrides,
         tools=tools_of(body.tools or ()),
-        tool_choice=choice_of(body.tool_choice),
-        allowed_tools=allowed_by(body.tool_choice),
+        **choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=body.response_format is not None and body.response_format.type == "json_object",
         thinking=thinking_of(body),
@@ -140,20 +139,15 @@ def tools_of(tools: Sequence[FunctionTool]) -> list[Tool]:
     ]
 
 
-def choice_of(choice: str | NamedTool | AllowedChoice | None) -> str:
-    """The tool that must be called, or how free the model is."""
+def choice_of(choice: ToolMode | NamedTool | AllowedChoice | None) -> Json:
+    """The fields of a Wanted that say whether a tool must be called, and which may be."""
     match choice:
         case NamedTool():
-            return choice.function.name
-        case AllowedChoice():
-            return choice.allowed_tools.mode
+            return {"tool_choice": "required", "allowed_tools": [choice.function.name]}
+        case AllowedChoice(allowed_tools=some):
+            return {"tool_choice": some.mode, "allowed_tools": [tool.function.name for tool in some.tools]}
         case _:
-            return choice or "auto"
-
-
-def allowed_by(choice: object) -> list[str] | None:
-    """The tools that a choice allows; None: all."""
-    return [tool.function.name for tool in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else None
+            return {"tool_choice": choice or "auto"}
 
 
 def most_tokens_of(body: ChatBody) -> int | None:

@@ -50,10 +50,8 @@ def check(wanted: Wanted) -> None:
     names = [tool.name for tool in wanted.tools]
     if len(set(names)) < len(names):
         raise RequestError("tools has two functions of the same name")
-    if wanted.tool_choice not in ("auto", "none", "required") and wanted.tool_choice not in names:
-        raise RequestError(f"tool_choice names {wanted.tool_choice!r}, which is not among the tools")
     if missing := [name for name in wanted.allowed_tools or () if name not in names]:
-        raise RequestError(f"tool_choice allows {missing[0]!r}, which is not among the tools")
+        raise RequestError(f"tool_choice names {missing[0]!r}, which is not among the tools")
     if wanted.continue_last and (not wanted.messages or wanted.messages[-1].get("role") != "assistant"):
         raise RequestError("messages: to continue the last message, it must be the assistant's")
     if wanted.tool_choice == "required" and not names:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenwright.decode.grammar import json_rule
 from tokenwright.engine import Grammar
-from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
+from tokenwright.serve.contract import Delta, Tool, ToolCallDelta, ToolMode
 from tokenwright.serve.identities import new_hex
 from tokenwright.serve.reading import CallReader, held_back, stand_ins
 
@@ -57,21 +57,19 @@ class ToolFormat:
     def grammar(
         self,
         tools: Sequence[Tool],
-        choice: str,
+        choice: ToolMode,
         parallel: bool,
         special: Mapping[str, int] | None = None,
         answer: str | None = None,
     ) -> Grammar:
-        """The grammar of an answer that may (choice "auto") or must call tools.
+        """The grammar of an answer that may (choice "auto") or must (choice "required") call tools.
 
         special: the ids of those marks that are special tokens. answer: a rule that text must follow where it is not
         calls; None: it is free. Raises RequestError for a schema that cannot be written as JSON.
         """
         special = special or {}
         rules = "".join(
-            self._rule(n, tool, beside_json=answer is not None and not self.mark)
-            for n, tool in enumerate(tools)
-            if choice in ("auto", "required", tool.name)
+            self._rule(n, tool, beside_json=answer is not None and not self.mark) for n, tool in enumerate(tools)
         )
         if choice != "auto":
             start = self._calls(parallel, special, given=self.mark in special)
