@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
 
-from tests.serve.talking import SCHEMA, Talker, valid
+from tests.serve.talking import HANGS_S, SCHEMA, Talker, valid
 from tokenwright.serve.contract import Tool, Wanted
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -63,9 +64,34 @@ def test_the_grammar_has_the_allowed_tools_alone(talker: Talker, mode: str) -> N
     assert all(name in prepared.text for name in NAMES)
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_a_function_may_have_the_name_of_a_mode(talker: Talker, name: str) -> None:
+    functions = [{"name": one, "parameters": SCHEMA} for one in ("mail", name)]
+    tools = [{"type": "function", "function": one} for one in functions]
+    body: dict[str, Any] = {"model": "tiny", "messages": HELLO}
+    named = {"type": "function", "function": {"name": name}}
+    chat = body | {"tools": tools, "tool_choice": named, "parallel_tool_calls": False, "max_tokens": 400}
+    [call] = post(talker, "chat/completions", chat)["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == name
+    tools = [{"type": "function", **one} for one in functions]
+    more = {"tool_choice": {"type": "function", "name": name}, "parallel_tool_calls": False, "max_output_tokens": 400}
+    [item] = post(talker, "responses", {"model": "tiny", "input": HELLO, "tools": tools, **more})["output"]
+    assert item["name"] == name
+    tools = [{"name": one["name"], "input_schema": SCHEMA} for one in functions]
+    choice = {"type": "tool", "name": name, "disable_parallel_tool_use": True}
+    [block] = post(talker, "messages", body | {"tools": tools, "tool_choice": choice, "max_tokens": 400})["content"]
+    assert block["name"] == name
+
+
+def post(talker: Talker, path: str, body: dict[str, Any]) -> Any:
+    answer = httpx.post(f"{talker.url}/v1/{path}", json=body, timeout=HANGS_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_only_tools_that_are_there_can_be_allowed(client: OpenAI, mode: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_choice allows 'post', which is not among the tools") as told:
+    with pytest.raises(openai.BadRequestError, match="tool_choice names 'post', which is not among the tools") as told:
         chat(client, "post", mode=mode)
     assert told.value.param == "tool_choice"
 

@@ -17,6 +17,8 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, how are you?"
 GREEDY = {"temperature": 0.0}
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
 DECLARED = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}]
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"hot": True, "where": "in"}}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 
 
 @pytest.fixture
@@ -117,16 +119,14 @@ def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
 
 
 def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthropic.Anthropic, ask: Any) -> None:
-    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"hot": True, "where": "in"}}
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "One", "cache_control": {"type": "ephemeral"}}]},
         {
             "role": "assistant",
             "content": [
-                thought,
+                THOUGHT,
                 {"type": "text", "text": "Two"},
-                call,
+                CALL,
             ],
         },
         {
@@ -137,7 +137,7 @@ def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthr
                 {"type": "text", "text": "Four"},
             ],
         },
-        {"role": "assistant", "content": [call | {"id": "toolu_2"}]},
+        {"role": "assistant", "content": [CALL | {"id": "toolu_2"}]},
         {
             "role": "user",
             "content": [{"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": "no"}],
@@ -158,6 +158,13 @@ def test_a_conversation_reaches_the_template_whole(talker: Talker, client: anthr
     assert message.content[0].text == talker.greedy(told)
     counted = client.messages.count_tokens(model="tiny", messages=messages, system=system, tools=[TOOL])
     assert counted.input_tokens == talker.tokens(told, tools=DECLARED)
+    own = [{name: value for name, value in one.items() if name != "name"} for one in told]
+    for message in own:
+        for each in message.get("tool_calls", ()):
+            each["function"] = each["function"] | {"arguments": json.dumps(each["function"]["arguments"])}
+    body = {"model": "tiny", "messages": own, "tools": DECLARED}
+    openai = httpx.post(f"{talker.url}/tokenize", json=body).json()
+    assert openai["count"] == counted.input_tokens, "a result has the name of its call, in OpenAI's API as well"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
@@ -280,6 +287,8 @@ def test_no_tokens_fill_the_cache(ask: Any) -> None:
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "messages.0.content.0.tool_use_id",
         ),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}]}, "messages.1: "),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [THOUGHT]}], "system": "Hi"}, "messages.1: "),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice"),
     ],
@@ -303,6 +312,24 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic, ask: Any) -> No
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.get("/v1/messages/batches", cast_to=object)
     assert missing.value.body["error"]["type"] == "not_found_error"
+
+
+def test_the_client_finds_the_id_of_every_reply(client: anthropic.Anthropic, talker: Talker) -> None:
+    asked: dict[str, Any] = {"model": "claude", "messages": HELLO}
+    for ask in (
+        lambda: client.messages.create(max_tokens=4, **asked),
+        lambda: client.messages.count_tokens(**asked),
+        lambda: client.models.retrieve("claude"),
+        lambda: client.get("/v1/files", cast_to=object),
+    ):
+        with pytest.raises(anthropic.NotFoundError) as told:
+            ask()
+        assert told.value.body["error"]["type"] == "not_found_error"
+        assert told.value.request_id == told.value.body["request_id"] == told.value.response.headers["x-request-id"]
+    assert client.messages.count_tokens(**asked | {"model": "tiny"})._request_id
+    assert client.models.list()._request_id
+    header = {"anthropic-version": "2023-06-01"}
+    assert "type" not in httpx.post(f"{talker.url}/v1/chat/completions", json={}, headers=header).json()
 
 
 def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: anthropic.Anthropic) -> None:

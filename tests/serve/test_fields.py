@@ -68,6 +68,8 @@ BODIES: list[tuple[type[Body], Any]] = [
     (ollama_schema.Tool, ollama_types.Tool),
     (ollama_schema.Function, ollama_types.Tool.Function),
     (ollama_schema.Show, ollama_types.ShowRequest),
+    (ollama_schema.Embed, ollama_types.EmbedRequest),
+    (ollama_schema.Embeddings, ollama_types.EmbeddingsRequest),
     (responses_schema.Create, response_create_params.ResponseCreateParamsBase),
     (responses_schema.Create, response_create_params.ResponseCreateParamsStreaming),
     (responses_schema.Message, openai_types.EasyInputMessageParam),

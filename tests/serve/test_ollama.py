@@ -288,7 +288,8 @@ def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
         ({"options": {"seed": -2}}, "options.seed"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
         ({"keep_alive": 0}, "keep_alive"),
-        ({"keep_alive": "0s"}, "keep_alive"),
+        *(({"keep_alive": zero}, "keep_alive 0 is not supported") for zero in (0, 0.0, "0", "0s", "0ms", "-0h0.0m")),
+        *(({"keep_alive": none}, "keep_alive must be") for none in ("banana", "5", "5 m", "1h30", "m", "", "٥m")),
         ({"format": "yaml"}, "format"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages.0.images is not supported"),
@@ -312,10 +313,26 @@ def test_what_generate_refuses(talker: Talker) -> None:
         ({"template": "x"}, "template is not supported"),
         ({"width": 64}, "width is not supported"),
         ({"raw": True, "system": "x"}, "system"),
+        ({"raw": True, "think": True}, "think"),
     ):
         answer = httpx.post(f"{talker.url}/api/generate", json={"model": "tiny", "prompt": "x"} | body)
         assert answer.status_code == 400
         assert named in answer.json()["error"]
+
+
+@pytest.mark.parametrize("alive", [-1, 0.5, 3600, "5m", "-1m", "+1h2m3.5s", ".5h", "100ms", "1µs"])
+def test_a_model_stays_for_as_long_as_it_is_asked_to(talker: Talker, alive: str | float) -> None:
+    body = {"model": "tiny", "keep_alive": alive}
+    assert httpx.post(f"{talker.url}/api/generate", json=body).json()["done_reason"] == "load"
+
+
+def test_a_name_is_served_with_and_without_the_tag(talker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talker.service, "names", ("llama:latest", "tiny"))
+    for name in ("llama", "llama:latest", "tiny", "tiny:latest"):
+        for path, more in (("chat", {"messages": HELLO, "options": GREEDY}), ("embed", {"input": "a"}), ("show", {})):
+            answer = httpx.post(f"{talker.url}/api/{path}", json={"model": name, **more})
+            assert answer.status_code == 200, answer.text
+    assert httpx.post(f"{talker.url}/api/show", json={"model": "tiny:8b"}).status_code == 404
 
 
 def test_errors_are_the_clients_own(talker: Talker, client: ollama.Client) -> None:

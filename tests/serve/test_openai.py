@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +11,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from tests.models.fixtures import make_checkpoint
 from tests.serve.live import Live, keep_pace, live, make_chat_model, settled
+from tests.text.kinds import byte_fallback
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -150,6 +155,45 @@ def test_echo_and_the_log_probabilities_of_a_prompt(server: Live, client: OpenAI
     assert [p for c in chunks if c.logprobs for p in c.logprobs.text_offset] == more.choices[0].logprobs.text_offset
 
 
+def spaced_model(folder: Path) -> Path:
+    """A model whose tokens carry their spaces, as SentencePiece's do; rarer characters are written in bytes."""
+    made, _ = make_checkpoint(folder, "qwen2")
+    size = json.loads((made / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    names = ["?", *(f"<unused{at}>" for at in range(1, size))]
+    names[10:14] = ["▁It", "▁is", "<0xC3>", "<0xA9>"]
+    library = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="?"))
+    library.decoder = byte_fallback()
+    library.save(str(made / "tokenizer.json"))
+    return made
+
+
+def test_offsets_are_places_in_the_text(tmp_path: Path) -> None:
+    """The first token alone loses its space, and a character that several tokens write is counted once."""
+    ids = [10, 11, 12, 13, 11]
+    wanted: Any = {"prompt": ids, "logit_bias": {"11": 100}, "max_tokens": 2, "temperature": 0, "logprobs": 0}
+    with live(spaced_model(tmp_path)) as spaced, OpenAI(base_url=f"{spaced.url}/v1", api_key="none") as client:
+
+        def complete(**more: Any) -> tuple[str, list[int]]:
+            choice = client.completions.create(model="tiny", **wanted, **more).choices[0]
+            stream = client.completions.create(model="tiny", stream=True, **wanted, **more)
+            streamed = [chunk.choices[0] for chunk in stream]
+            offsets = [at for chunk in streamed if chunk.logprobs for at in chunk.logprobs.text_offset]
+            assert ("".join(chunk.text for chunk in streamed), offsets) == (choice.text, choice.logprobs.text_offset)
+            return choice.text, offsets
+
+        assert complete() == (" is is", [0, 3])
+        assert complete(echo=True) == ("It isé is is is", [0, 2, 5, 5, 6, 9, 12])
+        cut = {"truncate_prompt_tokens": 2}
+        assert complete(echo=True, extra_body=cut) == ("\ufffd is is is", [0, 1, 4, 7])
+
+
+def test_the_echo_of_a_prompt_that_was_cut_is_what_the_model_has_read(server: Live, client: OpenAI) -> None:
+    ids = server.llm.tokenizer.encode("the sand on")[-2:]
+    wanted: Any = {"prompt": "the sand on", "max_tokens": 0, "echo": True, "logprobs": 0}
+    choice = client.completions.create(model="tiny", **wanted, extra_body={"truncate_prompt_tokens": 2}).choices[0]
+    assert choice.text == server.llm.tokenizer.decode(ids) == "".join(choice.logprobs.tokens)
+
+
 @pytest.mark.parametrize("logprobs", [0, 1, 2])
 def test_the_token_of_the_text_is_among_the_likeliest(client: OpenAI, logprobs: int) -> None:
     """As in OpenAI's API, which has one token more than was asked for where the text has an unlikely one."""
@@ -217,6 +261,16 @@ def test_a_result_goes_back_into_the_conversation(server: Live, client: OpenAI) 
     assert sent.ids.count(server.llm.tokenizer.control.ids["<|im_end|>"]) == 4, "that of the result is text"
     with pytest.raises(openai.BadRequestError, match="must be the text of a JSON object"):
         ask(client, messages=called("[1"))
+    *_, call, result = called("{}")
+    for messages, place in (
+        ([*HELLO, result, call], "messages.1.tool_call_id"),
+        ([*HELLO, call, result | {"tool_call_id": "call_2"}], "messages.2.tool_call_id"),
+        ([*HELLO, call, result | {"name": "clock"}], "messages.2.name"),
+    ):
+        with pytest.raises(openai.BadRequestError) as told:
+            ask(client, messages=messages)
+        assert told.value.param == place
+    assert ask(client, messages=[*HELLO, call, result | {"name": "weather"}])
 
 
 def test_raw_answers_have_the_id_that_the_client_gave(client: OpenAI) -> None:

@@ -366,6 +366,7 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
         ({"messages": [{"role": "user", "content": "a\ud800"}]}, None),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}},
             None,

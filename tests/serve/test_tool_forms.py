@@ -73,6 +73,17 @@ def test_a_call_behind_a_special_token_follows_its_schema(mistral: Talker) -> No
     assert (free["message"]["content"], free["finish_reason"]) == ("aaaa", "length")
 
 
+def test_a_demanded_call_follows_the_text_that_it_goes_on_from(mistral: Talker) -> None:
+    """Its mark is a special token that the model cannot write, so the prompt ends with it here as well."""
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I look."}]
+    tool = {"name": "weather", "input_schema": SCHEMA}
+    body = {"model": "tiny", "messages": messages, "tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 1}
+    prompt, mark = (mistral.llm.template.render(messages[:1]).ids, mistral.llm.tokenizer.control.ids["[TOOL_CALLS]"])
+    ids = [*prompt, *mistral.llm.tokenizer.encode("I look.", add_special=False), mark]
+    usage = httpx.post(f"{mistral.url}/v1/messages", json=body, timeout=HANGS_S).json()["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(ids)
+
+
 @pytest.mark.parametrize(("model", "begins"), [("talker", "<"), ("mistral", "[TOOL_CALLS]"), ("llama", "n")])
 def test_the_answer_is_a_call_or_follows_the_schema(request: pytest.FixtureRequest, model: str, begins: str) -> None:
     talker: Talker = request.getfixturevalue(model)

@@ -38,7 +38,7 @@ def read(
     text: str, cuts: tuple[int, ...], tags: ThinkTags | None, form: ToolFormat | None, opened: bool = False
 ) -> Answer:
     """What a reader makes of a text that comes in pieces."""
-    calls = None if form is None else form.reader(TOOLS, opened)
+    calls = None if form is None else form.reader(TOOLS, opened, {})
     reader, answer = SortingReader(tags, calls, {}), Answer(0)
     for start, stop in pairwise((0, *cuts, len(text))):
         delta = Delta(0)
@@ -107,6 +107,8 @@ def test_tokens_of_thoughts_are_counted_and_special_ones_are_seen() -> None:
         (HERMES, f'Look: <tool_call>{{"name":"clock","arguments":{ODD}}}</tool_call>', "Look:", [ODD]),
         (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "name": "clock"}\n</tool_call>', "", ['{"a": 1}']),
         (HERMES, f'{hermes("clock", "{}")}\n{hermes("clock", ODD)} ', "", ["{}", ODD]),
+        (HERMES, f"{hermes('clock', '{}')}\n\nThe clock says ten. \n", "The clock says ten. \n", ["{}"]),
+        (HERMES, f"Let me look.\n{hermes('clock', '{}')} It is <ten>.", "Let me look.\nIt is <ten>.", ["{}"]),
         (HERMES, "a <tool_cal b", "a <tool_cal b", []),
         (HERMES, "<tool_call>nothing", "<tool_call>nothing", []),
         (HERMES, hermes("unknown", "{}")[:40], hermes("unknown", "{}")[:40], []),
@@ -117,6 +119,8 @@ def test_tokens_of_thoughts_are_counted_and_special_ones_are_seen() -> None:
         (LLAMA, '{"no": "call"}', '{"no": "call"}', []),
         (MISTRAL, '[TOOL_CALLS] [{"name": "clock", "arguments": {"a": [1]}}]', "", ['{"a": [1]}']),
         (MISTRAL, BOTH, "", [OSLO, "{}"]),
+        (MISTRAL, f"{BOTH} It is late.", "It is late.", [OSLO, "{}"]),
+        (LLAMA, '{"name": "clock", "parameters": {}}\nIt is late.', "It is late.", ["{}"]),
     ],
 )  # fmt: skip
 def test_calls_are_found_wherever_the_text_is_cut(form: ToolFormat, text: str, said: str, calls: list[str]) -> None:
@@ -124,6 +128,27 @@ def test_calls_are_found_wherever_the_text_is_cut(form: ToolFormat, text: str, s
     assert answer.text == said
     assert [call.arguments for call in answer.tool_calls] == calls
     assert all(len(call.id) == form.id_length for call in answer.tool_calls)
+
+
+@pytest.mark.parametrize("spelled", ['[TOOL_CALLS][{"name": "\\q", "arguments": {"a": 1}}]', BOTH, "</think>"])
+def test_a_mark_that_is_a_special_token_is_none_where_it_is_spelled_out(spelled: str) -> None:
+    """The grammar leaves the spelled form free, so what follows it may be no call at all."""
+    marks = {1: "[TOOL_CALLS]", 2: "<think>", 3: "</think>"}
+    calls = '[{"name": "clock", "arguments": {}}]'
+    pieces = [("", 2), (f"a {spelled}", 7), ("", 3), (f"b {spelled}", 7), ("", 3), ("", 1), (calls, 7), (" c", 7)]
+    reader, answer = SortingReader(ThinkTags(), MISTRAL.reader(TOOLS, False, marks), marks), Answer(0)
+    for text, token in pieces:
+        delta = Delta(0)
+        reader.push(text, token, delta)
+        answer.add(delta)
+    assert (answer.reasoning, answer.text) == (f"a {spelled}", f"b {spelled}</think>\nc")
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("clock", "{}")]
+
+
+def test_a_name_that_is_no_json_is_no_call() -> None:
+    text = '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>'
+    answer = everywhere(text, None, HERMES)
+    assert (answer.text, answer.tool_calls) == (text, [])
 
 
 def test_a_call_may_follow_the_thoughts_and_the_mark_may_stand_in_the_prompt() -> None:
@@ -173,7 +198,6 @@ def accepts(grammars: Grammars, grammar: Grammar, text: str) -> bool:
             [hermes("weather", '{"city": "Paris"}'), "<tool_call>no"],
         ),
         (HERMES, "required", [hermes("weather", OSLO)], ["", "Hello.", hermes("other", "{}")]),
-        (HERMES, "clock", [hermes("clock", "{}")], [hermes("weather", OSLO)]),
         (
             LLAMA, "auto",
             ["", "Hello {", f'{{"name": "weather", "parameters": {OSLO}}}'],

@@ -61,7 +61,15 @@ def error_body(problem: Problem, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-API = Api(("/v1/messages",), error_body, queued=frozenset(("/v1/messages",)), errors=AnthropicError)
+HEADER = "anthropic-version"  # which its clients send with every request
+API = Api(
+    ("/v1/messages",),
+    error_body,
+    queued=frozenset(("/v1/messages",)),
+    errors=AnthropicError,
+    header=HEADER,
+    shared=("/v1/",),
+)
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -85,17 +93,16 @@ def add(app: FastAPI, service: Service) -> None:
             model=body.model,
         )
         shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
-        headers = {"request-id": about(request).request_id}
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
             identity = new_identity()
             return await whole(
-                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation, headers
+                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation
             )
         generation = await started(request, service, wanted)
         events = Events(new_identity(), body.model, shown)
-        return Streamed(_stream(request, generation, events), generation.cancel, headers=headers)
+        return Streamed(_stream(request, generation, events), generation.cancel)
 
     counted = answers(CountedTokens)
 
@@ -139,28 +146,35 @@ def overrides_of(body: Messages) -> dict[str, Any]:
 
 
 def prompt_of(body: Prompted) -> dict[str, Any]:
-    """The fields of a Wanted that make its prompt."""
-    choice, last = body.tool_choice, body.messages[-1]
+    """The fields of a Wanted that make its prompt. Raises RequestError for messages that cannot be one."""
+    choice, last, messages = body.tool_choice, body.messages[-1], conversation(body)
+    if isinstance(last, AssistantMessage) and (extra := messages[-1].keys() - {"role", "content"}):
+        what = "tool_use" if "tool_calls" in extra else "thinking"
+        raise RequestError(
+            f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
+            f"{what} block; send the user's next message behind it"
+        )
     return {
-        "messages": conversation(body),
+        "messages": messages,
         "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
-        "tool_choice": choice_of(choice),
+        **choice_of(choice),
         "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),
         "continue_last": isinstance(last, AssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
 
 
-def choice_of(choice: object) -> str:
+def choice_of(choice: object) -> dict[str, Any]:
+    """The fields of a Wanted that say whether a tool must be called, and which may be."""
     match choice:
         case ToolChoice():
-            return choice.name
+            return {"tool_choice": "required", "allowed_tools": [choice.name]}
         case AnyChoice():
-            return "required"
+            return {"tool_choice": "required"}
         case NoChoice():
-            return "none"
+            return {"tool_choice": "none"}
         case _:
-            return "auto"
+            return {"tool_choice": "auto"}
 
 
 def conversation(body: Prompted) -> list[dict[str, Any]]:

@@ -77,6 +77,7 @@ class Api:
     queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
     prompts: what the field of the prompt is called, by path, where it is not "messages".
     errors: what `error` makes, for the OpenAPI document; None: it is not declared.
+    header: by which its clients are known on paths that another API has as well, `shared`: their prefixes.
     """
 
     prefixes: tuple[str, ...]
@@ -85,6 +86,8 @@ class Api:
     queued: frozenset[str] = frozenset()
     prompts: Mapping[str, str] = field(default_factory=dict)
     errors: type[BaseModel] | None = None
+    header: str = ""
+    shared: tuple[str, ...] = ()
 
 
 STATUSES = {
@@ -229,6 +232,11 @@ def answers(*models: type[BaseModel], stream: str | None = None) -> dict[int | s
 EVENTS = "text/event-stream"
 
 
+def _errors(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """The content of error replies that are one of these; of none, if they are not declared."""
+    return {"content": answers(*models)[200]["content"]} if models else {}
+
+
 def _named(model: type[BaseModel]) -> dict[str, str]:
     """A mark in the place of a model's schema, which `add_schemas` replaces."""
     name = f"{model.__module__}.{model.__name__}"
@@ -247,8 +255,7 @@ def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
         if app.openapi_schema is None:
             document = original()
             for path, operations in document["paths"].items():
-                errors = api_of(apis, path).errors
-                content = {} if errors is None else {"content": {"application/json": {"schema": _named(errors)}}}
+                content = _errors([one.errors for one in apis_of(apis, path) if one.errors is not None])
                 for operation in operations.values():
                     for status, text in STATUSES.items():
                         operation["responses"].setdefault(str(status), {"description": text, **content})
@@ -287,7 +294,7 @@ def add_errors(
     """
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        known, api = about(request), api_of(apis, request.scope["path"])
+        known, api = about(request), api_of(apis, request.scope)
         if isinstance(error, Gone):
             return JSONResponse({}, 499)
         problem = api.problem(error) or problem_from(error)
@@ -356,9 +363,18 @@ def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Reques
     return {route.path: route.endpoint for route in routes}
 
 
-def api_of(apis: Sequence[Api], path: str) -> Api:
-    """The API of a path: the first that has it, else the last."""
-    return next((one for one in apis if path.startswith(one.prefixes)), apis[-1])
+def apis_of(apis: Sequence[Api], path: str) -> list[Api]:
+    """The API of a path (the first that has it, else the last), and behind it those that share the path."""
+    owner = next((one for one in apis if path.startswith(one.prefixes)), apis[-1])
+    shared = () if path in owner.queued else apis
+    return [owner, *(one for one in shared if path.startswith(one.shared) and one is not owner)]
+
+
+def api_of(apis: Sequence[Api], scope: Scope) -> Api:
+    """The API whose client sends a request: by its header, where several share the path."""
+    owner, *others = apis_of(apis, scope["path"])
+    names = {name for name, _ in scope["headers"]}
+    return next((one for one in others if one.header.encode() in names), owner)
 
 
 _HTTP: dict[int, Kind] = {404: "missing", 405: "invalid", 413: "size"}

@@ -137,9 +137,9 @@ def make_app(
     if page is not None:
         app.mount("/", Page(page, app))
 
-    def refused(path: str, problem: Problem, request_id: str) -> App:
+    def refused(scope: Scope, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)
-        body: dict[str, Any] = api_of(APIS, path).error(problem, request_id)
+        body: dict[str, Any] = api_of(APIS, scope).error(problem, request_id)
         return JSONResponse(body, problem.status, problem.headers)
 
     handlers = handlers_of(app, APIS)

@@ -25,6 +25,7 @@ from tokenwright.errors import (
 MOST_NAME = 256  # characters of a name that are compared
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
 
+ToolMode = Literal["auto", "none", "required"]
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
 
@@ -59,17 +60,16 @@ class Wanted:
     prompt: text, or token ids. messages: a conversation, each message with "role" (system, developer, user, assistant
         or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
         {"id", "type": "function", "function": {"name", "arguments": an object}}, and "reasoning_content"; a tool's has
-        "tool_call_id", and perhaps "name".
+        the "tool_call_id" and the "name" of a call before it.
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
-    tools: functions that the model may call. tool_choice: "auto", "none", "required", or the name of the one to call.
-        allowed_tools: the names of those that it may call; None: all. parallel_tool_calls: whether it may call several
-        in one answer.
+    tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
+        names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
     thinking: the template's variable enable_thinking; None leaves it to the template. reasoning: split the text
         between the model's own think tags off as reasoning.
-    continue_last: the last message is the assistant's, and the answer goes on from it.
+    continue_last: the last message is the assistant's and text alone, and the answer goes on from it.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
@@ -84,7 +84,7 @@ class Wanted:
     messages: Sequence[Mapping[str, Any]] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
-    tool_choice: str = "auto"
+    tool_choice: ToolMode = "auto"
     allowed_tools: Sequence[str] | None = None
     parallel_tool_calls: bool = True
     json_object: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from fastapi import Request, Response
 
@@ -96,13 +96,11 @@ def said(request: Request, generation: Generation) -> Json:
     return {"timings": timings_of(generation.timings())} if about(request).timed else {}
 
 
-async def whole(
-    request: Request, reply: Callable[[], Json], generation: Generation, headers: Mapping[str, str] | None = None
-) -> Response:
+async def whole(request: Request, reply: Callable[[], Json], generation: Generation) -> Response:
     """A reply that is not streamed."""
-    more = {"server-timing": server_timing(generation.timings())} if about(request).timed else {}
+    headers = {"server-timing": server_timing(generation.timings())} if about(request).timed else {}
     body = await written(lambda: reply() | said(request, generation), generation.logprobs)
-    return Response(body, media_type="application/json", headers={**(headers or {}), **more})
+    return Response(body, media_type="application/json", headers=headers)
 
 
 def event(kind: str, value: object, write: Callable[[object], str] = dumps) -> bytes:

@@ -26,7 +26,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Answer = Callable[[str, Problem, str], App]  # of a path, a problem and a request's id
+Answer = Callable[[Scope, Problem, str], App]  # of a request, a problem and a request's id
 
 MOST_BODY = 4 * 2**20  # bytes
 MOST_HEADERS = 128
@@ -143,7 +143,7 @@ class Guard:
             )
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, problem: Problem) -> None:
-        await self.answer(scope["path"], problem, _about(scope).request_id)(scope, receive, send)
+        await self.answer(scope, problem, _about(scope).request_id)(scope, receive, send)
 
     def _problem(self, scope: Scope) -> Problem | None:
         """Why a request is refused on account of its headers alone."""

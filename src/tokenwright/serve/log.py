@@ -21,6 +21,8 @@ access = logging.getLogger("tokenwright.access")
 class AccessLog:
     """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end.
 
+    It is returned as Request-Id as well, where Anthropic's clients look for it.
+
     timings: every reply says where the time went, not only those to requests with the header X-Timings: 1.
     spans: takes each request at its end as well.
     """
@@ -43,7 +45,8 @@ class AccessLog:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", about.request_id.encode())]
+                names, identity = (b"x-request-id", b"request-id"), about.request_id.encode()
+                message["headers"] = [*message.get("headers", ()), *((name, identity) for name in names)]
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
             await send(message)

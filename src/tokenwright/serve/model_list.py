@@ -1,6 +1,6 @@
 """The names of the model that is served, for OpenAI's clients and, on the same paths, for Anthropic's.
 
-Anthropic's clients are known by the header `anthropic-version`, which they send with every request.
+Anthropic's clients are known by their header.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
+from tokenwright.serve.anthropic import HEADER
 from tokenwright.serve.anthropic_replies import AnthropicModel, AnthropicModels
 from tokenwright.serve.api import answers
 from tokenwright.serve.contract import no_model
@@ -52,7 +53,7 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 def _anthropic(request: Request) -> bool:
-    return "anthropic-version" in request.headers
+    return HEADER in request.headers
 
 
 def _openai_card(service: Service, name: str) -> Json:

@@ -6,6 +6,7 @@ whatever their Content-Type, because Ollama's clients often send none.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 import tokenwright
+from tokenwright.checks import shown
 from tokenwright.completion import Piece
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
@@ -125,24 +127,33 @@ def add(app: FastAPI, service: Service) -> None:
         body = await body_of(request, Show, any_type=True)
         if (body.model is None) == (body.name is None):
             raise RequestError("model: give the model's name, once")
-        check_model(request, service, plain_name(body.model or body.name or ""))
+        served_model(request, service, body.model or body.name or "")
         preparer = await service.preparer()
         found = card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
         return JSONResponse(found)
 
 
-def plain_name(name: str) -> str:
-    """A model's name without the tag that Ollama's clients put behind it."""
-    return name.removesuffix(":latest")
+def served_model(request: Request, service: Service, name: str) -> str:
+    """The name under which the model is served, with or without the tag that means the same to Ollama's clients.
+
+    Raises Missing for a model that this server does not have.
+    """
+    plain = name.removesuffix(_TAG)
+    found = next((one for one in (name, plain, plain + _TAG) if one in service.names), plain)
+    check_model(request, service, found)
+    return found
+
+
+_TAG = ":latest"
 
 
 async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:
     check_keep_alive(body)
-    return await embedded(request, service, plain_name(body.model), inputs)
+    return await embedded(request, service, served_model(request, service, body.model), inputs)
 
 
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
-    check_model(request, service, plain_name(body.model))
+    model = served_model(request, service, body.model)
     check_keep_alive(body)
     llm = await service.opened()
     lines = Lines(body.model, chat=isinstance(body, Chat), tokenizer=llm.tokenizer)
@@ -157,7 +168,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
         caller=about(request).caller,
         request_id=about(request).request_id,
         streamed=body.stream,
-        model=plain_name(body.model),
+        model=model,
     )
     if not body.stream:
         generation, answer = await answered(request, service, wanted)
@@ -216,14 +227,25 @@ def _repetition(options: Options) -> dict[str, Any]:
 
 
 def check_keep_alive(body: Prompted | Embedded) -> None:
-    """Raises RequestError for a request to unload the model."""
-    if body.keep_alive in (0, 0.0, "0", "0s", "0m", "0h"):
+    """Raises RequestError for a request to unload the model, and for a duration that is none of Go's."""
+    given = body.keep_alive
+    if isinstance(given, str):
+        if _DURATION.fullmatch(given) is None:
+            why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
+            raise RequestError(f"keep_alive must be {why}")
+        given = float(re.search("[1-9]", given) is not None)
+    if given == 0:
         raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
+
+
+_DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)", re.ASCII)
 
 
 def generate_prompt(body: Generate) -> dict[str, Any]:
     """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
     if body.raw:
+        if body.think is not None:
+            raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")
         if body.system:
             raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
         return {"prompt": body.prompt}

@@ -83,15 +83,16 @@ class Show(Body):
 class Prompted(Body):
     """What /api/generate and /api/chat have in common.
 
-    format: "json", or the JSON schema of the answer. keep_alive: a model stays loaded as long as the server runs, which
-    is at least as long as was asked; 0, which unloads it, is refused. think: whether the model reasons first; it does
-    at any level.
+    format: "json", or the JSON schema of the answer. keep_alive: seconds, or a duration of Go's such as "1h30m"; the
+    model stays loaded as long as the server runs, which is at least as long as was asked; 0, which unloads it, is
+    refused. think: whether the model reasons first; it does at any level.
     """
 
     refused = {
         "truncate": Refused("a prompt is never cut", (False,)),
         "shift": Refused("a text is never cut", (False,)),
     }
+    without_effect = ("keep_alive",)
 
     model: Name
     stream: bool = True
@@ -169,6 +170,7 @@ class Embedded(Body):
     """What /api/embed and /api/embeddings have in common."""
 
     refused = {"options": Refused("an embedding has no options", ({},))}
+    without_effect = ("keep_alive",)
 
     model: Name
     keep_alive: KeepAlive = None

@@ -18,6 +18,7 @@ from tokenwright.serve.openai_replies import (
     Chunks,
     Json,
     Names,
+    Offsets,
     Tokens,
     dumps,
     error_body,
@@ -158,7 +159,7 @@ class OpenAI:
     ) -> AsyncIterator[bytes]:
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks, texts = Chunks(names, usage), body.n or 1
-        offsets: dict[int, int] = {}
+        offsets: dict[int, Offsets] = {}
 
         def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
             return "".join(
@@ -182,27 +183,25 @@ class OpenAI:
         generation: Generation,
         delta: Delta,
         index: int,
-        offsets: dict[int, int],
+        offsets: dict[int, Offsets],
     ) -> str:
-        """The chunks of one delta; `offsets`: characters of each choice so far."""
-        before, text, logprobs = "", delta.text, None
+        """The chunks of one delta; `offsets`: those of each choice that has begun."""
+        before = ""
         if index not in offsets:
-            offsets[index] = 0
+            prompt = self._prompt_text(generation) if body.echo else ""
+            offsets[index] = self._offsets(generation, prompt)
             if body.echo:
-                text = self._prompt_text(generation)
                 shown = self._prompt_logprobs(generation) if body.logprobs is not None else None
-                before, text, offsets[index] = chunks.completion(index, text, shown, None), delta.text, len(text)
-        if delta.tokens:
-            logprobs = self._logprobs(delta.tokens, offsets[index])
-        offsets[index] += len(text)
-        return before + chunks.completion(index, text, logprobs, delta.finish)
+                before = chunks.completion(index, prompt, shown, None)
+        logprobs = self._logprobs(delta.tokens, offsets[index]) if delta.tokens else None
+        return before + chunks.completion(index, delta.text, logprobs, delta.finish)
 
     def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Answer) -> Json:
         """A choice of a completion in one piece."""
         before = self._prompt_text(generation) if body.echo else ""
         logprobs = None
         if body.logprobs is not None:
-            logprobs = self._logprobs(answer.tokens, len(before))
+            logprobs = self._logprobs(answer.tokens, self._offsets(generation, before))
             if body.echo:
                 prompt = self._prompt_logprobs(generation)
                 logprobs = {name: prompt[name] + values for name, values in logprobs.items()}
@@ -210,18 +209,25 @@ class OpenAI:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_of(answer)}
 
     def _prompt_text(self, generation: Generation) -> str:
-        return generation.prompt_text or self.service.host.llm.tokenizer.decode(generation.prompt_ids)
+        """The prompt as the model reads it."""
+        whole = "" if generation.counts().truncated else generation.prompt_text
+        return whole or self.service.host.llm.tokenizer.decode(generation.prompt_ids)
 
-    def _logprobs(self, pieces: Sequence[Piece], offset: int) -> Json:
+    def _offsets(self, generation: Generation, before: str) -> Offsets:
+        """Those of a text that stands behind `before` in its choice."""
+        return Offsets(self.service.host.llm.tokenizer, generation.prompt_ids, len(before))
+
+    def _logprobs(self, pieces: Sequence[Piece], offsets: Offsets) -> Json:
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         logprobs, tops = [piece.logprob for piece in pieces], [piece.top for piece in pieces]
-        return self._tokens().completion(ids, logprobs, tops, offset)
+        return self._tokens().completion(ids, logprobs, tops, offsets)
 
     def _prompt_logprobs(self, generation: Generation) -> Json:
         """Of all prompt tokens; nothing is known of the first."""
         known = generation.completion()
         tops = known.prompt_top_logprobs or ((),) * len(known.prompt_logprobs)
-        return self._tokens().completion(generation.prompt_ids, [None, *known.prompt_logprobs], [None, *tops], 0)
+        ids, offsets = generation.prompt_ids, Offsets(self.service.host.llm.tokenizer)
+        return self._tokens().completion(ids, [None, *known.prompt_logprobs], [None, *tops], offsets)
 
 
 def _failed(error: Exception, request_id: str) -> bytes:

@@ -13,7 +13,7 @@ from tokenwright.completion import Piece
 from tokenwright.engine import TopLogprob
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, ToolCallDelta
 from tokenwright.serve.identities import new_hex
-from tokenwright.text import Tokenizer
+from tokenwright.text import TextStream, Tokenizer
 
 Json = dict[str, Any]
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode  # made once: it is slow
@@ -141,18 +141,14 @@ class Tokens:
         ids: Sequence[int],
         logprobs: Sequence[float | None],
         tops: Sequence[Sequence[TopLogprob] | None],
-        offset: int,
+        offsets: Offsets,
     ) -> Json:
-        """`logprobs` of a completion's choice, whose first token begins at character `offset`."""
-        offsets, texts = [], [self._tokenizer.decode([token]) for token in ids]
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
+        """`logprobs` of a completion's choice, or of the next tokens of one."""
         named = [
             None if top is None else self._tops(top, token, logprob)
             for top, token, logprob in zip(tops, ids, logprobs, strict=True)
         ]
-        found: Json = {"text_offset": offsets, "tokens": [self.text(token) for token in ids]}
+        found: Json = {"text_offset": offsets.of(ids), "tokens": [self.text(token) for token in ids]}
         return found | {"token_logprobs": [_finite(one) for one in logprobs], "top_logprobs": named}
 
     def _tops(self, tops: Sequence[TopLogprob], token: int, logprob: float | None) -> Json:
@@ -160,6 +156,25 @@ class Tokens:
         named: Json = {self.text(top.token): _finite(top.logprob) for top in tops}
         named.setdefault(self.text(token), _finite(logprob))
         return named
+
+
+class Offsets:
+    """Where the tokens of a text begin: characters before each, counted as the text is decoded.
+
+    prompt: the ids before the text. start: the offset of its first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), start: int = 0) -> None:
+        self._stream = TextStream(tokenizer, prompt=prompt)
+        self._at = start
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens. One that begins inside a character has that character's."""
+        found = []
+        for token in ids:
+            found.append(self._at)
+            self._at += len(self._stream.push(token))
+        return found
 
 
 def _finite(logprob: float | None) -> float | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
 
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.api import Refusal, about
-from tokenwright.serve.contract import Problem, Tool, Wanted, no_model
+from tokenwright.serve.contract import Problem, Tool, ToolMode, Wanted, no_model
 from tokenwright.serve.openai_schema import (
     AllowedChoice,
     AnyMessage,
@@ -22,6 +22,7 @@ from tokenwright.serve.openai_schema import (
     Sampling,
     SchemaFormat,
     TextPart,
+    ToolMessage,
 )
 from tokenwright.serve.service import Service
 
@@ -59,11 +60,15 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
 
 
 def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
-    """The messages as templates read them. Raises Refusal for arguments that are no JSON object."""
-    return [_message(at, message) for at, message in enumerate(messages)]
+    """The messages as templates read them.
+
+    Raises Refusal for arguments that are no JSON object, and for a result without its call.
+    """
+    names: dict[str, str] = {}  # of the functions, by the id of their call
+    return [_message(at, message, names) for at, message in enumerate(messages)]
 
 
-def _message(at: int, message: AnyMessage) -> Json:
+def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
     content = message.content
     if isinstance(content, list):
         content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
@@ -75,11 +80,23 @@ def _message(at: int, message: AnyMessage) -> Json:
             found["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.tool_calls)]
-    elif message.role == "tool":
-        found["tool_call_id"] = message.tool_call_id
-        if message.name is not None:
-            found["name"] = message.name
+            names.update({call.id: call.function.name for call in message.tool_calls})
+    elif isinstance(message, ToolMessage):
+        found |= {"tool_call_id": message.tool_call_id, "name": _name_of(at, message, names)}
     return found
+
+
+def _name_of(at: int, result: ToolMessage, names: Mapping[str, str]) -> str:
+    """The function whose result this is."""
+    name, given = names.get(result.tool_call_id), result.name
+    if name is None:
+        place = f"messages.{at}.tool_call_id"
+        why = f"{place}: no message before it has a call with the id {result.tool_call_id!r}"
+        raise Refusal(Problem(400, "invalid", why, place))
+    if given not in (None, name):
+        place = f"messages.{at}.name"
+        raise Refusal(Problem(400, "invalid", f"{place}: its call is of {name!r}, not of {given!r}", place))
+    return name
 
 
 def _call(at: int, n: int, call: Any) -> Json:
@@ -96,7 +113,7 @@ def _call(at: int, n: int, call: Any) -> Json:
 def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
     """The internal request of a chat. Raises Missing, Refusal, RequestError."""
     overrides = sampling_of(body)
-    overrides["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    overrides["max_tokens"] = most_tokens_of(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
@@ -106,8 +123,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Wanted:
         messages=messages_of(body.messages),
         overrides=overrides,
         tools=tools_of(body.tools or ()),
-        tool_choice=choice_of(body.tool_choice),
-        allowed_tools=allowed_by(body.tool_choice),
+        **choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=body.response_format is not None and body.response_format.type == "json_object",
         thinking=thinking_of(body),
@@ -123,20 +139,24 @@ def tools_of(tools: Sequence[FunctionTool]) -> list[Tool]:
     ]
 
 
-def choice_of(choice: str | NamedTool | AllowedChoice | None) -> str:
-    """The tool that must be called, or how free the model is."""
+def choice_of(choice: ToolMode | NamedTool | AllowedChoice | None) -> Json:
+    """The fields of a Wanted that say whether a tool must be called, and which may be."""
     match choice:
         case NamedTool():
-            return choice.function.name
-        case AllowedChoice():
-            return choice.allowed_tools.mode
+            return {"tool_choice": "required", "allowed_tools": [choice.function.name]}
+        case AllowedChoice(allowed_tools=some):
+            return {"tool_choice": some.mode, "allowed_tools": [tool.function.name for tool in some.tools]}
         case _:
-            return choice or "auto"
+            return {"tool_choice": choice or "auto"}
 
 
-def allowed_by(choice: object) -> list[str] | None:
-    """The tools that a choice allows; None: all."""
-    return [tool.function.name for tool in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else None
+def most_tokens_of(body: ChatBody) -> int | None:
+    """The most tokens of the answer; None: as many as fit. Raises Refusal for two fields that differ."""
+    older, newer = body.max_tokens, body.max_completion_tokens
+    if None not in (older, newer) and older != newer:
+        why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
+        raise Refusal(Problem(400, "invalid", why, "max_tokens"))
+    return older if newer is None else newer
 
 
 def thinking_of(body: ChatBody) -> bool | None:

@@ -50,10 +50,8 @@ def check(wanted: Wanted) -> None:
     names = [tool.name for tool in wanted.tools]
     if len(set(names)) < len(names):
         raise RequestError("tools has two functions of the same name")
-    if wanted.tool_choice not in ("auto", "none", "required") and wanted.tool_choice not in names:
-        raise RequestError(f"tool_choice names {wanted.tool_choice!r}, which is not among the tools")
     if missing := [name for name in wanted.allowed_tools or () if name not in names]:
-        raise RequestError(f"tool_choice allows {missing[0]!r}, which is not among the tools")
+        raise RequestError(f"tool_choice names {missing[0]!r}, which is not among the tools")
     if wanted.continue_last and (not wanted.messages or wanted.messages[-1].get("role") != "assistant"):
         raise RequestError("messages: to continue the last message, it must be the assistant's")
     if wanted.tool_choice == "required" and not names:
@@ -140,9 +138,10 @@ class Preparer:
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
         messages = self._known(wanted.messages)
         if wanted.continue_last:
-            return self._continued(messages, tools, variables)
-        rendered = self._llm.template.render(messages, tools=tools, variables=variables)
-        ids, text = rendered.ids, rendered.text
+            ids, text = self._continued(messages, tools, variables)
+        else:
+            rendered = self._llm.template.render(messages, tools=tools, variables=variables)
+            ids, text = rendered.ids, rendered.text
         if self._forces_mark(wanted):  # the model cannot be made to write a special token, so the prompt ends with it
             assert self._format is not None, "a mark belongs to a form"
             ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
@@ -151,13 +150,12 @@ class Preparer:
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages as the template knows them: a developer is the system, where it has no role of that name.
 
-        Templates leave out what they do not know. Raises RequestError for calls and results of tools that it would.
+        Templates leave out what they do not know. Raises RequestError for calls of tools that it would, and so for
+        their results, which follow them.
         """
         for at, message in enumerate(messages):
-            unknown = message["role"] == "tool" and "tool" not in self._source
-            if unknown or (message.get("tool_calls") and "tool_calls" not in self._source):
-                what = "results" if unknown else "calls"
-                raise RequestError(f"messages.{at}: this model's chat template has no form for {what} of tools")
+            if message.get("tool_calls") and "tool_calls" not in self._source:
+                raise RequestError(f"messages.{at}: this model's chat template has no form for calls of tools")
         if "developer" in self._source:
             return messages
         return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
@@ -243,7 +241,8 @@ class Preparer:
         if tags is None and tools is None:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)
-        return lambda: SortingReader(tags, None if tools is None else tools.reader(_callable(wanted), opened), marks)
+        called = _callable(wanted)
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(called, opened, marks), marks)
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:

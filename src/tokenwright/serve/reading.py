@@ -2,15 +2,25 @@
 
 A model marks its thoughts with tags, such as <think>...</think>. Text that may be the beginning of a tag is held back
 until that is decided. Tool calls are read by `tools.py`, from the text that is not reasoning.
+
+A mark that is a special token counts only as that token, never spelled out: grammars leave the spelled form free. In
+the text that readers see, it is a character that no decoded text has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tokenwright.serve.contract import Delta
+
+_FIRST = 0xDC00  # a surrogate: bytes of UTF-8 never decode to one
+
+
+def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
+    """The character that stands for each mark that is a special token; marks: their texts, by their ids."""
+    return {mark: chr(_FIRST + n) for n, mark in enumerate(marks.values())}
 
 
 class Reader(Protocol):
@@ -50,6 +60,10 @@ class ThinkTags:
     end: str = "</think>"
     opened: bool = False
 
+    def written(self, stands: Mapping[str, str]) -> ThinkTags:
+        """The tags as readers see them."""
+        return replace(self, start=stands.get(self.start, self.start), end=stands.get(self.end, self.end))
+
 
 class CallReader(Protocol):
     """Reads tool calls from the text that is not reasoning; see `tools.py`."""
@@ -66,13 +80,16 @@ class SortingReader:
     """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
 
     The start tag counts only before any other text, as models write it; the white space around both tags goes.
-    marks: special tokens that steer the reading, which have no text of their own, and the text that they stand for.
+    calls: made with the same marks. marks: special tokens that steer the reading, which have no text of their own, and
+    the text that they stand for, which is shown where one of them steers nothing.
     """
 
     def __init__(self, tags: ThinkTags | None, calls: CallReader | None, marks: Mapping[int, str]) -> None:
         self.reasoning_tokens = 0
-        self._tags = tags
-        self._marks = marks
+        stands = stand_ins(marks)
+        self._tags = None if tags is None else tags.written(stands)
+        self._marks = {token: stands[mark] for token, mark in marks.items()}
+        self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
         self._calls: CallReader = calls or PlainReader()
         self._state = "said" if tags is None else "thought" if tags.opened else "begins"
         self._held = ""
@@ -91,6 +108,7 @@ class SortingReader:
             self._calls.push(text, token, delta)
         else:
             self._sort(self._held + text, token, delta)
+        self._spell(delta)
 
     def finish(self, delta: Delta) -> None:
         rest, self._held = self._held, ""
@@ -99,6 +117,11 @@ class SortingReader:
         elif rest:
             self._calls.push(rest, None, delta)
         self._calls.finish(delta)
+        self._spell(delta)
+
+    def _spell(self, delta: Delta) -> None:
+        if self._marks:
+            delta.text, delta.reasoning = delta.text.translate(self._spelled), delta.reasoning.translate(self._spelled)
 
     def _sort(self, text: str, token: int | None, delta: Delta) -> None:
         self._held = ""

@@ -18,7 +18,7 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve import reply_schema
 from tokenwright.serve.api import EVENTS, about, answers, body_of, off_loop, takes
-from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, Wanted
+from tokenwright.serve.contract import Answer, Delta, Problem, Tool, ToolCallDelta, ToolMode, Wanted
 from tokenwright.serve.exchange import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import Tokens, dumps_in_parts
@@ -134,28 +134,25 @@ def wants_logprobs(body: Create) -> bool:
 
 def prompt_of(body: Create) -> dict[str, Any]:
     """The fields of a Wanted that make its prompt."""
-    choice = body.tool_choice
-    allowed = [tool.name for tool in choice.tools] if isinstance(choice, AllowedChoice) else None
     return {
         "messages": conversation(body),
         "tools": [Tool(tool.name, tool.description, tool.parameters) for tool in body.tools],
-        "tool_choice": choice_of(choice),
-        "allowed_tools": allowed,
+        **choice_of(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "thinking": thinking_of(body),
         "json_object": isinstance(body.text.format, JsonObject),
     }
 
 
-def choice_of(choice: str | NamedChoice | AllowedChoice) -> str:
-    """The function that must be called, or how free the model is."""
+def choice_of(choice: ToolMode | NamedChoice | AllowedChoice) -> dict[str, Any]:
+    """The fields of a Wanted that say whether a function must be called, and which may be."""
     match choice:
         case NamedChoice():
-            return choice.name
+            return {"tool_choice": "required", "allowed_tools": [choice.name]}
         case AllowedChoice():
-            return choice.mode
+            return {"tool_choice": choice.mode, "allowed_tools": [tool.name for tool in choice.tools]}
         case _:
-            return choice
+            return {"tool_choice": choice}
 
 
 def thinking_of(body: Create) -> bool | None:

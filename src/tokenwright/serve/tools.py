@@ -13,16 +13,15 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenwright.decode.grammar import json_rule
 from tokenwright.engine import Grammar
-from tokenwright.serve.contract import Delta, Tool, ToolCallDelta
+from tokenwright.serve.contract import Delta, Tool, ToolCallDelta, ToolMode
 from tokenwright.serve.identities import new_hex
-from tokenwright.serve.reading import CallReader, held_back
+from tokenwright.serve.reading import CallReader, held_back, stand_ins
 
-_PYTHON = "<|python_tag|>"  # which Llama 3 may write before a call
 _SYMBOLS = re.compile(r'"[^"]*"|.')  # of JSON whose strings have no escapes
 _TEXT = "\nTEXT: /(.|\\n)*/"
 
@@ -31,7 +30,8 @@ _TEXT = "\nTEXT: /(.|\\n)*/"
 class ToolFormat:
     """One form of calls: `mark` {"name": ..., `key`: {...}} `end`; `listed` ones stand in a list after one mark.
 
-    mark "": a call is the whole answer. before, after: what stands between mark and object, and object and end.
+    mark "": a call is the whole answer, and `tag` may stand before it. before, after: what stands between mark and
+    object, and object and end.
     """
 
     mark: str
@@ -41,34 +41,35 @@ class ToolFormat:
     after: str = ""
     listed: bool = False
     id_length: int = 29
+    tag: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The strings that steer the reading, which may be special tokens."""
-        return tuple(filter(None, (self.mark, self.end, _PYTHON if not self.mark else "")))
+        return tuple(filter(None, (self.mark, self.end, self.tag)))
 
-    def reader(self, tools: Sequence[Tool], opened: bool = False) -> CallReader:
-        """Reads the calls of one text. opened: the prompt ends with the mark."""
-        return _Calls(self, frozenset(tool.name for tool in tools), opened)
+    def reader(self, tools: Sequence[Tool], opened: bool, marks: Mapping[int, str]) -> CallReader:
+        """Reads the calls of one text. opened: the prompt ends with the mark. marks: those that are special tokens."""
+        stands = stand_ins(marks)
+        mark, end, tag = (stands.get(one, one) for one in (self.mark, self.end, self.tag))
+        return _Calls(replace(self, mark=mark, end=end, tag=tag), frozenset(tool.name for tool in tools), opened)
 
     def grammar(
         self,
         tools: Sequence[Tool],
-        choice: str,
+        choice: ToolMode,
         parallel: bool,
         special: Mapping[str, int] | None = None,
         answer: str | None = None,
     ) -> Grammar:
-        """The grammar of an answer that may (choice "auto") or must call tools.
+        """The grammar of an answer that may (choice "auto") or must (choice "required") call tools.
 
         special: the ids of those marks that are special tokens. answer: a rule that text must follow where it is not
         calls; None: it is free. Raises RequestError for a schema that cannot be written as JSON.
         """
         special = special or {}
         rules = "".join(
-            self._rule(n, tool, beside_json=answer is not None and not self.mark)
-            for n, tool in enumerate(tools)
-            if choice in ("auto", "required", tool.name)
+            self._rule(n, tool, beside_json=answer is not None and not self.mark) for n, tool in enumerate(tools)
         )
         if choice != "auto":
             start = self._calls(parallel, special, given=self.mark in special)
@@ -101,7 +102,7 @@ class ToolFormat:
     def _among_text(self, parallel: bool, special: Mapping[str, int]) -> str:
         """An answer that is any text, calls among it."""
         if not self.mark:
-            tagged = f" | {_written(_PYTHON, special)} call" if _PYTHON in special else ""
+            tagged = f" | {_written(self.tag, special)} call" if self.tag in special else ""
             return f"OTHER | call{tagged}\nOTHER: /([^{{](.|\\n)*)?/"
         lazy = "" if self.mark in special else "[lazy]"  # a text's mark ends the text at its first appearance
         opening = f"\nopening{lazy}: TEXT {_written(self.mark, special)}{_TEXT}"
@@ -127,7 +128,7 @@ def _listed(parallel: bool) -> str:
 
 
 HERMES = ToolFormat("<tool_call>", "</tool_call>", before="\n", after="\n")
-LLAMA = ToolFormat("", key="parameters")
+LLAMA = ToolFormat("", key="parameters", tag="<|python_tag|>")
 MISTRAL = ToolFormat("[TOOL_CALLS]", listed=True, id_length=9)
 
 
@@ -215,7 +216,10 @@ class _Call:
         return rest
 
     def _begin(self, match: re.Match[str], delta: Delta) -> str:
-        name = json.loads(match[1])
+        try:
+            name = json.loads(match[1])
+        except ValueError:
+            name = ""
         if name not in self._names:
             self.phase = "bad"
             return ""
@@ -269,6 +273,8 @@ class _Calls:
         self._state = "start" if not form.mark else "open" if opened else "text"
         self._held = self._lead = ""  # lead: what stands between a mark and its object
         self._count = 0
+        self._said = False
+        self._bare = False  # nothing but white space since the last call
         self._call = _Call(form, names, 0)
 
     @property
@@ -289,38 +295,43 @@ class _Calls:
 
     def finish(self, delta: Delta) -> None:
         if self._state == "call" and self._call.phase == "head":
-            delta.text += self._form.mark + self._lead + self._call.raw
+            self._say(self._form.mark + self._lead + self._call.raw, delta)
         elif self._state == "open":
-            delta.text += self._form.mark + self._held
+            self._say(self._form.mark + self._held, delta)
         elif self._state != "after":
-            delta.text += self._held
+            self._say(self._held, delta)
+
+    def _say(self, text: str, delta: Delta) -> None:
+        """Add to what is said. After a call it goes on in a line of its own."""
+        text = text.lstrip() if self._bare else text
+        if text:
+            delta.text += f"\n{text}" if self._bare and self._said else text
+            self._said, self._bare = True, False
 
     def _read_text(self, text: str, delta: Delta) -> str:
-        if self._count:
-            text = text.lstrip()  # what stands between two calls
         said, mark, rest = text.partition(self._form.mark) if self._form.mark else (text, "", "")
         if mark:
-            delta.text += said.rstrip()
+            self._say(said.rstrip(), delta)
             self._state = "open"
             return rest
         keep = len(said[: len(said) - held_back(said, self._form.mark)].rstrip())  # white space before a mark goes
-        delta.text += said[:keep]
+        self._say(said[:keep], delta)
         self._held = said[keep:]
         return ""
 
     def _open(self, text: str, delta: Delta) -> str:
         """After a mark, or at the start of a text that may be a call as a whole."""
-        core = text.lstrip().removeprefix(_PYTHON)
+        core = text.lstrip().removeprefix(self._form.tag)
         core = core.removeprefix("[") if self._form.listed and self._state == "open" else core
         core = core.lstrip()
-        if _PYTHON.startswith(core):
+        if self._form.tag.startswith(core):
             self._held = text
         elif core[0] == "{":
             self._state, self._call = "call", _Call(self._form, self._names, self._count)
             self._lead = text[: len(text) - len(core)]
             return core
         else:
-            delta.text += self._form.mark + text if self._state == "open" else text
+            self._say(self._form.mark + text if self._state == "open" else text, delta)
             self._state = "text"
         return ""
 
@@ -329,9 +340,9 @@ class _Calls:
         if self._call.phase in ("arguments", "tail", "done"):
             self._count = self._call.index + 1
         if self._call.phase == "done":
-            self._state = "after"
+            self._state, self._bare = "after", True
         elif self._call.phase == "bad":
-            delta.text += self._form.mark + self._lead + self._call.raw
+            self._say(self._form.mark + self._lead + self._call.raw, delta)
             self._state = "text"
         return rest
 
