@@ -41,6 +41,24 @@ def test_all_texts_of_a_request_are_embedded(server: Live) -> None:
     assert answer.json()["data"][-1]["embedding"] == pytest.approx(alone.json()["data"][0]["embedding"], abs=1e-5)
 
 
+def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> None:
+    overrides = {"max_tokens": 1900, "ignore_eos": True}
+
+    async def leave() -> int:
+        both = Several(server.service, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        await both.start()
+        texts = aiter(both)
+        await anext(texts)
+        both.cancel()
+        async for _ in texts:
+            pass
+        while server.service.running:
+            await asyncio.sleep(0.002)
+        return sum(one.counts().completion for one in both.generations)
+
+    assert asyncio.run_coroutine_threadsafe(leave(), server.loop).result(HANGS) < 2 * 1900
+
+
 def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
     monkeypatch.setattr(several, "MOST_UNREAD", 8)

@@ -65,11 +65,11 @@ class Several:
                 while self._begun and self._news.qsize() >= MOST_UNREAD:
                     self._taken.clear()
                     await self._taken.wait()  # meanwhile the generation pauses its request
-            self._news.put_nowait((at, None))
         except Exception as error:
             self._news.put_nowait((at, error))
         finally:
             generation.cancel()
+            self._news.put_nowait((at, None))  # also where this task is cancelled: the reader waits for it
 
     def cancel(self) -> None:
         """End all that have not ended."""
@@ -79,7 +79,10 @@ class Several:
             generation.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Generation, list[Delta]]]:
-        """The number of the prompt, its generation, and the deltas of its next step. Raises EngineError."""
+        """The number of the prompt, its generation, and the deltas of its next step. After `cancel` it just ends.
+
+        Raises as a generation does.
+        """
         if not self._tasks:
             async for deltas in self.generations[0]:
                 yield 0, self.generations[0], deltas
