@@ -25,7 +25,7 @@ from tokenwright.errors import (
 MOST_NAME = 256  # characters of a name that are compared
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
 
-Finish = Literal["stop", "length", "tool_calls", "abort"]
+Finish = Literal["stop", "length", "tool_calls"]
 Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
 
 

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.api import about, unless_gone
-from tokenwright.serve.contract import ENDING, Answer, Delta, NotReady, Problem, ToolCall, Wanted, no_model, problem_of
+from tokenwright.serve.contract import Answer, Delta, NotReady, Problem, ToolCall, Wanted, no_model, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service import Service
@@ -44,8 +44,6 @@ async def answered(request: Request, service: Service, wanted: Wanted) -> tuple[
 
     generation, answer = await unless_gone(request, work())
     about(request).ended([generation])
-    if answer.finish == "abort":
-        raise NotReady(ENDING)
     return generation, answer
 
 
@@ -64,8 +62,6 @@ async def events_of(
         async for deltas in generation:
             for delta in deltas:
                 chunk = b"".join(take(delta))
-                if delta.finish == "abort":
-                    raise NotReady(ENDING)
                 if delta.finish is not None:
                     about(request).ended([generation])
                     long = generation.logprobs > LONG

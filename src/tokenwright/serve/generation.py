@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
-from tokenwright.serve.contract import Answer, Counts, Delta, Finish, NotReady, Timings
+from tokenwright.serve.contract import ENDING, Answer, Counts, Delta, Finish, NotReady, Timings
 from tokenwright.serve.prepare import Prepared
 from tokenwright.serve.reading import Reader
 from tokenwright.transcript import Transcript
@@ -24,7 +25,6 @@ _FINISH: dict[FinishReason, Finish] = {
     FinishReason.LENGTH: "length",
     FinishReason.CONTEXT: "length",
     FinishReason.TIME: "length",
-    FinishReason.ABORTED: "abort",
 }
 
 
@@ -46,7 +46,7 @@ class Generation:
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._readers: dict[int, Reader] = {}
-        self._finished: dict[int, Finish] = {}  # by the number of the text
+        self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
         self._paused = False
@@ -91,7 +91,7 @@ class Generation:
                 if self._transcript.ended:
                     self._transcript.check()
                     if self._aborted and not self._left:
-                        raise NotReady("the text was ended before its time, because the server is shutting down")
+                        raise NotReady(ENDING)
                     raise StopAsyncIteration
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
@@ -123,8 +123,8 @@ class Generation:
         return self._transcript.prompt_logprobs
 
     @property
-    def finishes(self) -> list[Finish]:
-        """Why each text has ended that has, in the order of the texts."""
+    def finishes(self) -> list[str]:
+        """Why each text has ended that has, in the order of the texts; "abort": it was cancelled."""
         return [self._finished[choice] for choice in sorted(self._finished)]
 
     def counts(self) -> Counts:
@@ -222,6 +222,9 @@ class Generation:
         delta = deltas.setdefault(choice, Delta(choice))
         reader = self._reader(choice)
         reader.finish(delta)
+        if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
+            self._finished[choice] = "abort"
+            return
         delta.finish = _FINISH.get(reason, "stop")
         if delta.finish == "stop" and reader.called:
             delta.finish = "tool_calls"
