@@ -9,9 +9,9 @@ import pytest
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright.serve import generation, several
 from tokenwright.serve.app import Served
-from tokenwright.serve.contract import Wanted
+from tokenwright.serve.contract import NotReady, Wanted
 from tokenwright.serve.service import AHEAD, Limits
-from tokenwright.serve.several import Several
+from tokenwright.serve.several import Several, gathered
 
 PARTS = 64  # more than have a place in the engine and in the queue
 
@@ -57,6 +57,29 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
         return sum(one.counts().completion for one in both.generations)
 
     assert asyncio.run_coroutine_threadsafe(leave(), server.loop).result(HANGS) < 2 * 1900
+
+
+def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains(server: Live) -> None:
+    async def ask() -> list[int]:
+        each = [Wanted(prompt="a", overrides={"max_tokens": 1, "ignore_eos": True}) for _ in range(PARTS)]
+        asked = asyncio.create_task(gathered(lambda wanted: _tokens(server, wanted), each))
+        while not server.service.running:
+            await asyncio.sleep(0)
+        server.service.draining = True
+        try:
+            with pytest.raises(NotReady):
+                await server.service.start(each[0])
+            return await asked
+        finally:
+            server.service.draining = False
+
+    assert asyncio.run_coroutine_threadsafe(ask(), server.loop).result(HANGS) == [1] * PARTS
+
+
+async def _tokens(server: Live, wanted: Wanted) -> int:
+    generation = await server.service.start(wanted)
+    await generation.answers()
+    return generation.counts().completion
 
 
 def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:

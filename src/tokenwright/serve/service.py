@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -92,7 +91,7 @@ class Service:
 
         Raises NotReady if that takes long or fails, and while draining; Busy where too many wait for it.
         """
-        if self.draining:
+        if self.draining and not taken:
             raise NotReady(ENDING)
         if self._preparer is None:
             if self._crowded and not taken:
@@ -258,17 +257,6 @@ class Service:
             raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
         finally:
             handle.cancel()
-
-    async def drain(self, seconds: float) -> bool:
-        """Refuse new requests and wait for the running and the waiting ones to end; False if some did not in time."""
-        self.draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._running or self.admission.waiting or self.reading.used:
-                    await asyncio.sleep(0.01)
-                return True
-        self.stop()
-        return False
 
     def stop(self) -> None:
         """End every request now."""
