@@ -21,6 +21,8 @@ from tokenwright.transcript import Transcript
 MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
 AT_ONCE = 64  # steps that a reader of whole texts takes at a time
 
+Deltas = dict[int, list[Delta]]  # by the number of the text
+
 _FINISH: dict[FinishReason, Finish] = {
     FinishReason.LENGTH: "length",
     FinishReason.CONTEXT: "length",
@@ -164,7 +166,7 @@ class Generation:
 
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""
-        deltas: dict[int, Delta] = {}
+        deltas: Deltas = {}
         while self._deliveries:
             delivery = self._deliveries.popleft()
             pieces = self._transcript.add(delivery)
@@ -176,14 +178,11 @@ class Generation:
         if self._paused:
             self._paused = False
             self._handle.resume()
-        return [delta for delta in deltas.values() if _says_something(delta)]
+        return [delta for its in deltas.values() for delta in its if _says_something(delta)]
 
-    def _push(self, piece: Piece, deltas: dict[int, Delta]) -> None:
-        choice = piece.choice
-        delta = deltas.get(choice)
-        if delta is None:
-            delta = deltas[choice] = Delta(choice)
-        self._reader(choice).push(piece.text, piece.token_id, delta)
+    def _push(self, piece: Piece, deltas: Deltas) -> None:
+        delta = _last(piece.choice, deltas)
+        self._reader(piece.choice).push(piece.text, piece.token_id, delta)
         if self.params.logprobs is not None and piece.token_id is not None:
             delta.tokens.append(piece)
 
@@ -193,7 +192,7 @@ class Generation:
             reader = self._readers[choice] = self._prepared.reader()
         return reader
 
-    def _end_texts(self, deltas: dict[int, Delta], all_ended: bool) -> None:
+    def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
         """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
         if self._transcript.error is not None or (self._prepared.at_end and not all_ended):
             return
@@ -210,7 +209,7 @@ class Generation:
             if choice not in self._finished:
                 self._finish(choice, reason, stopped, deltas)
 
-    def _push_whole(self, choice: int, best: Completion, deltas: dict[int, Delta]) -> None:
+    def _push_whole(self, choice: int, best: Completion, deltas: Deltas) -> None:
         """A text that is known at once."""
         tops = best.top_logprobs or ((),) * len(best.token_ids)
         texts = (best.text, *("",) * (len(best.token_ids) - 1))
@@ -218,8 +217,8 @@ class Generation:
         for text, token, logprob, own, top in zip(texts, best.token_ids, best.logprobs, drawn, tops, strict=True):
             self._push(Piece(text, token, logprob, own, top, choice), deltas)
 
-    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: dict[int, Delta]) -> None:
-        delta = deltas.setdefault(choice, Delta(choice))
+    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
+        delta = _last(choice, deltas)
         reader = self._reader(choice)
         reader.finish(delta)
         if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
@@ -230,6 +229,14 @@ class Generation:
             delta.finish = "tool_calls"
         self._finished[choice] = delta.finish
         delta.reason, delta.stopped = reason, stopped
+
+
+def _last(choice: int, deltas: Deltas) -> Delta:
+    """Where the next step of a text goes: into a new delta after calls, because a delta's text precedes its calls."""
+    its = deltas.setdefault(choice, [])
+    if not its or its[-1].tool_calls:
+        its.append(Delta(choice))
+    return its[-1]
 
 
 def _says_something(delta: Delta) -> bool:
