@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
@@ -102,3 +103,28 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
         return sum(one.counts().completion for one in both.generations)
 
     assert asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS) == 800
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Its pages are too few for both texts of BOTH."""
+    folder = make_chat_model(tmp_path_factory.mktemp("tight") / "model")
+    with live(folder, pages=32, max_sequences=2, served=Served(["tiny"], timings=True)) as running:
+        yield running
+        settled(running)
+
+
+BOTH = {"model": "tiny", "prompt": ["a" * 40, "b" * 60], "max_tokens": 300, "ignore_eos": True}
+
+
+def cached(usage: dict[str, Any]) -> int:
+    found: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+def test_pages_that_a_preempted_text_finds_again_are_no_cached_prompt(tight: Live) -> None:
+    first = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS).json()
+    assert "tokenwright_preemptions_total 0" not in tight.service.metrics.text().decode()
+    assert cached(first["usage"]) == 0
+    again = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS).json()
+    assert 0 < cached(again["usage"]) < again["usage"]["prompt_tokens"]

@@ -134,7 +134,7 @@ class Generation:
         return Counts(
             prompt=len(self.prompt_ids),
             completion=self._written,
-            cached=min(self._handle.sequence.reused, len(self.prompt_ids)),
+            cached=self._handle.sequence.prefix_hit,
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
         )
