@@ -1,6 +1,7 @@
 """Replies of several texts: however many a request has, it takes one place in the queue, and waits for its reader."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
     overrides = {"max_tokens": 1900, "ignore_eos": True}
 
     async def leave() -> int:
-        both = Several(server.service, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        both = Several(server.service.start, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
         await both.start()
         texts = aiter(both)
         await anext(texts)
@@ -90,7 +91,7 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
     overrides = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> int:
-        both = Several(server.service, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        both = Several(server.service.start, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
         await both.start()
         texts = aiter(both)
         await anext(texts)
@@ -128,3 +129,22 @@ def test_pages_that_a_preempted_text_finds_again_are_no_cached_prompt(tight: Liv
     assert cached(first["usage"]) == 0
     again = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS).json()
     assert 0 < cached(again["usage"]) < again["usage"]["prompt_tokens"]
+
+
+def test_the_timings_of_several_texts_are_those_of_the_whole_reply(tight: Live) -> None:
+    sent = time.perf_counter()
+    answer = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS)
+    took_ms = 1000 * (time.perf_counter() - sent)
+    timings, usage = answer.json()["timings"], answer.json()["usage"]
+    assert timings["preemptions"] >= 1
+    assert timings["cached_tokens"] == cached(usage)
+    assert (timings["prompt_tokens"], timings["completion_tokens"]) == (usage["prompt_tokens"], 600)
+    assert 0 < timings["queue_ms"] + timings["prefill_ms"] + timings["decode_ms"] <= took_ms
+    assert answer.headers["server-timing"].startswith("queue;dur=")
+
+
+def test_embeddings_say_where_the_time_went(tight: Live) -> None:
+    texts = {"model": "tiny", "input": ["a" * 40, "b" * 60]}
+    answer = httpx2.post(f"{tight.url}/v1/embeddings", json=texts, timeout=HANGS)
+    assert answer.json()["timings"]["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"]
+    assert answer.headers["server-timing"].startswith("queue;dur=")

@@ -201,7 +201,7 @@ class Timings:
     """Why a reply took as long as it did: seconds of the server's clock, and counts.
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
-    last.
+    last. Of a reply of several requests: the first step and the first token of any, and the last token of all.
     """
 
     queue_s: float

@@ -28,23 +28,21 @@ def check_model(request: Request, service: Service, name: str) -> None:
 
 async def started(request: Request, service: Service, wanted: Wanted) -> Generation:
     """A generation that the caller reads. Raises what `Service.start` raises, and Gone."""
-    return await unless_gone(request, service.start(wanted))
+    return await unless_gone(request, about(request).started(service.start(wanted)))
 
 
 async def answered(request: Request, service: Service, wanted: Wanted) -> tuple[Generation, Answer]:
     """A whole text; the request is cancelled if its client goes away. Raises what `Service.start` raises, and Gone."""
 
     async def work() -> tuple[Generation, Answer]:
-        generation = await service.start(wanted)
+        generation = await about(request).started(service.start(wanted))
         try:
             [answer] = await generation.answers()
         finally:
             generation.cancel()
         return generation, answer
 
-    generation, answer = await unless_gone(request, work())
-    about(request).ended([generation])
-    return generation, answer
+    return await unless_gone(request, work())
 
 
 async def events_of(
@@ -63,7 +61,6 @@ async def events_of(
             for delta in deltas:
                 chunk = b"".join(take(delta))
                 if delta.finish is not None:
-                    about(request).ended([generation])
                     long = generation.logprobs > LONG
                     chunk += await asyncio.to_thread(_joined, end(delta)) if long else _joined(end(delta))
                 if chunk:

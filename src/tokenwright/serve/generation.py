@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -51,6 +52,7 @@ class Generation:
         self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
+        self._ended: float | None = None
         self._paused = False
         self._left = False
         self._whole = False  # nobody reads before the end
@@ -64,6 +66,8 @@ class Generation:
                 self._written += 1
         if self._written > written:
             self._times[1:] = (delivery.time,)
+        if delivery.ended:
+            self._ended = delivery.time
         if self._waiter is not None and not self._waiter.done():
             if not self._whole or delivery.ended or len(self._deliveries) >= AT_ONCE:
                 self._waiter.set_result(None)
@@ -151,18 +155,18 @@ class Generation:
 
     def timings(self) -> Timings:
         """Where the time went, so far."""
-        now, counts = time.perf_counter(), self.counts()
-        started = self._handle.started or now
-        first, last = (self._times[0], self._times[-1]) if self._times else (now, now)
-        return Timings(
-            queue_s=started - self.asked,
-            prefill_s=max(0.0, first - started),
-            decode_s=last - first,
-            prompt_tokens=counts.prompt,
-            cached_tokens=counts.cached,
-            completion_tokens=counts.completion,
-            preemptions=self._handle.sequence.preemptions,
-        )
+        return timings_of_all([self])
+
+    @property
+    def moments(self) -> tuple[float, float, float]:
+        """When its first step began, its first token came, and its last; for what has not come, its end, or now."""
+        end = self._ended or time.perf_counter()
+        first, last = (self._times[0], self._times[-1]) if self._times else (end, end)
+        return self._handle.started or end, first, last
+
+    @property
+    def preemptions(self) -> int:
+        return self._handle.sequence.preemptions
 
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""
@@ -229,6 +233,25 @@ class Generation:
             delta.finish = "tool_calls"
         self._finished[choice] = delta.finish
         delta.reason, delta.stopped = reason, stopped
+
+
+def timings_of_all(each: Sequence[Generation]) -> Timings:
+    """Where the time of a reply of several requests went: the first step and the first token of any, the last of all.
+
+    Tokens and preemptions are sums.
+    """
+    counts = [one.counts() for one in each]
+    starts, firsts, lasts = zip(*(one.moments for one in each), strict=True)
+    started, first = min(starts), min(firsts)
+    return Timings(
+        queue_s=max(0.0, started - min(one.asked for one in each)),
+        prefill_s=max(0.0, first - started),
+        decode_s=max(lasts) - first,
+        prompt_tokens=sum(one.prompt for one in counts),
+        cached_tokens=sum(one.cached for one in counts),
+        completion_tokens=sum(one.completion for one in counts),
+        preemptions=sum(one.preemptions for one in each),
+    )
 
 
 def _last(choice: int, deltas: Deltas) -> Delta:

@@ -15,10 +15,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.serve.api import about, answers, body_of, takes, unless_gone
+from tokenwright.serve.api import About, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted, no_model
 from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import cut, written
+from tokenwright.serve.openai_replies import cut, server_timing, timings_of, written
 from tokenwright.serve.openai_schema import EmbeddingBody
 from tokenwright.serve.reply_schema import EmbeddingList
 from tokenwright.serve.service import Service
@@ -45,9 +45,7 @@ async def embedded(
         )
         for one in inputs
     ]
-    found = await unless_gone(request, gathered(lambda wanted: _embedded(service, wanted), each))
-    about(request).ended([generation for generation, _ in found])
-    return found
+    return await unless_gone(request, gathered(lambda wanted: _embedded(about(request), service, wanted), each))
 
 
 def tokens_of(found: Embedded) -> int:
@@ -60,8 +58,8 @@ def numbers_of(found: Embedded) -> int:
     return sum(len(vector) for _, vector in found)
 
 
-async def _embedded(service: Service, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
-    generation = await service.start(wanted)
+async def _embedded(about: About, service: Service, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
+    generation = await about.started(service.start(wanted))
     try:
         await generation.answers()
     finally:
@@ -83,6 +81,7 @@ class Embeddings:
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
         found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
         tokens = tokens_of(found)
+        timings = about(request).timings if about(request).timed or body.return_timings else None
 
         def reply() -> dict[str, Any]:
             data = [
@@ -92,9 +91,12 @@ class Embeddings:
             truncated = sum(generation.counts().truncated for generation, _ in found)
             usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
             usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
-            return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+            whole = {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+            return whole if timings is None else whole | {"timings": timings_of(timings)}
 
-        return Response(await written(reply, numbers_of(found)), media_type="application/json")
+        text = await written(reply, numbers_of(found))
+        headers = {} if timings is None else {"server-timing": server_timing(timings)}
+        return Response(text, media_type="application/json", headers=headers)
 
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
