@@ -7,7 +7,7 @@ whatever their Content-Type, because Ollama's clients often send none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -41,7 +41,6 @@ from tokenwright.serve.openai_embeddings import embedded, numbers_of, tokens_of
 from tokenwright.serve.openai_replies import Tokens, dumps, written
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
-from tokenwright.text import Tokenizer
 
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 
@@ -144,9 +143,9 @@ async def _vectors(request: Request, service: Service, body: Embedded, inputs: S
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
     check_model(request, service, plain_name(body.model))
     check_keep_alive(body)
-    llm = await service.opened()
-    lines = Lines(body.model, chat=isinstance(body, Chat), tokenizer=llm.tokenizer)
+    lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
     if not (body.messages if isinstance(body, Chat) else body.prompt):
+        await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
     wanted = Wanted(
         **prompt,
@@ -321,13 +320,13 @@ def _ns(seconds: float) -> int:
 class Lines:
     """The lines of one reply of /api/chat (`chat`) or /api/generate.
 
-    tokenizer: for the texts of tokens with their logprobs.
+    tokens: for the texts of tokens with their logprobs, once the model is loaded.
     """
 
-    def __init__(self, model: str, *, chat: bool, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, *, chat: bool, tokens: Callable[[], Tokens]) -> None:
         self.model = model
         self.chat = chat
-        self._tokens = Tokens(tokenizer)
+        self._tokens = tokens
         self._answer = Answer(0)
         self._sent = 0  # tool calls
 
@@ -370,6 +369,5 @@ class Lines:
         if called:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content
-        logprobs = self._tokens.chat(tokens)["content"]
-        extra = {"logprobs": logprobs} if logprobs else {}
+        extra = {"logprobs": self._tokens().chat(tokens)["content"]} if tokens else {}
         return {"model": self.model, "created_at": now(), **body, "done": False, **extra}
