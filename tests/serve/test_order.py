@@ -62,7 +62,8 @@ def as_responses(deltas: Iterable[Delta]) -> list[Any]:
         list(output.take(delta))
     list(output.take(Delta(0, finish="stop")))
     items = output.response(Counts(1, 1, 0))["output"]
-    return [json.loads(one["arguments"]) if "arguments" in one else one["content"][0]["text"] for one in items]
+    texts = [one["content"][0]["text"].strip() if "content" in one else one["arguments"] for one in items]
+    return [json.loads(one) if one.startswith("{") else one for one in texts]
 
 
 def as_anthropic(deltas: Iterable[Delta]) -> list[Any]:
@@ -72,7 +73,7 @@ def as_anthropic(deltas: Iterable[Delta]) -> list[Any]:
             blocks.append("")
         elif event["type"] == "content_block_delta":
             blocks[event["index"]] += event["delta"].get("text") or event["delta"]["partial_json"]
-    return [json.loads(one) if one.startswith("{") else one for one in blocks]
+    return [json.loads(one) if one.startswith("{") else one.strip() for one in blocks]
 
 
 def test_text_and_calls_keep_their_order() -> None:
