@@ -23,7 +23,7 @@ from tokenwright.serve import ollama_replies as replies
 from tokenwright.serve.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
-from tokenwright.serve.generation import Generation
+from tokenwright.serve.generation import Generation, timings_of_all
 from tokenwright.serve.ollama_card import card, entry, loaded
 from tokenwright.serve.ollama_schema import (
     Chat,
@@ -37,8 +37,8 @@ from tokenwright.serve.ollama_schema import (
     Show,
 )
 from tokenwright.serve.openai_embeddings import Embedded as Vectors
-from tokenwright.serve.openai_embeddings import embedded, numbers_of, tokens_of
-from tokenwright.serve.openai_replies import Tokens, dumps, written
+from tokenwright.serve.openai_embeddings import embedded, tokens_of, vectors
+from tokenwright.serve.openai_replies import Tokens, dumps
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
 
@@ -86,14 +86,13 @@ def add(app: FastAPI, service: Service) -> None:
     async def embed(request: Request) -> Response:
         body = await body_of(request, Embed, any_type=True)
         found = await _vectors(request, service, body, [body.input] if isinstance(body.input, str) else body.input)
-        seconds = sum(durations(one.counts(), one.timings())["total_duration"] for one, _ in found)
+        taken = total_duration(timings_of_all([generation for generation, _ in found]))
 
         def reply() -> Line:
-            vectors = [vector.tolist() for _, vector in found]
-            times = {"total_duration": seconds, "load_duration": 0, "prompt_eval_count": tokens_of(found)}
-            return {"model": body.model, "embeddings": vectors, **times}
+            times = {"total_duration": taken, "load_duration": 0, "prompt_eval_count": tokens_of(found)}
+            return {"model": body.model, "embeddings": [vector.tolist() for _, vector in found], **times}
 
-        return Response(await written(reply, numbers_of(found)), media_type="application/json")
+        return await vectors(request, found, reply)
 
     @app.post(
         "/api/embeddings", openapi_extra=takes(Embeddings), responses=answers(replies.OllamaVector), tags=["Ollama"]
@@ -101,9 +100,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def embeddings(request: Request) -> Response:
         body = await body_of(request, Embeddings, any_type=True)
         found = await _vectors(request, service, body, [body.prompt])
-        return Response(
-            await written(lambda: {"embedding": found[0][1].tolist()}, numbers_of(found)), media_type="application/json"
-        )
+        return await vectors(request, found, lambda: {"embedding": found[0][1].tolist()})
 
     @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
     async def running() -> JSONResponse:
@@ -302,15 +299,19 @@ def done_reason(finished: Answer | Delta) -> str:
 
 def durations(counts: Counts, timings: Timings) -> dict[str, int]:
     """Tokens, and nanoseconds. The prompt's tokens are all of them, cached or not."""
-    total = timings.queue_s + timings.prefill_s + timings.decode_s
     return {
-        "total_duration": _ns(total),
+        "total_duration": total_duration(timings),
         "load_duration": 0,  # the model was loaded when the server started
         "prompt_eval_count": counts.prompt,
         "prompt_eval_duration": _ns(timings.prefill_s),
         "eval_count": counts.completion,
         "eval_duration": _ns(timings.decode_s),
     }
+
+
+def total_duration(timings: Timings) -> int:
+    """Nanoseconds."""
+    return _ns(timings.queue_s + timings.prefill_s + timings.decode_s)
 
 
 def _ns(seconds: float) -> int:
