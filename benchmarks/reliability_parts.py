@@ -22,6 +22,8 @@ from verdicts import Report
 MB, KB = 2**20, 2**10
 AT_ONCE = 32  # clients
 PAGE = 16  # tokens
+MANY = 40  # prompts of one request, of which the server lets so many into its queue at a time:
+ABREAST = 32
 Trial = Callable[[], Awaitable[object]]
 
 
@@ -70,7 +72,7 @@ def same_texts(report: Report, found: Sequence[Any], undisturbed: Sequence[Any])
 
 
 async def kills(server: Server, report: Report, scale: float) -> None:
-    """Clients that go away at a random point, streaming and not."""
+    """Clients that go away at a random point, streaming and not, with one prompt and with two."""
     count = max(8, round(1000 * scale))
     [before] = await texts_of(server, [fixed(48)], 1)
     draws, length = random.Random(1), min(1900, longest(int(server.metrics()["pages"])))
@@ -79,6 +81,8 @@ async def kills(server: Server, report: Report, scale: float) -> None:
         body = fixed(length, draws.random() < 0.5).sent()
         if draws.random() < 0.25:
             body |= {"n": 2, "temperature": 1.0, "max_tokens": length // 2}
+        elif draws.random() < 0.25:
+            body |= {"prompt": ["One day", "One night"], "max_tokens": length // 2}
         exchange = await send(server.address, packed(server.address, "/v1/completions", body))
         try:
             async with asyncio.timeout(draws.random() ** 2 / 2):
@@ -238,17 +242,18 @@ class Stopped:
 
 
 async def stop(server: Server, report: Report, scale: float) -> None:
-    """SIGTERM while requests run and wait."""
+    """SIGTERM while requests run and wait, one of them with prompts that have not come to the queue yet."""
     count, length = max(8, round(128 * scale)), longest(int(server.metrics()["pages"]))
     long = [fixed(min(1900, length - 32), at % 2 == 0, f"Day {at}") for at in range(8)]  # these are open for long
-    wanted = [*long, *mixed(count, 3, length)]
+    many = Wanted("/v1/completions", {**fixed(16).body, "prompt": ["One day"] * MANY}, True)
+    wanted = [*long, *mixed(count, 3, length), many]
     undisturbed = await texts_of(server, [one.whole() for one in wanted], 1)
     ended = ended_in(server.metrics())
     tasks = asyncio.create_task(texts_of(server, wanted, len(wanted)))
     while True:  # until every request is accepted, though some may have ended
         now = await asyncio.to_thread(server.metrics)
         gone = ended_in(now) - ended
-        if now["requests_waiting"] + now["requests_running"] + gone >= len(wanted) or tasks.done():
+        if now["requests_waiting"] + now["requests_running"] + gone >= len(wanted) - 1 + ABREAST or tasks.done():
             break
     open_then = now["requests_waiting"] + now["requests_running"]
     began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -56,6 +57,25 @@ def test_a_line_says_who_asked_what_and_how_long_it_took(locked: Talker, lines: 
     assert 0 <= found["queue_s"] + found["prefill_s"] + found["decode_s"] <= found["ms"] / 1000 + 0.001
     assert found["key"].startswith("key-") and found["client"] == "127.0.0.1"
     assert KEY not in line and SECRET not in line
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_line_of_a_client_that_has_gone_has_the_tokens(locked: Talker, lines: list[str], streamed: bool) -> None:
+    body = {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 1900, "ignore_eos": True, "stream": streamed}
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {locked.url[7:]}\r\nAuthorization: Bearer {KEY}\r\n"
+    content = json.dumps(body)
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    host, port = locked.url[7:].split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall((head + content).encode())
+        until(lambda: len(locked.service._running) == 2)
+        if streamed:
+            client.recv(1)
+    until(lambda: lines)
+    found = json.loads(lines[0])
+    assert (found["status"], found["prompt_tokens"]) == (200 if streamed else 499, 2)
+    assert 0 <= found["completion_tokens"] < 2 * 1900
+    until(locked.idle)
 
 
 def test_what_is_refused_is_logged_under_an_id_of_its_own(locked: Talker, lines: list[str]) -> None:

@@ -1,7 +1,9 @@
 """Replies of several texts: however many a request has, it takes one place in the queue, and waits for its reader."""
 
 import asyncio
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
@@ -9,9 +11,9 @@ import pytest
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright.serve import generation, several
 from tokenwright.serve.app import Served
-from tokenwright.serve.contract import Wanted
+from tokenwright.serve.contract import NotReady, Wanted
 from tokenwright.serve.service import AHEAD, Limits
-from tokenwright.serve.several import Several
+from tokenwright.serve.several import Several, gathered
 
 PARTS = 64  # more than have a place in the engine and in the queue
 
@@ -41,6 +43,47 @@ def test_all_texts_of_a_request_are_embedded(server: Live) -> None:
     assert answer.json()["data"][-1]["embedding"] == pytest.approx(alone.json()["data"][0]["embedding"], abs=1e-5)
 
 
+def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> None:
+    overrides = {"max_tokens": 1900, "ignore_eos": True}
+
+    async def leave() -> int:
+        both = Several(server.service.start, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        await both.start()
+        texts = aiter(both)
+        await anext(texts)
+        both.cancel()
+        async for _ in texts:
+            pass
+        while server.service.running:
+            await asyncio.sleep(0.002)
+        return sum(one.counts().completion for one in both.generations)
+
+    assert asyncio.run_coroutine_threadsafe(leave(), server.loop).result(HANGS) < 2 * 1900
+
+
+def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains(server: Live) -> None:
+    async def ask() -> list[int]:
+        each = [Wanted(prompt="a", overrides={"max_tokens": 1, "ignore_eos": True}) for _ in range(PARTS)]
+        asked = asyncio.create_task(gathered(lambda wanted: _tokens(server, wanted), each))
+        while not server.service.running:
+            await asyncio.sleep(0)
+        server.service.draining = True
+        try:
+            with pytest.raises(NotReady):
+                await server.service.start(each[0])
+            return await asked
+        finally:
+            server.service.draining = False
+
+    assert asyncio.run_coroutine_threadsafe(ask(), server.loop).result(HANGS) == [1] * PARTS
+
+
+async def _tokens(server: Live, wanted: Wanted) -> int:
+    generation = await server.service.start(wanted)
+    await generation.answers()
+    return generation.counts().completion
+
+
 def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
     monkeypatch.setattr(several, "MOST_UNREAD", 8)
@@ -48,7 +91,7 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
     overrides = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> int:
-        both = Several(server.service, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        both = Several(server.service.start, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
         await both.start()
         texts = aiter(both)
         await anext(texts)
@@ -61,3 +104,48 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
         return sum(one.counts().completion for one in both.generations)
 
     assert asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS) == 800
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Its pages are too few for both texts of BOTH."""
+    folder = make_chat_model(tmp_path_factory.mktemp("tight") / "model")
+    with live(folder, pages=32, max_sequences=2, served=Served(["tiny"], timings=True)) as running:
+        yield running
+        settled(running)
+
+
+BOTH = {"model": "tiny", "prompt": ["a" * 40, "b" * 60], "max_tokens": 300, "ignore_eos": True}
+
+
+def cached(usage: dict[str, Any]) -> int:
+    found: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+def test_pages_that_a_preempted_text_finds_again_are_no_cached_prompt(tight: Live) -> None:
+    first = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS).json()
+    assert "tokenwright_preemptions_total 0" not in tight.service.metrics.text().decode()
+    assert cached(first["usage"]) == 0
+    again = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS).json()
+    assert 0 < cached(again["usage"]) < again["usage"]["prompt_tokens"]
+
+
+def test_the_timings_of_several_texts_are_those_of_the_whole_reply(tight: Live) -> None:
+    sent = time.perf_counter()
+    answer = httpx2.post(f"{tight.url}/v1/completions", json=BOTH, timeout=HANGS)
+    took_ms = 1000 * (time.perf_counter() - sent)
+    timings, usage = answer.json()["timings"], answer.json()["usage"]
+    assert timings["preemptions"] >= 1
+    assert timings["cached_tokens"] == cached(usage)
+    assert (timings["prompt_tokens"], timings["completion_tokens"]) == (usage["prompt_tokens"], 600)
+    assert 0 < timings["queue_ms"] + timings["prefill_ms"] + timings["decode_ms"] <= took_ms
+    assert answer.headers["server-timing"].startswith("queue;dur=")
+
+
+def test_embeddings_say_where_the_time_went(tight: Live) -> None:
+    both = {"input": ["a" * 40, "b" * 60]}
+    for path, body in (("v1/embeddings", both), ("api/embed", both), ("api/embeddings", {"prompt": "a" * 100})):
+        answer = httpx2.post(f"{tight.url}/{path}", json={"model": "tiny"} | body, timeout=HANGS)
+        assert answer.json()["timings"]["prompt_tokens"] == 100
+        assert answer.headers["server-timing"].startswith("queue;dur=")

@@ -46,14 +46,15 @@ class Crowd:
 
 
 @contextmanager
-def loading(model: Any, go_on: threading.Event) -> Iterator[tuple[str, Any]]:
+def loading(model: Any, go_on: threading.Event, deadline_s: float | None = None) -> Iterator[tuple[str, Any]]:
     """A server whose model is not loaded before `go_on` is set: its address, and its service."""
 
     def load(report: Any) -> LLM:
         assert go_on.wait(HANGS_S)
         return LLM(model, pages=PAGES, report=report)
 
-    app = make_app(Explorer("tiny", load), Policy.of(None), None, Served(["tiny"], Limits(queue=QUEUE)))
+    limits = Limits(queue=QUEUE, deadline_s=deadline_s)
+    app = make_app(Explorer("tiny", load), Policy.of(None), None, Served(["tiny"], limits))
     with running(app, app.state.service, loaded=False) as talker:
         try:
             yield talker.url, talker.service
@@ -90,6 +91,23 @@ def test_requests_that_wait_for_the_model_are_told_that_the_server_ends(model: A
         asked.stop()
         assert crowd.statuses() == [503, 503]
         assert all("shutting down" in answer.text for answer in crowd.answers)
+
+
+def test_the_deadline_holds_while_the_model_is_loaded(model: Any) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": ["a"] * 3, "timeout_s": 0.2},
+        "/v1/chat/completions": {"messages": hello, "timeout_s": 0.2, "stream": True},
+        "/v1/responses": {"input": "Hello"},
+        "/v1/messages": {"messages": hello, "max_tokens": 4},
+        "/api/chat": {"messages": hello},
+    }
+    with loading(model, threading.Event(), deadline_s=0.3) as (url, _):
+        for path, body in bodies.items():
+            answer = httpx.post(url + path, json=body | {"model": "tiny"}, timeout=HANGS_S)
+            seconds = body.get("timeout_s", 0.3)
+            assert answer.status_code == 503, path
+            assert f"waited for {seconds} s, which is its deadline" in answer.text
 
 
 @pytest.fixture

@@ -281,12 +281,19 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(model: Path) -> None:
         assert server.said == ["1 request may finish; a second Ctrl-C ends what is left"]
 
 
-def test_what_is_not_done_in_time_is_ended(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With an error in the stream, and without a traceback in the log."""
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/v1/chat/completions", CHAT), ("/v1/completions", {"model": "tiny", "prompt": ["a", "b"]})],
+)
+def test_what_is_not_done_in_time_is_ended(
+    model: Path, caplog: pytest.LogCaptureFixture, path: str, asked: dict[str, Any]
+) -> None:
+    """With an error in the stream, whose text has no end, and without a traceback in the log."""
     streamed: list[str] = []
+    body = asked | {"max_tokens": 1900, "ignore_eos": True, "stream": True}
     with live(model, pages=256) as server:
         server.server._drain_s = 0.01
-        ask = lambda: streamed.append(post(server, LONG | {"stream": True}).text)  # noqa: E731
+        ask = lambda: streamed.append(post(server, body, path).text)  # noqa: E731
         thread = threading.Thread(target=ask)
         thread.start()
         until = time.monotonic() + HANGS
@@ -297,6 +304,7 @@ def test_what_is_not_done_in_time_is_ended(model: Path, caplog: pytest.LogCaptur
         thread.join(HANGS)
     last = json.loads(streamed[0].strip().rsplit("data: ", 1)[1])
     assert "the server is shutting down" in last["error"]["message"]
+    assert '"finish_reason":"' not in streamed[0], "a client would take half a text as whole"
     assert not [record for record in caplog.records if record.exc_info]
 
 

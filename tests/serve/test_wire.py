@@ -1,9 +1,11 @@
 """What a stream is on the wire: pings while nothing is written, whole characters, and its end."""
 
+import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -52,6 +54,33 @@ def test_a_stream_that_says_nothing_is_pinged(talker: Talker, slow: threading.Ev
                 break
         rest = list(lines)
     assert pings == 2 and any(line.startswith("data: {") for line in rest)
+
+
+def test_pings_come_so_long_after_the_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pings = 0.0, list[float]()
+    streamed = sse.Streamed(aiter_of(), lambda: None)
+
+    async def wait(tasks: object, timeout: float) -> tuple[object, object]:
+        nonlocal now
+        streamed._sent_at = max(streamed._sent_at, 10.0)  # a chunk was sent
+        now += timeout
+        return now > 50, ()
+
+    async def send(message: Any) -> None:
+        pings.append(now)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    streamed._sent_at = 0.0
+    monkeypatch.setattr(sse, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sse, "asyncio", SimpleNamespace(wait=wait, create_task=asyncio.create_task))
+    asyncio.run(streamed._watch(receive, send))
+    assert pings == [25, 40]
+
+
+async def aiter_of() -> AsyncIterator[bytes]:
+    yield b""
 
 
 def test_the_client_of_openai_passes_over_pings(talker: Talker, slow: threading.Event) -> None:

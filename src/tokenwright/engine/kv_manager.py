@@ -31,6 +31,8 @@ class KVManager:
         self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cached)
         sequence.computed = cached
         sequence.reused += cached
+        if not sequence.preemptions:
+            sequence.prefix_hit = cached
 
     def attach_cached(self, sequence: Sequence) -> None:
         self.attach(sequence, self.cached_prefix(sequence))

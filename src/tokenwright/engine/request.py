@@ -169,6 +169,7 @@ class Sequence:
     hidden_reported: int = 0  # prompt tokens whose hidden states were reported
     forwarded: int = 0  # tokens sent through the layers for it, recomputation included
     reused: int = 0  # tokens not sent through them, because their K and V were found
+    prefix_hit: int = 0  # of these, the tokens of the prompt that were cached when it was first admitted
     preemptions: int = 0
 
     @property

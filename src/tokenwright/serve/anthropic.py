@@ -32,7 +32,7 @@ from tokenwright.serve.anthropic_schema import (
     UserMessage,
 )
 from tokenwright.serve.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
-from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, Wanted
+from tokenwright.serve.contract import Answer, Counts, Delta, Kind, Problem, Tool, ToolCallDelta, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.identities import new_hex
@@ -311,24 +311,28 @@ class Events:
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta, but for its end."""
+        yield from self._calls(delta.continued)
         if delta.reasoning and self.shown:
             yield from self._block({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.text:
             yield from self._block({"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": delta.text})
-        for call in delta.tool_calls:
-            if call.id is not None:
-                yield from self._close()
-                yield from self._block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        yield from self._calls(delta.begun)
 
     def end(self, delta: Delta, counts: Counts, more: Event) -> Iterator[Event]:
         """The events of the last delta's end. more: fields beyond the API's."""
         yield from self._close()
         yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(counts), **more}
         yield {"type": "message_stop"}
+
+    def _calls(self, calls: Iterable[ToolCallDelta]) -> Iterator[Event]:
+        for call in calls:
+            if call.id is not None:
+                yield from self._close()
+                yield from self._block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            if call.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def _block(self, block: dict[str, Any]) -> Iterator[Event]:
         """Go on with a block of this type, or open this one."""

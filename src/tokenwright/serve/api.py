@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,11 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.contract import NOBODY, Caller, Counts, Kind, Problem, ServerError, Timings, problem_of
-
-if TYPE_CHECKING:
-    from tokenwright.serve.generation import Generation
+from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 from tokenwright.serve.fields import complaint, complaint_of_parameters
+from tokenwright.serve.generation import Generation, timings_of_all
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -43,8 +41,8 @@ class About:
 
     large: a thread reads its body.
 
-    Of a request that has generated, by `ended`: timings, of its last text; counts and finishes, of all of them; asked,
-    when the service took it, in seconds of time.perf_counter.
+    generations: of the service for this request, each from its start on; what they say so far, when it is asked for:
+    timings, tokens, finishes, and asked, when the service took the first, in seconds of time.perf_counter.
     """
 
     request_id: str
@@ -52,21 +50,25 @@ class About:
     caller: Caller = NOBODY
     model: str = ""
     large: bool = False
-    timings: Timings | None = None
-    counts: Counts | None = None
-    finishes: tuple[str, ...] = ()
-    asked: float = 0.0
+    generations: list[Generation] = field(default_factory=list)
 
-    def ended(self, each: Sequence[Generation]) -> Timings:
-        """Take what the request's generations say at their end; returns the timings of the last one."""
-        self.timings = timings = each[-1].timings()
-        counts = [one.counts() for one in each]
-        self.counts = Counts(
-            sum(one.prompt for one in counts), sum(one.completion for one in counts), sum(one.cached for one in counts)
-        )
-        self.finishes = tuple(finish for one in each for finish in one.finishes)
-        self.asked = each[-1].asked
-        return timings
+    async def started(self, starting: Awaitable[Generation]) -> Generation:
+        """What `Service.start` returns, which belongs to this request. Raises what that raises."""
+        generation = await starting
+        self.generations.append(generation)
+        return generation
+
+    @property
+    def timings(self) -> Timings | None:
+        return timings_of_all(self.generations) if self.generations else None
+
+    @property
+    def finishes(self) -> list[str]:
+        return [finish for one in self.generations for finish in one.finishes]
+
+    @property
+    def asked(self) -> float:
+        return min(one.asked for one in self.generations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import dropwhile, takewhile
 from typing import Any, Literal
 
 from tokenwright.checks import shown
@@ -26,7 +27,7 @@ MOST_NAME = 256  # characters of a name that are compared
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
 
 ToolMode = Literal["auto", "none", "required"]
-Finish = Literal["stop", "length", "tool_calls", "abort"]
+Finish = Literal["stop", "length", "tool_calls"]
 Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
 
 
@@ -119,8 +120,9 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """What one step adds to the text number `choice`. Any of its parts may be empty.
+    """What one step, or some that were read together, add to the text number `choice`. Any of its parts may be empty.
 
+    Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
     tokens: the step's tokens with their logprobs, if the request asked for logprobs. finish: why the text ended, in its
     last delta alone; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
     """
@@ -133,6 +135,16 @@ class Delta:
     finish: Finish | None = None
     reason: FinishReason | None = None
     stopped: str | int | None = None
+
+    @property
+    def continued(self) -> list[ToolCallDelta]:
+        """The fragments of the call that was open before."""
+        return list(takewhile(lambda call: call.id is None, self.tool_calls))
+
+    @property
+    def begun(self) -> list[ToolCallDelta]:
+        """The fragments of calls that begin here."""
+        return list(dropwhile(lambda call: call.id is None, self.tool_calls))
 
 
 @dataclass(slots=True)
@@ -189,7 +201,7 @@ class Timings:
     """Why a reply took as long as it did: seconds of the server's clock, and counts.
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
-    last.
+    last. Of a reply of several requests: the first step and the first token of any, and the last token of all.
     """
 
     queue_s: float

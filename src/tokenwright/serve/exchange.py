@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from tokenwright.errors import TokenwrightError
 from tokenwright.serve.api import about, unless_gone
-from tokenwright.serve.contract import ENDING, Answer, Delta, NotReady, Problem, ToolCall, Wanted, no_model, problem_of
+from tokenwright.serve.contract import Answer, Delta, NotReady, Problem, ToolCall, Wanted, no_model, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.openai_replies import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service import Service
@@ -28,25 +28,21 @@ def check_model(request: Request, service: Service, name: str) -> None:
 
 async def started(request: Request, service: Service, wanted: Wanted) -> Generation:
     """A generation that the caller reads. Raises what `Service.start` raises, and Gone."""
-    return await unless_gone(request, service.start(wanted))
+    return await unless_gone(request, about(request).started(service.start(wanted)))
 
 
 async def answered(request: Request, service: Service, wanted: Wanted) -> tuple[Generation, Answer]:
     """A whole text; the request is cancelled if its client goes away. Raises what `Service.start` raises, and Gone."""
 
     async def work() -> tuple[Generation, Answer]:
-        generation = await service.start(wanted)
+        generation = await about(request).started(service.start(wanted))
         try:
             [answer] = await generation.answers()
         finally:
             generation.cancel()
         return generation, answer
 
-    generation, answer = await unless_gone(request, work())
-    about(request).ended([generation])
-    if answer.finish == "abort":
-        raise NotReady(ENDING)
-    return generation, answer
+    return await unless_gone(request, work())
 
 
 async def events_of(
@@ -64,10 +60,7 @@ async def events_of(
         async for deltas in generation:
             for delta in deltas:
                 chunk = b"".join(take(delta))
-                if delta.finish == "abort":
-                    raise NotReady(ENDING)
                 if delta.finish is not None:
-                    about(request).ended([generation])
                     long = generation.logprobs > LONG
                     chunk += await asyncio.to_thread(_joined, end(delta)) if long else _joined(end(delta))
                 if chunk:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
-from tokenwright.serve.contract import Answer, Counts, Delta, Finish, NotReady, Timings
+from tokenwright.serve.contract import ENDING, Answer, Counts, Delta, Finish, NotReady, Timings
 from tokenwright.serve.prepare import Prepared
 from tokenwright.serve.reading import Reader
 from tokenwright.transcript import Transcript
@@ -20,11 +22,12 @@ from tokenwright.transcript import Transcript
 MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
 AT_ONCE = 64  # steps that a reader of whole texts takes at a time
 
+Deltas = dict[int, list[Delta]]  # by the number of the text
+
 _FINISH: dict[FinishReason, Finish] = {
     FinishReason.LENGTH: "length",
     FinishReason.CONTEXT: "length",
     FinishReason.TIME: "length",
-    FinishReason.ABORTED: "abort",
 }
 
 
@@ -46,9 +49,10 @@ class Generation:
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._readers: dict[int, Reader] = {}
-        self._finished: dict[int, Finish] = {}  # by the number of the text
+        self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
         self._written = 0
         self._times: list[float] = []  # of the first and the last token
+        self._ended: float | None = None
         self._paused = False
         self._left = False
         self._whole = False  # nobody reads before the end
@@ -62,6 +66,8 @@ class Generation:
                 self._written += 1
         if self._written > written:
             self._times[1:] = (delivery.time,)
+        if delivery.ended:
+            self._ended = delivery.time
         if self._waiter is not None and not self._waiter.done():
             if not self._whole or delivery.ended or len(self._deliveries) >= AT_ONCE:
                 self._waiter.set_result(None)
@@ -91,7 +97,7 @@ class Generation:
                 if self._transcript.ended:
                     self._transcript.check()
                     if self._aborted and not self._left:
-                        raise NotReady("the text was ended before its time, because the server is shutting down")
+                        raise NotReady(ENDING)
                     raise StopAsyncIteration
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
@@ -123,8 +129,8 @@ class Generation:
         return self._transcript.prompt_logprobs
 
     @property
-    def finishes(self) -> list[Finish]:
-        """Why each text has ended that has, in the order of the texts."""
+    def finishes(self) -> list[str]:
+        """Why each text has ended that has, in the order of the texts; "abort": it was cancelled."""
         return [self._finished[choice] for choice in sorted(self._finished)]
 
     def counts(self) -> Counts:
@@ -132,7 +138,7 @@ class Generation:
         return Counts(
             prompt=len(self.prompt_ids),
             completion=self._written,
-            cached=min(self._handle.sequence.reused, len(self.prompt_ids)),
+            cached=self._handle.sequence.prefix_hit,
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
         )
@@ -149,22 +155,22 @@ class Generation:
 
     def timings(self) -> Timings:
         """Where the time went, so far."""
-        now, counts = time.perf_counter(), self.counts()
-        started = self._handle.started or now
-        first, last = (self._times[0], self._times[-1]) if self._times else (now, now)
-        return Timings(
-            queue_s=started - self.asked,
-            prefill_s=max(0.0, first - started),
-            decode_s=last - first,
-            prompt_tokens=counts.prompt,
-            cached_tokens=counts.cached,
-            completion_tokens=counts.completion,
-            preemptions=self._handle.sequence.preemptions,
-        )
+        return timings_of_all([self])
+
+    @property
+    def moments(self) -> tuple[float, float, float]:
+        """When its first step began, its first token came, and its last; for what has not come, its end, or now."""
+        end = self._ended or time.perf_counter()
+        first, last = (self._times[0], self._times[-1]) if self._times else (end, end)
+        return self._handle.started or end, first, last
+
+    @property
+    def preemptions(self) -> int:
+        return self._handle.sequence.preemptions
 
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""
-        deltas: dict[int, Delta] = {}
+        deltas: Deltas = {}
         while self._deliveries:
             delivery = self._deliveries.popleft()
             pieces = self._transcript.add(delivery)
@@ -176,14 +182,11 @@ class Generation:
         if self._paused:
             self._paused = False
             self._handle.resume()
-        return [delta for delta in deltas.values() if _says_something(delta)]
+        return [delta for its in deltas.values() for delta in its if _says_something(delta)]
 
-    def _push(self, piece: Piece, deltas: dict[int, Delta]) -> None:
-        choice = piece.choice
-        delta = deltas.get(choice)
-        if delta is None:
-            delta = deltas[choice] = Delta(choice)
-        self._reader(choice).push(piece.text, piece.token_id, delta)
+    def _push(self, piece: Piece, deltas: Deltas) -> None:
+        delta = _last(piece.choice, deltas)
+        self._reader(piece.choice).push(piece.text, piece.token_id, delta)
         if self.params.logprobs is not None and piece.token_id is not None:
             delta.tokens.append(piece)
 
@@ -193,7 +196,7 @@ class Generation:
             reader = self._readers[choice] = self._prepared.reader()
         return reader
 
-    def _end_texts(self, deltas: dict[int, Delta], all_ended: bool) -> None:
+    def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
         """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
         if self._transcript.error is not None or (self._prepared.at_end and not all_ended):
             return
@@ -210,7 +213,7 @@ class Generation:
             if choice not in self._finished:
                 self._finish(choice, reason, stopped, deltas)
 
-    def _push_whole(self, choice: int, best: Completion, deltas: dict[int, Delta]) -> None:
+    def _push_whole(self, choice: int, best: Completion, deltas: Deltas) -> None:
         """A text that is known at once."""
         tops = best.top_logprobs or ((),) * len(best.token_ids)
         texts = (best.text, *("",) * (len(best.token_ids) - 1))
@@ -218,15 +221,45 @@ class Generation:
         for text, token, logprob, own, top in zip(texts, best.token_ids, best.logprobs, drawn, tops, strict=True):
             self._push(Piece(text, token, logprob, own, top, choice), deltas)
 
-    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: dict[int, Delta]) -> None:
-        delta = deltas.setdefault(choice, Delta(choice))
+    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
+        delta = _last(choice, deltas)
         reader = self._reader(choice)
         reader.finish(delta)
+        if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
+            self._finished[choice] = "abort"
+            return
         delta.finish = _FINISH.get(reason, "stop")
         if delta.finish == "stop" and reader.called:
             delta.finish = "tool_calls"
         self._finished[choice] = delta.finish
         delta.reason, delta.stopped = reason, stopped
+
+
+def timings_of_all(each: Sequence[Generation]) -> Timings:
+    """Where the time of a reply of several requests went: the first step and the first token of any, the last of all.
+
+    Tokens and preemptions are sums.
+    """
+    counts = [one.counts() for one in each]
+    starts, firsts, lasts = zip(*(one.moments for one in each), strict=True)
+    started, first = min(starts), min(firsts)
+    return Timings(
+        queue_s=max(0.0, started - min(one.asked for one in each)),
+        prefill_s=max(0.0, first - started),
+        decode_s=max(lasts) - first,
+        prompt_tokens=sum(one.prompt for one in counts),
+        cached_tokens=sum(one.cached for one in counts),
+        completion_tokens=sum(one.completion for one in counts),
+        preemptions=sum(one.preemptions for one in each),
+    )
+
+
+def _last(choice: int, deltas: Deltas) -> Delta:
+    """Where the next step of a text goes: into a new delta after calls, because a delta's text precedes its calls."""
+    its = deltas.setdefault(choice, [])
+    if not its or its[-1].tool_calls:
+        its.append(Delta(choice))
+    return its[-1]
 
 
 def _says_something(delta: Delta) -> bool:

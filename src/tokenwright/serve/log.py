@@ -79,9 +79,9 @@ def _line(scope: Scope, about: About, status: int, size: int, seconds: float) ->
         "bytes": size,
         "ms": round(1000 * seconds, 1),
     }
-    if about.timings is not None:
-        timings = asdict(about.timings)
-        found |= {name: round(value, 4) if isinstance(value, float) else value for name, value in timings.items()}
+    if (timings := about.timings) is not None:
+        said = asdict(timings)
+        found |= {name: round(value, 4) if isinstance(value, float) else value for name, value in said.items()}
     return json.dumps(found)
 
 

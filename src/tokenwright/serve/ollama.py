@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -25,7 +25,7 @@ from tokenwright.serve import ollama_replies as replies
 from tokenwright.serve.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.contract import Answer, Counts, Delta, Problem, Timings, Tool, ToolCall, Wanted
 from tokenwright.serve.exchange import answered, arguments_of, check_model, events_of, said, started, whole
-from tokenwright.serve.generation import Generation
+from tokenwright.serve.generation import Generation, timings_of_all
 from tokenwright.serve.ollama_card import card, entry, loaded
 from tokenwright.serve.ollama_schema import (
     Chat,
@@ -39,11 +39,10 @@ from tokenwright.serve.ollama_schema import (
     Show,
 )
 from tokenwright.serve.openai_embeddings import Embedded as Vectors
-from tokenwright.serve.openai_embeddings import embedded, numbers_of, tokens_of
-from tokenwright.serve.openai_replies import Tokens, dumps, written
+from tokenwright.serve.openai_embeddings import embedded, tokens_of, vectors
+from tokenwright.serve.openai_replies import Tokens, dumps
 from tokenwright.serve.service import Service
 from tokenwright.serve.sse import Streamed
-from tokenwright.text import Tokenizer
 
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 
@@ -89,14 +88,13 @@ def add(app: FastAPI, service: Service) -> None:
     async def embed(request: Request) -> Response:
         body = await body_of(request, Embed, any_type=True)
         found = await _vectors(request, service, body, [body.input] if isinstance(body.input, str) else body.input)
-        seconds = sum(durations(one.counts(), one.timings())["total_duration"] for one, _ in found)
+        taken = total_duration(timings_of_all([generation for generation, _ in found]))
 
         def reply() -> Line:
-            vectors = [vector.tolist() for _, vector in found]
-            times = {"total_duration": seconds, "load_duration": 0, "prompt_eval_count": tokens_of(found)}
-            return {"model": body.model, "embeddings": vectors, **times}
+            times = {"total_duration": taken, "load_duration": 0, "prompt_eval_count": tokens_of(found)}
+            return {"model": body.model, "embeddings": [vector.tolist() for _, vector in found], **times}
 
-        return Response(await written(reply, numbers_of(found)), media_type="application/json")
+        return await vectors(request, found, reply)
 
     @app.post(
         "/api/embeddings", openapi_extra=takes(Embeddings), responses=answers(replies.OllamaVector), tags=["Ollama"]
@@ -104,9 +102,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def embeddings(request: Request) -> Response:
         body = await body_of(request, Embeddings, any_type=True)
         found = await _vectors(request, service, body, [body.prompt])
-        return Response(
-            await written(lambda: {"embedding": found[0][1].tolist()}, numbers_of(found)), media_type="application/json"
-        )
+        return await vectors(request, found, lambda: {"embedding": found[0][1].tolist()})
 
     @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
     async def running() -> JSONResponse:
@@ -155,9 +151,9 @@ async def _vectors(request: Request, service: Service, body: Embedded, inputs: S
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
     model = served_model(request, service, body.model)
     check_keep_alive(body)
-    llm = await service.opened()
-    lines = Lines(body.model, chat=isinstance(body, Chat), tokenizer=llm.tokenizer)
+    lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
     if not (body.messages if isinstance(body, Chat) else body.prompt):
+        await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
     wanted = Wanted(
         **prompt,
@@ -325,15 +321,19 @@ def done_reason(finished: Answer | Delta) -> str:
 
 def durations(counts: Counts, timings: Timings) -> dict[str, int]:
     """Tokens, and nanoseconds. The prompt's tokens are all of them, cached or not."""
-    total = timings.queue_s + timings.prefill_s + timings.decode_s
     return {
-        "total_duration": _ns(total),
+        "total_duration": total_duration(timings),
         "load_duration": 0,  # the model was loaded when the server started
         "prompt_eval_count": counts.prompt,
         "prompt_eval_duration": _ns(timings.prefill_s),
         "eval_count": counts.completion,
         "eval_duration": _ns(timings.decode_s),
     }
+
+
+def total_duration(timings: Timings) -> int:
+    """Nanoseconds."""
+    return _ns(timings.queue_s + timings.prefill_s + timings.decode_s)
 
 
 def _ns(seconds: float) -> int:
@@ -343,13 +343,13 @@ def _ns(seconds: float) -> int:
 class Lines:
     """The lines of one reply of /api/chat (`chat`) or /api/generate.
 
-    tokenizer: for the texts of tokens with their logprobs.
+    tokens: for the texts of tokens with their logprobs, once the model is loaded.
     """
 
-    def __init__(self, model: str, *, chat: bool, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, *, chat: bool, tokens: Callable[[], Tokens]) -> None:
         self.model = model
         self.chat = chat
-        self._tokens = Tokens(tokenizer)
+        self._tokens = tokens
         self._answer = Answer(0)
         self._sent = 0  # tool calls
 
@@ -392,6 +392,5 @@ class Lines:
         if called:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content
-        logprobs = self._tokens.chat(tokens)["content"]
-        extra = {"logprobs": logprobs} if logprobs else {}
+        extra = {"logprobs": self._tokens().chat(tokens)["content"]} if tokens else {}
         return {"model": self.model, "created_at": now(), **body, "done": False, **extra}

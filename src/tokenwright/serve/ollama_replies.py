@@ -65,12 +65,14 @@ class OllamaVectors(Reply):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+    timings: Timings = absent()
 
 
 class OllamaVector(Reply):
     """The reply of /api/embeddings."""
 
     embedding: list[float]
+    timings: Timings = absent()
 
 
 class OllamaDetails(Reply):

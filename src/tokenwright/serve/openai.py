@@ -10,9 +10,21 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from tokenwright.completion import Piece
-from tokenwright.serve.api import EVENTS, Api, about, answers, body_of, off_loop, problem_from, takes, unless_gone
+from tokenwright.serve.api import (
+    EVENTS,
+    About,
+    Api,
+    about,
+    answers,
+    body_of,
+    off_loop,
+    problem_from,
+    takes,
+    unless_gone,
+)
 from tokenwright.serve.contract import Answer, Delta, NotReady, Wanted
-from tokenwright.serve.generation import Generation
+from tokenwright.serve.exchange import started
+from tokenwright.serve.generation import Generation, timings_of_all
 from tokenwright.serve.openai_replies import (
     LONG,
     Chunks,
@@ -59,9 +71,9 @@ class OpenAI:
         names = Names("chat.completion", body.model)
         about(request).model = body.model
         if body.stream:
-            generation = await unless_gone(request, self.service.start(wanted))
+            generation = await started(request, self.service, wanted)
             return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
-        generation, answers = await unless_gone(request, self._finished(wanted))
+        generation, answers = await unless_gone(request, self._finished(about(request), wanted))
         tokens = self._tokens()
 
         def choices() -> list[Json]:
@@ -84,9 +96,10 @@ class OpenAI:
         names = Names("text_completion", body.model)
         about(request).model = body.model
         if body.stream:
-            started = await unless_gone(request, self._started(each))
-            return Streamed(self._lines(request, body, started, names), started.cancel)
-        finished = await unless_gone(request, gathered(self._finished, each))
+            several = Several(lambda wanted: about(request).started(self.service.start(wanted)), each)
+            await unless_gone(request, several.start())
+            return Streamed(self._lines(request, body, several, names), several.cancel)
+        finished = await unless_gone(request, gathered(lambda wanted: self._finished(about(request), wanted), each))
 
         def choices() -> list[Json]:
             return [
@@ -97,8 +110,8 @@ class OpenAI:
 
         return await self._reply(request, body, names, choices, [generation for generation, _ in finished])
 
-    async def _finished(self, wanted: Wanted) -> tuple[Generation, list[Answer]]:
-        generation = await self.service.start(wanted)
+    async def _finished(self, about: About, wanted: Wanted) -> tuple[Generation, list[Answer]]:
+        generation = await about.started(self.service.start(wanted))
         try:
             return generation, await generation.answers()
         finally:
@@ -112,7 +125,7 @@ class OpenAI:
         choices: Callable[[], list[Json]],
         each: Sequence[Generation],
     ) -> Response:
-        timings = about(request).ended(each)
+        timings = timings_of_all(each)
         said = timings if about(request).timed or body.return_timings else None
         usage = usage_of(one.counts() for one in each)
         text = await written(lambda: names.whole(choices(), usage, said), sum(one.logprobs for one in each))
@@ -141,18 +154,13 @@ class OpenAI:
 
     def _last(self, request: Request, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
         """What follows the last text: usage and timings where they are asked for, and the end."""
-        timings = about(request).ended(each)
+        timings = timings_of_all(each)
         said = timings if about(request).timed or body.return_timings else None
         asked = body.stream_options is not None and body.stream_options.include_usage
         if said is None and not asked:
             return DONE
         usage = usage_of(one.counts() for one in each) if asked else None
         return chunks.last(usage, said).encode() + DONE
-
-    async def _started(self, each: Sequence[Wanted]) -> Several:
-        several = Several(self.service, each)
-        await several.start()
-        return several
 
     async def _lines(
         self, request: Request, body: CompletionBody, several: Several, names: Names

@@ -7,7 +7,7 @@ A language model was not trained to make embeddings; these are what its hidden s
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.serve.api import about, answers, body_of, takes, unless_gone
+from tokenwright.serve.api import About, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.contract import Wanted, no_model
-from tokenwright.serve.generation import Generation
-from tokenwright.serve.openai_replies import cut, written
+from tokenwright.serve.generation import Generation, timings_of_all
+from tokenwright.serve.openai_replies import Json, cut, server_timing, timings_of, written
 from tokenwright.serve.openai_schema import EmbeddingBody
 from tokenwright.serve.reply_schema import EmbeddingList
 from tokenwright.serve.service import Service
@@ -45,9 +45,7 @@ async def embedded(
         )
         for one in inputs
     ]
-    found = await unless_gone(request, gathered(lambda wanted: _embedded(service, wanted), each))
-    about(request).ended([generation for generation, _ in found])
-    return found
+    return await unless_gone(request, gathered(lambda wanted: _embedded(about(request), service, wanted), each))
 
 
 def tokens_of(found: Embedded) -> int:
@@ -55,13 +53,17 @@ def tokens_of(found: Embedded) -> int:
     return sum(len(generation.prompt_ids) for generation, _ in found)
 
 
-def numbers_of(found: Embedded) -> int:
-    """The numbers of all vectors."""
-    return sum(len(vector) for _, vector in found)
+async def vectors(request: Request, found: Embedded, reply: Callable[[], Json], timed: bool = False) -> Response:
+    """The response with the vectors in `reply`. timed: the request asks where the time went."""
+    timings = timings_of_all([generation for generation, _ in found]) if timed or about(request).timed else None
+    more = {} if timings is None else {"timings": timings_of(timings)}
+    text = await written(lambda: reply() | more, sum(len(vector) for _, vector in found))
+    headers = {} if timings is None else {"server-timing": server_timing(timings)}
+    return Response(text, media_type="application/json", headers=headers)
 
 
-async def _embedded(service: Service, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
-    generation = await service.start(wanted)
+async def _embedded(about: About, service: Service, wanted: Wanted) -> tuple[Generation, NDArray[np.float32]]:
+    generation = await about.started(service.start(wanted))
     try:
         await generation.answers()
     finally:
@@ -84,7 +86,7 @@ class Embeddings:
         found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
         tokens = tokens_of(found)
 
-        def reply() -> dict[str, Any]:
+        def reply() -> Json:
             data = [
                 {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
                 for at, (_, vector) in enumerate(found)
@@ -94,7 +96,7 @@ class Embeddings:
             usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
             return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
 
-        return Response(await written(reply, numbers_of(found)), media_type="application/json")
+        return await vectors(request, found, reply, body.return_timings)
 
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:

@@ -234,7 +234,7 @@ class Chunks:
             logprobs = dumps(tokens.chat(delta.tokens)) if delta.tokens else "null"
             lines.append(self.chat_choice(delta.choice, "{" + ",".join(parts) + "}", logprobs))
         if delta.finish is not None:
-            lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{_finish(delta.finish)}"'))
+            lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{delta.finish}"'))
         return "".join(lines)
 
     def chat_choice(self, choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
@@ -243,7 +243,7 @@ class Chunks:
 
     def completion(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> str:
         """A chunk with one choice of a completion."""
-        reason = "null" if finish is None else f'"{_finish(finish)}"'
+        reason = "null" if finish is None else f'"{finish}"'
         found = "null" if logprobs is None else dumps(logprobs)
         return self.line(f'{{"index":{index},"text":{dumps(text)},"logprobs":{found},"finish_reason":{reason}}}')
 
@@ -254,11 +254,6 @@ def _fragment(call: ToolCallDelta) -> Json:
     return found if call.id is None else found | {"id": call.id, "type": "function"}
 
 
-def _finish(finish: str | None) -> str:
-    """A finish reason of OpenAI's; a text that was cancelled has no client left that could read it."""
-    return "stop" if finish in (None, "abort") else str(finish)
-
-
 def finish_of(answer: Answer) -> str:
-    """The finish reason of a whole text."""
-    return _finish(answer.finish)
+    """The finish reason of a whole text; one that was cancelled has no client left that could read it."""
+    return answer.finish or "stop"

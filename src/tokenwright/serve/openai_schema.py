@@ -319,6 +319,7 @@ class EmbeddingBody(Body):
     encoding_format: Literal["float", "base64"] = "float"
     user: Text | None = None
     truncate_prompt_tokens: Tokens | None = None
+    return_timings: bool = False
 
 
 class Problems(BaseModel):

@@ -178,6 +178,7 @@ class EmbeddingList(Reply):
     model: str
     pooling: Literal["mean"]
     usage: EmbeddingUsage
+    timings: Timings = absent()
 
 
 class Tokenized(Reply):

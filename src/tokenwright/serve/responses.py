@@ -55,7 +55,6 @@ def add(app: FastAPI, service: Service) -> None:
     async def create(request: Request) -> Response:
         body = await body_of(request, Create)
         check_model(request, service, body.model)
-        llm = await service.opened()
         wanted = Wanted(
             **await off_loop(request, lambda: prompt_of(body)),
             overrides=overrides_of(body),
@@ -66,7 +65,7 @@ def add(app: FastAPI, service: Service) -> None:
         )
 
         def render(tokens: Iterable[Piece]) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = Tokens(llm.tokenizer).chat(list(tokens))["content"]
+            found: list[dict[str, Any]] = Tokens(service.host.llm.tokenizer).chat(list(tokens))["content"]
             return found
 
         if not body.stream:

@@ -110,12 +110,14 @@ class Output:
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta, but for the response's end."""
+        for call in delta.continued:
+            yield from self._add_call(call)
         if delta.reasoning:
             yield from self._add_text("reasoning", delta.reasoning)
         self._tokens += delta.tokens
         if delta.text:
             yield from self._add_text("message", delta.text)
-        for call in delta.tool_calls:
+        for call in delta.begun:
             yield from self._add_call(call)
         if delta.finish is not None:
             self._cut = delta.finish == "length"

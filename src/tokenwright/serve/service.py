@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +19,7 @@ from tokenwright.engine import Failed, Finished, FinishReason, Request, Sampling
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.errors import EngineError
 from tokenwright.serve.admission import Admission, Place
-from tokenwright.serve.contract import ENDING, NotReady, Problem, Wanted, problem_of
+from tokenwright.serve.contract import ENDING, Late, NotReady, Problem, Wanted, problem_of
 from tokenwright.serve.generation import Generation
 from tokenwright.serve.host import Host
 from tokenwright.serve.metrics import Metrics
@@ -92,7 +91,7 @@ class Service:
 
         Raises NotReady if that takes long or fails, and while draining; Busy where too many wait for it.
         """
-        if self.draining:
+        if self.draining and not taken:
             raise NotReady(ENDING)
         if self._preparer is None:
             if self._crowded and not taken:
@@ -155,15 +154,21 @@ class Service:
         asked = time.perf_counter() if wanted.since is None else wanted.since
         check(wanted)
         taken = wanted.since is not None
-        preparer = await self.preparer(taken=taken)
-        preparer.check_prompt(wanted)
-        left = deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
-        if taken and deadline is not None:
-            left = deadline - (time.perf_counter() - asked)
-        place = await self.admission.enter(wanted.caller.key, _weight(wanted), wanted.priority, left, taken=taken)
+        deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - (time.perf_counter() - asked)):
+                preparer = await self.preparer(taken=taken)
+                preparer.check_prompt(wanted)
+                key, weight = wanted.caller.key, _weight(wanted)
+                place = await self.admission.enter(key, weight, wanted.priority, None, taken=taken)
+        except TimeoutError:
+            raise _late(deadline) from None
         try:
             if deadline is not None:
-                wanted = replace(wanted, deadline_s=max(0.001, deadline - (time.perf_counter() - asked)))
+                left = deadline - (time.perf_counter() - asked)
+                if left <= 0:
+                    raise _late(deadline)
+                wanted = replace(wanted, deadline_s=left)
             if preparer.quick(wanted):
                 prepared = preparer.prepare(wanted)
             else:
@@ -259,17 +264,6 @@ class Service:
         finally:
             handle.cancel()
 
-    async def drain(self, seconds: float) -> bool:
-        """Refuse new requests and wait for the running and the waiting ones to end; False if some did not in time."""
-        self.draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._running or self.admission.waiting or self.reading.used:
-                    await asyncio.sleep(0.01)
-                return True
-        self.stop()
-        return False
-
     def stop(self) -> None:
         """End every request now."""
         self.draining = self._stopped = True
@@ -287,6 +281,11 @@ def _heard(task: asyncio.Task[None]) -> None:
     """Take a task's exception: perhaps nobody waits for it any more, and asyncio would complain."""
     if not task.cancelled():
         task.exception()
+
+
+def _late(deadline_s: float | None) -> Late:
+    assert deadline_s is not None, "only a deadline makes a request late"
+    return Late(f"the request waited for {deadline_s:g} s, which is its deadline")
 
 
 def _weight(wanted: Wanted) -> int:

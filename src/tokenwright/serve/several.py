@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from tokenwright.serve.contract import Delta, Wanted
 from tokenwright.serve.generation import MOST_UNREAD, Generation
-from tokenwright.serve.service import Service
 
 T = TypeVar("T")
+Start = Callable[[Wanted], Awaitable[Generation]]  # `Service.start`, perhaps with something around it
 
 ABREAST = 32  # requests of one reply
 
@@ -24,9 +24,9 @@ ABREAST = 32  # requests of one reply
 class Several:
     """The generations of several prompts, read side by side."""
 
-    def __init__(self, service: Service, each: Sequence[Wanted]) -> None:
+    def __init__(self, start: Start, each: Sequence[Wanted]) -> None:
         self.generations: list[Generation] = []
-        self._service = service
+        self._start = start
         self._wanted = each
         self._news: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
@@ -36,7 +36,7 @@ class Several:
     async def start(self) -> None:
         """Start all. Raises what the first that fails raises, with none of them left."""
         if len(self._wanted) == 1:
-            self.generations = [await self._service.start(self._wanted[0])]
+            self.generations = [await self._start(self._wanted[0])]
             return
         started: list[asyncio.Future[Generation]] = [asyncio.get_running_loop().create_future() for _ in self._wanted]
         parts, abreast = _Parts(), asyncio.Semaphore(ABREAST)
@@ -52,7 +52,7 @@ class Several:
     ) -> None:
         try:
             async with abreast:
-                generation = await self._service.start(parts.part(at, self._wanted[at]))
+                generation = await self._start(parts.part(at, self._wanted[at]))
         except BaseException as error:
             if not started.done():
                 started.set_exception(error)
@@ -65,11 +65,11 @@ class Several:
                 while self._begun and self._news.qsize() >= MOST_UNREAD:
                     self._taken.clear()
                     await self._taken.wait()  # meanwhile the generation pauses its request
-            self._news.put_nowait((at, None))
         except Exception as error:
             self._news.put_nowait((at, error))
         finally:
             generation.cancel()
+            self._news.put_nowait((at, None))  # also where this task is cancelled: the reader waits for it
 
     def cancel(self) -> None:
         """End all that have not ended."""
@@ -79,7 +79,10 @@ class Several:
             generation.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Generation, list[Delta]]]:
-        """The number of the prompt, its generation, and the deltas of its next step. Raises EngineError."""
+        """The number of the prompt, its generation, and the deltas of its next step. After `cancel` it just ends.
+
+        Raises as a generation does.
+        """
         if not self._tasks:
             async for deltas in self.generations[0]:
                 yield 0, self.generations[0], deltas

@@ -62,12 +62,14 @@ class Streamed(Response):
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Cancel when the client has gone; meanwhile ping where nothing else is sent."""
-        gone = asyncio.create_task(_disconnect(receive))
+        gone, wait_s = asyncio.create_task(_disconnect(receive)), PING_S
         try:
-            while not (await asyncio.wait((gone,), timeout=PING_S))[0]:
-                silent_s = time.monotonic() - self._sent_at
-                if self._ping is not None and not self._sending and silent_s >= PING_S / 2:
-                    await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+            while not (await asyncio.wait((gone,), timeout=wait_s))[0]:
+                wait_s = self._sent_at + PING_S - time.monotonic()
+                if wait_s <= 0:
+                    wait_s = PING_S
+                    if self._ping is not None and not self._sending:
+                        await send({"type": "http.response.body", "body": self._ping, "more_body": True})
             self._cancel()
         finally:
             gone.cancel()

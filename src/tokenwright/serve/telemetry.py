@@ -102,14 +102,13 @@ def _attributes(
         found["gen_ai.request.model"] = found["gen_ai.response.model"] = about.model
     if status >= 400:
         found["error.type"] = str(status)
-    if about.counts is not None:
-        found["gen_ai.usage.input_tokens"] = about.counts.prompt
-        found["gen_ai.usage.output_tokens"] = about.counts.completion
-        found["gen_ai.usage.cache_read.input_tokens"] = about.counts.cached
     if about.finishes:
-        found["gen_ai.response.finish_reasons"] = list(about.finishes)
-    if about.timings is not None:
-        found["tokenwright.preemptions"] = about.timings.preemptions
+        found["gen_ai.response.finish_reasons"] = about.finishes
+    if (timings := about.timings) is not None:
+        found["gen_ai.usage.input_tokens"] = timings.prompt_tokens
+        found["gen_ai.usage.output_tokens"] = timings.completion_tokens
+        found["gen_ai.usage.cache_read.input_tokens"] = timings.cached_tokens
+        found["tokenwright.preemptions"] = timings.preemptions
     return found
 
 
