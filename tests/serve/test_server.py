@@ -23,7 +23,7 @@ from tokenwright.errors import CheckpointError
 from tokenwright.serve import connection, generation, guard
 from tokenwright.serve.admission import Admission
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.contract import Busy, Late
+from tokenwright.serve.contract import Busy, Late, Unread, Wanted
 from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Keys, Policy, read_keys
 from tokenwright.serve.host import uncollected
@@ -217,6 +217,59 @@ def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
         ask = lambda: answers.append(post(server, CHAT | {"max_tokens": 2}))  # noqa: E731
         threads = [threading.Thread(target=ask) for _ in range(1 + AHEAD + 4)]
         for thread in threads:
+@pytest.mark.parametrize("first_ended", [False, True])
+def test_a_slow_reader_pauses_all_texts_and_is_given_up(
+    server: Live, monkeypatch: pytest.MonkeyPatch, first_ended: bool
+) -> None:
+    """Its place in the engine is free then, and the stream says why it has ended."""
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+    monkeypatch.setattr(server.service, "limits", Limits(reader_s=0.3))
+    keep_pace(server, monkeypatch)
+    overrides = {"max_tokens": 400, "ignore_eos": True, "n": 3, "seed": 1, "temperature": 1.0}
+
+    async def read() -> None:
+        slow = await server.service.start(Wanted(prompt="ab", overrides=overrides, streamed=True))
+        handle = slow._handle
+        while first_ended and len(handle.live) < 3:
+            await asyncio.sleep(0.001)
+        if first_ended:
+            handle._loop.post(lambda engine: engine.abort(handle.sequence.id))
+        while not slow._paused:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)  # a step may have been under way
+        assert not server.llm.engine.busy
+        while server.service.running:
+            await asyncio.sleep(0.01)
+        assert (len(handle.live), server.service.admission.used) == (0, 0)
+        with pytest.raises(Unread, match="too slowly"):
+            async for _ in slow:
+                pass
+
+    asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS)
+
+
+def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+    monkeypatch.setattr(server.service, "limits", Limits(reader_s=HANGS))
+    overrides = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
+
+    async def read() -> float:
+        slow = await server.service.start(Wanted(prompt="ab", overrides=overrides, streamed=True))
+        for _ in range(2):
+            while not slow._paused:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            await anext(slow)
+        async for _ in slow:
+            pass
+        assert slow._reader_timer is None
+        assert slow._reader_s is not None
+        return slow._reader_s
+
+    left = asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS)
+    assert HANGS - 30 < left <= HANGS - 0.1
+
+
             thread.start()
         until = time.monotonic() + HANGS
         while server.service.admission.waiting < 4 and time.monotonic() < until:

@@ -75,6 +75,13 @@ RequestTimeout = Annotated[
     float | None,
     Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
 ]
+ReaderTimeout = Annotated[
+    float | None,
+    Option(
+        help="Seconds in all that a request may be paused because its client reads too slowly; 0: no limit.",
+        rich_help_panel=SERVER,
+    ),
+]
 DrainTimeout = Annotated[
     float | None,
     Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=SERVER),
@@ -107,6 +114,7 @@ def serve(
     max_queue: MaxQueue = None,
     max_body: MaxBody = None,
     request_timeout: RequestTimeout = None,
+    reader_timeout: ReaderTimeout = None,
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
     access_log: AccessLog = None,
@@ -157,7 +165,7 @@ def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
 
 _SETTINGS = (
     *("host", "port", "api_key", "api_key_file", "no_key", "allowed_host", "cors_origin", "served_model_name"),
-    *("max_queue", "max_body", "request_timeout", "drain_timeout", "timings", "access_log"),
+    *("max_queue", "max_body", "request_timeout", "reader_timeout", "drain_timeout", "timings", "access_log"),
 )
 
 
@@ -192,7 +200,11 @@ def serve_app(
         page = page_folder()
     except RequestError:
         page = None  # the APIs need none
-    limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
+    limits = Limits(
+        queue=settings.max_queue,
+        deadline_s=settings.request_timeout or None,
+        reader_s=settings.reader_timeout or None,
+    )
     served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True, adapters=adapters)
     if settings.access_log:
         log_access(logging.StreamHandler())

@@ -227,6 +227,13 @@ class Late(ServerError):
     """The request's deadline passed before anything was computed for it."""
 
 
+class Unread(ServerError):
+    """The client has read its stream so slowly that the request was paused for longer than the settings allow."""
+
+    def __init__(self) -> None:
+        super().__init__("this stream was read too slowly, and so its text was ended")
+
+
 class Missing(ServerError):
     """The model, or another thing that the request names, does not exist here."""
 
@@ -285,6 +292,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(503, "unavailable", str(error), retry_after_s=1)
         case Late():
             return Problem(503, "unavailable", str(error), retry_after_s=1)
+        case Unread():
+            return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
         case EngineError():

@@ -42,7 +42,8 @@ SOON_S = 0.2  # so long does a proof that is that old wait for a new one
 class Limits:
     """What the service allows. queue: requests that may wait. threads: that render, tokenise and compile.
 
-    deadline_s: of a request that names none; None: it may take as long as it takes.
+    threads: that render, tokenise and compile. deadline_s: of a request that names none; None: it may take as long as
+    it takes. reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
     """
 
     queue: int = 1024
@@ -50,6 +51,7 @@ class Limits:
     deadline_s: float | None = None
 
 
+    reader_s: float | None = 300.0
 @dataclass(slots=True)
 class _Running:
     generation: Generation
@@ -192,7 +194,7 @@ class Service:
         assert self._listener is not None, "an opened model has one"
         llm = self.host.llm
         [handle] = llm.submit([prepared.request], self._listener)
-        generation = Generation(handle, llm.transcript(handle), prepared, asked)
+        generation = Generation(handle, llm.transcript(handle), prepared, asked, self.limits.reader_s)
         self._running[handle] = _Running(generation, place)
         return generation
 
