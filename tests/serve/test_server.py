@@ -129,6 +129,19 @@ def test_other_origins_are_let_in_by_name_alone(locked: Live) -> None:
 
 
 def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [({"x-api-key": "wrong-key"}, 401), ({"x-api-key": KEY, "host": "evil.example"}, 403), ({"x": "a" * 40_000}, 431)],
+)
+def test_a_page_of_another_origin_can_read_why_it_is_refused(locked: Live, more: dict[str, str], status: int) -> None:
+    answer = httpx2.get(f"{locked.url}/v1/models", headers={"origin": "https://chat.example"} | more)
+    assert answer.status_code == status
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    exposed = answer.headers["access-control-expose-headers"].lower().split(", ")
+    assert {"retry-after", "x-request-id", "server-timing"} <= set(exposed)
+    assert "error" in answer.json()
+
+
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\n{KEY}\n  {OTHER}  \n", encoding="utf-8")
     assert read_keys(file) == [KEY, OTHER]

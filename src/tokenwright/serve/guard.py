@@ -35,6 +35,7 @@ MOST_HELD = 64  # bodies of the largest size: what all requests together may hol
 BODY_S = 30.0  # seconds to send a body
 OPEN = frozenset(("/health", "/ready"))
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id"  # headers that pages of other origins may read
 
 
 class Keys:
@@ -126,10 +127,13 @@ class Guard:
         problem = self._problem(scope)
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send, problem)
-        elif problem is not None:
+            return
+        if (origin := _header(scope, b"origin")) in self.policy.origins:
+            send = _shared(send, origin or "")
+        if problem is not None:
             await self._refuse(scope, receive, send, problem)
-        elif (origin := _header(scope, b"origin")) is not None and origin in self.policy.origins:
-            await self._cross(scope, receive, send, origin)
+        elif self._preflight(scope):
+            await _allow(scope, send)
         else:
             await self._bounded(scope, receive, send)
 
@@ -176,24 +180,6 @@ class Guard:
         asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
         return asks and _header(scope, b"origin") in self.policy.origins
 
-    async def _cross(self, scope: Scope, receive: Receive, send: Send, origin: str) -> None:
-        """A request of a page of another origin, which the settings allow."""
-        allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-        if self._preflight(scope):
-            methods = (b"access-control-allow-methods", b"GET, POST, DELETE")
-            wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
-            headers = (b"access-control-allow-headers", wanted.encode("latin-1"))  # clients send several of their own
-            await send({"type": "http.response.start", "status": 204, "headers": [*allowed, methods, headers]})
-            await send({"type": "http.response.body", "body": b""})
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *allowed]
-            await send(message)
-
-        await self._bounded(scope, receive, with_headers)
-
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, up to the policy's limits, and pass it to the app."""
         if scope["method"] == "POST" and scope["path"] in self.queued:
@@ -210,6 +196,33 @@ class Guard:
                 await self._refuse(scope, receive, send, problem)
         finally:
             self.held -= body.size
+
+
+def _shared(send: Send, origin: str) -> Send:
+    """`send` to a page of another origin, which the settings allow: it may read replies, and errors too."""
+    allowed = [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *allowed]
+        await send(message)
+
+    return with_headers
+
+
+async def _allow(scope: Scope, send: Send) -> None:
+    """Answer a browser that asks whether a page may call."""
+    wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", wanted.encode("latin-1")),  # clients send several of their own
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class _Body:
