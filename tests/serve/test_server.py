@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from tests.engines import held
-from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright import LLM, RequestError
 from tokenwright.errors import CheckpointError
 from tokenwright.serve import connection, generation, guard
@@ -29,6 +29,7 @@ from tokenwright.serve.guard import Keys, Policy, read_keys
 from tokenwright.serve.host import uncollected
 from tokenwright.serve.run import Server
 from tokenwright.serve.service import AHEAD, Limits
+from tokenwright.serve.shares import Shares
 from tokenwright.serve.sockets import listen
 
 KEY, OTHER = "sk-first-key-of-tests", "sk-other-key-of-tests"
@@ -128,7 +129,6 @@ def test_other_origins_are_let_in_by_name_alone(locked: Live) -> None:
     assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
 
 
-def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "status"),
     [({"x-api-key": "wrong-key"}, 401), ({"x-api-key": KEY, "host": "evil.example"}, 403), ({"x": "a" * 40_000}, 431)],
@@ -142,6 +142,7 @@ def test_a_page_of_another_origin_can_read_why_it_is_refused(locked: Live, more:
     assert "error" in answer.json()
 
 
+def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\n{KEY}\n  {OTHER}  \n", encoding="utf-8")
     assert read_keys(file) == [KEY, OTHER]
@@ -198,8 +199,6 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
 
     async def read() -> int:
-        from tokenwright.serve.contract import Wanted
-
         wanted = Wanted(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
         slow = await server.service.start(wanted)
         handle = slow._handle
@@ -218,18 +217,6 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
     assert asyncio.run_coroutine_threadsafe(read(), loop).result(HANGS) == 400
 
 
-def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
-    answers: list[httpx2.Response] = []
-    with live(model, served=Served(["tiny"], Limits(queue=4)), pages=256, max_sequences=1) as server:
-        fill_queue(server, answers)
-    assert [answer.status_code for answer in answers] == [200] * (1 + AHEAD + 4)
-
-
-def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
-    with held(server.llm):
-        ask = lambda: answers.append(post(server, CHAT | {"max_tokens": 2}))  # noqa: E731
-        threads = [threading.Thread(target=ask) for _ in range(1 + AHEAD + 4)]
-        for thread in threads:
 @pytest.mark.parametrize("first_ended", [False, True])
 def test_a_slow_reader_pauses_all_texts_and_is_given_up(
     server: Live, monkeypatch: pytest.MonkeyPatch, first_ended: bool
@@ -283,6 +270,18 @@ def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monk
     assert HANGS - 30 < left <= HANGS - 0.1
 
 
+def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
+    answers: list[httpx2.Response] = []
+    with live(model, served=Served(["tiny"], Limits(queue=4)), pages=256, max_sequences=1) as server:
+        fill_queue(server, answers)
+    assert [answer.status_code for answer in answers] == [200] * (1 + AHEAD + 4)
+
+
+def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
+    with held(server.llm):
+        ask = lambda: answers.append(post(server, CHAT | {"max_tokens": 2}))  # noqa: E731
+        threads = [threading.Thread(target=ask) for _ in range(1 + AHEAD + 4)]
+        for thread in threads:
             thread.start()
         until = time.monotonic() + HANGS
         while server.service.admission.waiting < 4 and time.monotonic() < until:
@@ -516,7 +515,47 @@ def test_admission_is_fair_between_keys_and_keeps_priorities() -> None:
     assert {name[0] for name in order[:3]} == {"a", "b", "c"}, "no key waits for another one's queue"
 
 
-def test_who_leaves_the_queue_leaves_no_trace() -> None:
+def test_one_key_cannot_fill_the_queue_of_another(model: Path) -> None:
+    """A key that has filled the queue is refused, another one may fill its share, and all that wait are served."""
+    policy = lambda address: Policy.of([address], [KEY, OTHER])  # noqa: E731
+    answers: list[int] = []
+    threads: list[threading.Thread] = []
+    with live(model, policy=policy, served=Served(["tiny"], Limits(queue=4)), pages=256) as server:
+        admission = server.service.admission
+
+        def ask(key: str) -> int:
+            return post(server, CHAT | {"max_tokens": 2}, headers={"x-api-key": key}).status_code
+
+        def ask_beside(key: str, number: int) -> None:
+            """Ask until so many requests wait or run, of all keys."""
+            while len(threads) < number:
+                threads.append(threading.Thread(target=lambda: answers.append(ask(key))))
+                threads[-1].start()
+                while admission.used + admission.waiting < len(threads) and not answers:
+                    time.sleep(0.005)
+
+        assert ask(KEY) == 200
+        admission.places = 1  # the first request has set it for the engine
+        with held(server.llm):
+            ask_beside(KEY, 1 + 4)
+            assert ask(KEY) == 429
+            ask_beside(OTHER, 1 + 4 + 2)
+            assert (ask(OTHER), ask(KEY)) == (429, 429)
+        for thread in threads:
+            thread.join(HANGS)
+    assert answers == [200] * 7
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
+    held_bytes = Shares(100, 2)
+    held_bytes.add("a", 100)
+    assert (held_bytes.fits("a"), held_bytes.fits("b", 50), held_bytes.fits("b", 51)) == (False, True, False)
+    held_bytes.remove("a", 100)
+    assert held_bytes.fits("b", 100)
+    assert (held_bytes.used, held_bytes._by_key) == (0, {})
+
+
+def test_a_request_that_leaves_the_queue_frees_its_place() -> None:
     async def run() -> None:
         admission = Admission(2, 3)
         held_places = [await admission.enter("a", 2, 0, None)]

@@ -20,6 +20,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.api import About, close_reason
 from tokenwright.serve.contract import Caller, Problem
 from tokenwright.serve.door import Door
+from tokenwright.serve.shares import Shares
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,8 +35,8 @@ MOST_HEADER_BYTES = 32 * 2**10  # of all headers
 MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
 BODY_S = 30.0  # seconds to send a body
 OPEN = frozenset(("/health", "/ready"))
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id"  # headers that pages of other origins may read
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Keys:
@@ -50,8 +51,8 @@ class Keys:
             salt = hashlib.sha256(b"tokenwright prefix salt " + digest).hexdigest()
             self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt)))
 
-    def __bool__(self) -> bool:
-        return bool(self._callers)
+    def __len__(self) -> int:
+        return len(self._callers)
 
     def caller(self, key: str | None) -> Caller | None:
         """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
@@ -101,7 +102,7 @@ class Policy:
 class Guard:
     """Passes the requests that the policy allows, with their whole bodies, and answers all others.
 
-    queued: the paths whose requests wait for the engine. full(): why these are refused for now, unread.
+    queued: the paths whose requests wait for the engine. full(key): why these are refused for now, unread.
     """
 
     def __init__(
@@ -110,14 +111,15 @@ class Guard:
         policy: Policy,
         answer: Answer,
         queued: frozenset[str] = frozenset(),
-        full: Callable[[], Problem | None] = lambda: None,
+        full: Callable[[str], Problem | None] = lambda _: None,
     ) -> None:
         self.app = app
         self.policy = policy
         self.answer = answer
         self.full = full
         self.queued = queued
-        self.held = 0  # bytes of the bodies of all requests that are being answered
+        # Bytes of the bodies of all requests that are being answered.
+        self.bodies = Shares(MOST_HELD * policy.body, len(policy.keys))
         self._door = Door()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,7 +186,7 @@ class Guard:
         """Read the whole body, up to the policy's limits, and pass it to the app."""
         if scope["method"] == "POST" and scope["path"] in self.queued:
             await self._door.enter()
-            if (busy := self.full()) is not None:
+            if (busy := self.full(_about(scope).caller.key)) is not None:
                 await self._refuse(scope, receive, send, busy)
                 return
         body = _Body(self, scope, receive)
@@ -195,7 +197,7 @@ class Guard:
             else:
                 await self._refuse(scope, receive, send, problem)
         finally:
-            self.held -= body.size
+            self.bodies.remove(body.key, body.size)
 
 
 def _shared(send: Send, origin: str) -> Send:
@@ -226,11 +228,12 @@ async def _allow(scope: Scope, send: Send) -> None:
 
 
 class _Body:
-    """The body of a request: read here, and kept until the app has taken it. size: its bytes so far."""
+    """The body of a request: read here, and kept until the app has taken it. key: of the caller. size: bytes so far."""
 
-    __slots__ = ("_guard", "_parts", "_receive", "_said", "size")
+    __slots__ = ("_guard", "_parts", "_receive", "_said", "key", "size")
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
+        self.key = _about(scope).caller.key
         self.size = 0
         self._guard = guard
         self._receive = receive
@@ -251,13 +254,13 @@ class _Body:
         while more:
             if max(self._said, self.size) > most:
                 return self._too_large()
-            if guard.held + max(0, self._said - self.size) > MOST_HELD * most:
-                why = f"requests of {guard.held:,} bytes in all are being answered; try again in a second"
+            if not guard.bodies.fits(self.key, max(0, self._said - self.size)):
+                why = f"requests of {guard.bodies.used:,} bytes in all are being answered; try again in a second"
                 return Problem(429, "busy", why, retry_after_s=1)
             message = await self._receive()
             parts.append(message.get("body", b""))
             self.size += len(parts[-1])
-            guard.held += len(parts[-1])
+            guard.bodies.add(self.key, len(parts[-1]))
             more = message.get("more_body", False)
         self._parts = parts
         return None if self.size <= most else self._too_large()
