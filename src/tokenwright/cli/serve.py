@@ -33,7 +33,7 @@ Config = Annotated[
 ]
 Host = Annotated[
     str | None,
-    Option(help="The address to listen on; others than this machine's demand a key.", rich_help_panel=SERVER),
+    Option(help="The address to listen on; any but this machine's own needs a key.", rich_help_panel=SERVER),
 ]
 Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=SERVER)]
 ApiKey = Annotated[
@@ -45,7 +45,12 @@ ApiKey = Annotated[
 ]
 ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=SERVER)]
 NoKey = Annotated[
-    bool | None, Option("--no-key", help="Listen on another address without a key.", rich_help_panel=SERVER)
+    bool | None,
+    Option(
+        "--no-key",
+        help="Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host.",
+        rich_help_panel=SERVER,
+    ),
 ]
 AllowedHost = Annotated[
     list[str] | None,
@@ -209,15 +214,20 @@ def serve_app(
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)
-    where = f"[{settings.host}]" if ":" in settings.host else settings.host
-    at = f"http://{where}:{port}"
+    at = f"http://{_in_url(settings.host)}:{port}"
     remark(f"serving {model} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
     Server(app, settings.drain_timeout, remark).keep(listener)
 
 
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _hosts(settings: Settings, port: int) -> list[str] | None:
-    """The names that the Host header may have; None: any, as a key is demanded, or the user wants none."""
-    if not settings.local and not settings.allowed_host:
+    """The names that the Host header may have; None: any, as a key is demanded."""
+    if not (settings.local or settings.no_key or settings.allowed_host):
         return None
     names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
+    if not settings.local and not settings.everywhere:
+        names.append(_in_url(settings.host))
     return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]

@@ -32,11 +32,13 @@ class Settings:
     TOKENWRIGHT_ and capitals.
     """
 
-    host: str = _setting("127.0.0.1", "The address to listen on; others than this machine's demand a key.")
+    host: str = _setting("127.0.0.1", "The address to listen on; any but this machine's own needs a key.")
     port: int = _setting(8000, "The port to listen on; 0 takes a free one.")
     api_key: tuple[str, ...] = _setting((), "A key that clients must send; may be given several times.")
     api_key_file: str = _setting("", "A file of such keys, one a line.")
-    no_key: bool = _setting(False, "Listen on another address without a key.")
+    no_key: bool = _setting(
+        False, "Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host."
+    )
     allowed_host: tuple[str, ...] = _setting(
         (), "A name under which clients call the server; may be given several times."
     )
@@ -68,10 +70,21 @@ class Settings:
                 f"on {self.host} others can reach this server: give --api-key-file (or --api-key), or say --no-key"
             )
 
+        if self.no_key and self.everywhere and not self.allowed_host:
+            raise RequestError(
+                f"on {self.host} without a key, any web page could call this server by a name of its own (DNS "
+                "rebinding): give --allowed-host the names by which clients call it, or --host one address"
+            )
+
     @property
     def local(self) -> bool:
         """Whether only this machine can reach the server."""
         return self.host in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the server listens on all addresses of this machine."""
+        return self.host in ("0.0.0.0", "::", "")
 
 
 def read_settings(
