@@ -79,6 +79,23 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, content: str, t
         read_settings(None, {"PORT": "x"}, {})
 
 
+def test_how_the_model_is_opened_may_stand_in_a_file_and_in_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, Any] = {}
+    monkeypatch.setattr("tokenwright.cli.options.loader", lambda _, **options: opened.update(options))
+    monkeypatch.setattr(sys.modules["tokenwright.cli.serve"], "serve_app", lambda *_: None)
+    file = tmp_path / "server.toml"
+    file.write_text('revision = "main"\nexplorer = true\nadapter = ["a=A", "b=B"]\nlora = "L"\n', encoding="utf-8")
+    variables = {"WINDOW": "64", "SINKS": "4", "PAGE_SIZE": "32", "TOKEN_BUDGET": "256", "REVISION": "v2"}
+    command = ["serve", "maker/model", "--config", str(file), "--sinks", "8"]
+    result = CliRunner().invoke(app, command, env={PREFIX + name: value for name, value in variables.items()})
+    assert result.exit_code == 0, result.output
+    engine = ("window", "sinks", "page_size", "token_budget", "revision", "trace")
+    assert [opened[name] for name in engine] == [64, 8, 32, 256, "v2", True]
+    assert (opened["adapters"], opened["lora"]) == ({"a": "A", "b": "B"}, [Path("L")])
+
+
 @pytest.mark.parametrize(
     ("given", "answers"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,10 @@ from tokenwright.cli.settings import of_serve
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
+from tokenwright.serve.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
-    from tokenwright.serve.settings import Settings
 
 SERVER = "Server"
 
@@ -99,7 +100,7 @@ AccessLog = Annotated[
     Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
 ]
 Explorer = Annotated[
-    bool, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
+    bool | None, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
 ]
 
 
@@ -123,7 +124,7 @@ def serve(
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
     access_log: AccessLog = None,
-    explorer: Explorer = False,
+    explorer: Explorer = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
@@ -141,18 +142,18 @@ def serve(
 
     The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
     """
-    engine = opt.of_engine(locals())
-    flags = {name: value for name, value in locals().items() if name in _SETTINGS}
+    given = locals() | {"lora": [str(folder) for folder in lora or ()]}
+    engine = opt.of_engine(given, but=("revision", "lora"))
+    flags = {one.name: given[one.name] for one in fields(Settings)}
     chosen = opt.the_model(named, model)
-    opt.check_engine(**engine)
-    local_folder(chosen, revision)  # refuses what is neither here nor a name on the hub, before it listens
-    from tokenwright.serve.settings import read_settings
-
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
-    adapters = adapters_of(adapter or (), settings.served_model_name or (chosen,))
-    if adapters:
-        engine["adapters"] = adapters
-    serve_app(chosen, opt.loader(chosen, trace=explorer, **engine), settings, tuple(adapters))
+    adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
+    engine |= {"revision": settings.revision or None}
+    engine |= {"lora": [Path(one) for one in settings.lora]} if settings.lora else {}
+    opt.check_engine(**engine)
+    local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
+    engine |= {"adapters": adapters} if adapters else {}
+    serve_app(chosen, opt.loader(chosen, trace=settings.explorer, **engine), settings, tuple(adapters))
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -166,12 +167,6 @@ def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
             raise RequestError(f"--adapter {name}: this name is taken; give each adapter a name of its own")
         found[name] = folder
     return found
-
-
-_SETTINGS = (
-    *("host", "port", "api_key", "api_key_file", "no_key", "allowed_host", "cors_origin", "served_model_name"),
-    *("max_queue", "max_body", "request_timeout", "reader_timeout", "drain_timeout", "timings", "access_log"),
-)
 
 
 def serve_app(

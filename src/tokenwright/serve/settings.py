@@ -46,6 +46,11 @@ class Settings:
         (), "The origin of a web page that may call it, such as https://chat.example."
     )
     served_model_name: tuple[str, ...] = _setting((), "What clients may call the model; several are possible.")
+    revision: str = _setting("", "A branch, tag or commit of a Hugging Face model.")
+    lora: tuple[str, ...] = _setting((), "A folder with a LoRA adapter, merged into the weights; several are possible.")
+    adapter: tuple[str, ...] = _setting(
+        (), "NAME=FOLDER: a LoRA adapter beside the model, served as a model of this name; several are possible."
+    )
     max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
     max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
     request_timeout: float = _setting(0.0, "Seconds that a request may take, waiting included; 0: no limit.")
@@ -55,6 +60,7 @@ class Settings:
     drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
     timings: bool = _setting(False, "Say in every reply where the time went.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
+    explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:
         check_whole("port", self.port, 0, 65_535)
