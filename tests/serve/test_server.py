@@ -174,7 +174,7 @@ AGAIN = "POST /tokenize HTTP/1.1\r\nhost: HERE\r\ncontent-type: application/json
 
 
 @pytest.mark.parametrize("behind", ["GET /ready HTTP/1.1\r\nhost: HERE\r\n\r\n", AGAIN + 190_000 * " ", "POST /"])
-def test_a_client_that_goes_away_behind_another_request_is_seen_to_go(server: Live, behind: str) -> None:
+def test_a_closed_connection_is_noticed_behind_another_request(server: Live, behind: str) -> None:
     """uvicorn reads no more from a connection whose next request has come, so it would not see its end either."""
     tasks = server.server.server_state.tasks
     with held(server.llm):

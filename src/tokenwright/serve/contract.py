@@ -31,7 +31,7 @@ Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavai
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. key: the name of the API key that was given, "" without keys; requests share the engine fairly by it.
+    """The caller of a request. key: the name of its API key, "" without keys; requests share the engine fairly by it.
 
     salt: derived from the key by the server, so that the cached pages of different keys are never shared.
     """
