@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
@@ -20,6 +17,8 @@ from tokenwright.engine import FinishReason
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Policy
+from tokenwright.serve.run import Server
+from tokenwright.serve.sockets import listen
 
 PAGES = 256
 HANGS_S = 120.0  # whatever takes longer will not happen any more
@@ -109,10 +108,8 @@ def make_talker(folder: Path, changes: dict[str, Any] | None = None, template: s
 @contextmanager
 def running(app: Any, service: Any, *, loaded: bool = True) -> Iterator[Talker]:
     """Serve an app on a socket of its own, in a thread; ends when nothing runs any more. loaded: wait for the model."""
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(256)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+    listening = listen("127.0.0.1", (0,))
+    server = Server(app, 5.0, lambda _: None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

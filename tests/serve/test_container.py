@@ -1,12 +1,20 @@
-"""docs/Containerfile, as far as it can be checked without a container runtime: linters' rules, paths and ports."""
+"""docs/Containerfile: linters' rules, paths, ports; where a container runtime answers, the image is built and run."""
 
 import json
 import re
+import shutil
+import subprocess
+import threading
+import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tokenwright.environment import Environment
@@ -135,3 +143,89 @@ def test_its_settings_are_ours(image: str) -> None:
     [(asked, path)] = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", health)
     assert (int(asked), path in OPEN) == (port, True), "it is asked without a key"
     compile(json.loads(health[health.index("[") :])[2], "the health check", "exec")
+
+
+HEALTHY_S = 300.0  # seconds from the start of a container; only a hang takes so long
+IMAGE = "tokenwright-test"
+
+
+def runtime() -> str | None:
+    """The container runtime that can be used here, if there is one."""
+    for name in ("docker", "podman"):
+        if shutil.which(name) and subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0:
+            return name
+    return None
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+@contextmanager
+def container(program: str, keys: Path) -> Iterator[str]:
+    """Build the image and run it with a file of keys; the address at which it can be reached."""
+    said(program, "build", "-f", str(ROOT / "docs" / "Containerfile"), "-t", IMAGE, str(ROOT))
+    identity = said(program, "run", "-d", "-p", "127.0.0.1::8000", "-v", f"{keys}:/run/keys:ro", IMAGE)
+    try:
+        yield said(program, "port", identity, "8000").splitlines()[0]
+    finally:
+        said(program, "rm", "-f", identity)
+
+
+def healthy(address: str) -> bool:
+    """Wait until the server says that it is well, with its model loaded."""
+    until = time.monotonic() + HEALTHY_S
+    while time.monotonic() < until:
+        try:
+            if httpx.get(f"http://{address}/health").json()["status"] == "ok":
+                return True
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    return False
+
+
+@pytest.mark.slow
+def test_the_image_is_built_and_answers(tmp_path: Path) -> None:
+    program = runtime()
+    if program is None:
+        pytest.skip("no container runtime answers here, so the file is only linted")
+    (tmp_path / "keys").write_text("a-key-of-the-tests\n", encoding="utf-8")
+    with container(program, tmp_path / "keys") as address:
+        assert healthy(address)
+        assert httpx.get(f"http://{address}/v1/models").status_code == 401
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("runtimes", [{}, {"docker": 1}, {"docker": 1, "podman": 0}, {"docker": 0, "podman": 0}])
+def test_a_runtime_is_used_if_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtimes: dict[str, int]
+) -> None:
+    """With programs in their place: each says by its exit code whether it answers, and prints what real ones do."""
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = f'port) echo "127.0.0.1:{server.server_port}";;'
+        for name, code in runtimes.items():
+            asked = f'echo "{name} $1" >> {tmp_path}/asked'
+            script = f'#!/bin/sh\n{asked}\ncase "$1" in info) exit {code};; run) echo x;; {port} esac\n'
+            (tmp_path / name).write_text(script, encoding="utf-8")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        program = runtime()
+        assert program == next((name for name, code in runtimes.items() if code == 0), None)
+        if program is not None:
+            with container(program, tmp_path / "keys") as address:
+                assert healthy(address)
+            asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+            assert [line for line in asked if line.startswith(program)] == [
+                f"{program} {one}" for one in ("info", "build", "run", "port", "rm")
+            ]
+        server.shutdown()

@@ -247,10 +247,10 @@ def test_the_bodies_of_all_requests_together_have_a_limit() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert 1 <= statuses.count(429) <= 9
-        assert guard.held <= (MOST_HELD + 1) * 1000
+        assert guard.bodies.used <= (MOST_HELD + 1) * 1000
         go_on.set()
         await asyncio.gather(*tasks)
-        assert (guard.held, statuses.count(200) + statuses.count(429)) == (0, len(tasks))
+        assert (guard.bodies.used, statuses.count(200) + statuses.count(429)) == (0, len(tasks))
 
     asyncio.run(main())
 

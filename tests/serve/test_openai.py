@@ -343,7 +343,7 @@ def test_a_stream_that_is_closed_frees_the_pages(server: Live, client: OpenAI) -
 
 
 def test_a_deadline_ends_the_text(client: OpenAI) -> None:
-    answer = ask(client, max_tokens=1900, extra_body={"ignore_eos": True, "timeout_s": 0.1})
+    answer = ask(client, max_tokens=1900, extra_body={"ignore_eos": True, "timeout_s": 0.05})
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens < 1900
 

@@ -87,7 +87,7 @@ def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch:
 def test_requests_that_wait_for_the_model_are_told_that_the_server_ends(model: Any) -> None:
     with loading(model, threading.Event()) as (url, asked):
         crowd = Crowd(url, 2)
-        until(lambda: asked.arriving == 2)
+        until(lambda: asked.arriving.used == 2)
         asked.stop()
         assert crowd.statuses() == [503, 503]
         assert all("shutting down" in answer.text for answer in crowd.answers)

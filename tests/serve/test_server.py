@@ -17,18 +17,19 @@ import httpx2
 import pytest
 
 from tests.engines import held
-from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright import LLM, RequestError
 from tokenwright.errors import CheckpointError
 from tokenwright.serve import connection, generation, guard
 from tokenwright.serve.admission import Admission
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.contract import Busy, Late
+from tokenwright.serve.contract import Busy, Late, Unread, Wanted
 from tokenwright.serve.explorer import Explorer
 from tokenwright.serve.guard import Keys, Policy, read_keys
 from tokenwright.serve.host import uncollected
 from tokenwright.serve.run import Server
 from tokenwright.serve.service import AHEAD, Limits
+from tokenwright.serve.shares import Shares
 from tokenwright.serve.sockets import listen
 
 KEY, OTHER = "sk-first-key-of-tests", "sk-other-key-of-tests"
@@ -128,6 +129,19 @@ def test_other_origins_are_let_in_by_name_alone(locked: Live) -> None:
     assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
 
 
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [({"x-api-key": "wrong-key"}, 401), ({"x-api-key": KEY, "host": "evil.example"}, 403), ({"x": "a" * 40_000}, 431)],
+)
+def test_a_page_of_another_origin_can_read_why_it_is_refused(locked: Live, more: dict[str, str], status: int) -> None:
+    answer = httpx2.get(f"{locked.url}/v1/models", headers={"origin": "https://chat.example"} | more)
+    assert answer.status_code == status
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    exposed = answer.headers["access-control-expose-headers"].lower().split(", ")
+    assert {"retry-after", "x-request-id", "server-timing"} <= set(exposed)
+    assert "error" in answer.json()
+
+
 def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\n{KEY}\n  {OTHER}  \n", encoding="utf-8")
@@ -160,7 +174,7 @@ AGAIN = "POST /tokenize HTTP/1.1\r\nhost: HERE\r\ncontent-type: application/json
 
 
 @pytest.mark.parametrize("behind", ["GET /ready HTTP/1.1\r\nhost: HERE\r\n\r\n", AGAIN + 190_000 * " ", "POST /"])
-def test_a_client_that_goes_away_behind_another_request_is_seen_to_go(server: Live, behind: str) -> None:
+def test_a_closed_connection_is_noticed_behind_another_request(server: Live, behind: str) -> None:
     """uvicorn reads no more from a connection whose next request has come, so it would not see its end either."""
     tasks = server.server.server_state.tasks
     with held(server.llm):
@@ -185,8 +199,6 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
 
     async def read() -> int:
-        from tokenwright.serve.contract import Wanted
-
         wanted = Wanted(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
         slow = await server.service.start(wanted)
         handle = slow._handle
@@ -203,6 +215,59 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
 
     loop = server.loop
     assert asyncio.run_coroutine_threadsafe(read(), loop).result(HANGS) == 400
+
+
+@pytest.mark.parametrize("first_ended", [False, True])
+def test_a_slow_reader_pauses_all_texts_and_is_given_up(
+    server: Live, monkeypatch: pytest.MonkeyPatch, first_ended: bool
+) -> None:
+    """Its place in the engine is free then, and the stream says why it has ended."""
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+    monkeypatch.setattr(server.service, "limits", Limits(reader_s=0.3))
+    keep_pace(server, monkeypatch)
+    overrides = {"max_tokens": 400, "ignore_eos": True, "n": 3, "seed": 1, "temperature": 1.0}
+
+    async def read() -> None:
+        slow = await server.service.start(Wanted(prompt="ab", overrides=overrides, streamed=True))
+        handle = slow._handle
+        while first_ended and len(handle.live) < 3:
+            await asyncio.sleep(0.001)
+        if first_ended:
+            handle._loop.post(lambda engine: engine.abort(handle.sequence.id))
+        while not slow._paused:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)  # a step may have been under way
+        assert not server.llm.engine.busy
+        while server.service.running:
+            await asyncio.sleep(0.01)
+        assert (len(handle.live), server.service.admission.used) == (0, 0)
+        with pytest.raises(Unread, match="too slowly"):
+            async for _ in slow:
+                pass
+
+    asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS)
+
+
+def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+    monkeypatch.setattr(server.service, "limits", Limits(reader_s=HANGS))
+    overrides = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
+
+    async def read() -> float:
+        slow = await server.service.start(Wanted(prompt="ab", overrides=overrides, streamed=True))
+        for _ in range(2):
+            while not slow._paused:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            await anext(slow)
+        async for _ in slow:
+            pass
+        assert slow._reader_timer is None
+        assert slow._reader_s is not None
+        return slow._reader_s
+
+    left = asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS)
+    assert HANGS - 30 < left <= HANGS - 0.1
 
 
 def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
@@ -459,7 +524,47 @@ def test_admission_is_fair_between_keys_and_keeps_priorities() -> None:
     assert {name[0] for name in order[:3]} == {"a", "b", "c"}, "no key waits for another one's queue"
 
 
-def test_who_leaves_the_queue_leaves_no_trace() -> None:
+def test_one_key_cannot_fill_the_queue_of_another(model: Path) -> None:
+    """A key that has filled the queue is refused, another one may fill its share, and all that wait are served."""
+    policy = lambda address: Policy.of([address], [KEY, OTHER])  # noqa: E731
+    answers: list[int] = []
+    threads: list[threading.Thread] = []
+    with live(model, policy=policy, served=Served(["tiny"], Limits(queue=4)), pages=256) as server:
+        admission = server.service.admission
+
+        def ask(key: str) -> int:
+            return post(server, CHAT | {"max_tokens": 2}, headers={"x-api-key": key}).status_code
+
+        def ask_beside(key: str, number: int) -> None:
+            """Ask until so many requests wait or run, of all keys."""
+            while len(threads) < number:
+                threads.append(threading.Thread(target=lambda: answers.append(ask(key))))
+                threads[-1].start()
+                while admission.used + admission.waiting < len(threads) and not answers:
+                    time.sleep(0.005)
+
+        assert ask(KEY) == 200
+        admission.places = 1  # the first request has set it for the engine
+        with held(server.llm):
+            ask_beside(KEY, 1 + 4)
+            assert ask(KEY) == 429
+            ask_beside(OTHER, 1 + 4 + 2)
+            assert (ask(OTHER), ask(KEY)) == (429, 429)
+        for thread in threads:
+            thread.join(HANGS)
+    assert answers == [200] * 7
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
+    held_bytes = Shares(100, 2)
+    held_bytes.add("a", 100)
+    assert (held_bytes.fits("a"), held_bytes.fits("b", 50), held_bytes.fits("b", 51)) == (False, True, False)
+    held_bytes.remove("a", 100)
+    assert held_bytes.fits("b", 100)
+    assert (held_bytes.used, held_bytes._by_key) == (0, {})
+
+
+def test_a_request_that_leaves_the_queue_frees_its_place() -> None:
     async def run() -> None:
         admission = Admission(2, 3)
         held_places = [await admission.enter("a", 2, 0, None)]

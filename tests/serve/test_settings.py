@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from tokenwright import RequestError
 from tokenwright.cli import app
+from tokenwright.cli.serve import _hosts
 from tokenwright.environment import Environment
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
@@ -64,6 +66,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
         ("api_key = [1]", "api_key must be a list of strings"),
         ("port", "cannot be read"),
         ('host = "0.0.0.0"', "others can reach this server: give --api-key-file"),
+        ('no_key = true\nhost = "0.0.0.0"', r"DNS rebinding\): give --allowed-host"),
         ('no_key = true\napi_key = "sk-12345678"', "no_key says that there is no key"),
     ],
 )
@@ -74,6 +77,40 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, content: str, t
         read_settings(file, {}, {})
     with pytest.raises(RequestError, match="TOKENWRIGHT_PORT must be a number"):
         read_settings(None, {"PORT": "x"}, {})
+
+
+def test_how_the_model_is_opened_may_stand_in_a_file_and_in_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, Any] = {}
+    monkeypatch.setattr("tokenwright.cli.options.loader", lambda _, **options: opened.update(options))
+    monkeypatch.setattr(sys.modules["tokenwright.cli.serve"], "serve_app", lambda *_: None)
+    file = tmp_path / "server.toml"
+    file.write_text('revision = "main"\nexplorer = true\nadapter = ["a=A", "b=B"]\nlora = "L"\n', encoding="utf-8")
+    variables = {"WINDOW": "64", "SINKS": "4", "PAGE_SIZE": "32", "TOKEN_BUDGET": "256", "REVISION": "v2"}
+    command = ["serve", "maker/model", "--config", str(file), "--sinks", "8"]
+    result = CliRunner().invoke(app, command, env={PREFIX + name: value for name, value in variables.items()})
+    assert result.exit_code == 0, result.output
+    engine = ("window", "sinks", "page_size", "token_budget", "revision", "trace")
+    assert [opened[name] for name in engine] == [64, 8, 32, 256, "v2", True]
+    assert (opened["adapters"], opened["lora"]) == ({"a": "A", "b": "B"}, [Path("L")])
+
+
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [
+        ({}, {"localhost:80", "127.0.0.1:80", "[::1]:80"}),
+        ({"host": "192.0.2.1", "api_key": ["sk-12345678"]}, None),
+        ({"host": "192.0.2.1", "no_key": True}, {"192.0.2.1:80", "192.0.2.1", "localhost:80"}),
+        ({"host": "2001:db8::1", "no_key": True}, {"[2001:db8::1]:80"}),
+        ({"host": "::", "no_key": True, "allowed_host": ["llm.example"]}, {"llm.example:80", "llm.example"}),
+    ],
+)
+def test_without_a_key_only_known_hosts_are_answered(given: dict[str, Any], answers: set[str] | None) -> None:
+    hosts = _hosts(read_settings(None, {}, given), 80)
+    assert (hosts is None) == (answers is None)
+    assert answers is None or answers <= set(hosts or ())
+    assert "evil.example:80" not in (hosts or ())
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

@@ -68,7 +68,7 @@ def test_beyond_a_full_queue_no_body_is_read(busy: Talker, path: str) -> None:
     assert answer.startswith(b"HTTP/1.1 429")
     assert b"\r\nretry-after: " in answer
     assert b"x-request-id: " in answer
-    assert b"1 requests wait already" in answer
+    assert b"1 request waits already" in answer
     assert busy.service.admission.refused == before + 1
 
 
@@ -255,7 +255,7 @@ def test_texts_that_are_only_read_wait_in_a_bounded_queue(reading: Talker) -> No
             answer = http.post(path, json=body)
             assert answer.status_code == 429, path
             assert int(answer.headers["retry-after"]) >= 1
-            assert "1 requests wait already" in answer.text
+            assert "1 request waits already" in answer.text
         assert http.post("/v1/completions", json=ASKED).status_code == 200, "a thread is left for prompts"
         assert http.get("/health").status_code == 200
 

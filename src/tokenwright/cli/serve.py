@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,10 @@ from tokenwright.cli.settings import of_serve
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
+from tokenwright.serve.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from tokenwright.llm import LLM
-    from tokenwright.serve.settings import Settings
 
 SERVER = "Server"
 
@@ -33,7 +34,7 @@ Config = Annotated[
 ]
 Host = Annotated[
     str | None,
-    Option(help="The address to listen on; others than this machine's demand a key.", rich_help_panel=SERVER),
+    Option(help="The address to listen on; any but this machine's own needs a key.", rich_help_panel=SERVER),
 ]
 Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=SERVER)]
 ApiKey = Annotated[
@@ -45,7 +46,12 @@ ApiKey = Annotated[
 ]
 ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=SERVER)]
 NoKey = Annotated[
-    bool | None, Option("--no-key", help="Listen on another address without a key.", rich_help_panel=SERVER)
+    bool | None,
+    Option(
+        "--no-key",
+        help="Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host.",
+        rich_help_panel=SERVER,
+    ),
 ]
 AllowedHost = Annotated[
     list[str] | None,
@@ -75,6 +81,13 @@ RequestTimeout = Annotated[
     float | None,
     Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
 ]
+ReaderTimeout = Annotated[
+    float | None,
+    Option(
+        help="Seconds in all that a request may be paused because its client reads too slowly; 0: no limit.",
+        rich_help_panel=SERVER,
+    ),
+]
 DrainTimeout = Annotated[
     float | None,
     Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=SERVER),
@@ -87,7 +100,7 @@ AccessLog = Annotated[
     Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
 ]
 Explorer = Annotated[
-    bool, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
+    bool | None, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
 ]
 
 
@@ -107,10 +120,11 @@ def serve(
     max_queue: MaxQueue = None,
     max_body: MaxBody = None,
     request_timeout: RequestTimeout = None,
+    reader_timeout: ReaderTimeout = None,
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
     access_log: AccessLog = None,
-    explorer: Explorer = False,
+    explorer: Explorer = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
@@ -128,18 +142,18 @@ def serve(
 
     The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
     """
-    engine = opt.of_engine(locals())
-    flags = {name: value for name, value in locals().items() if name in _SETTINGS}
+    given = locals() | {"lora": [str(folder) for folder in lora or ()]}
+    engine = opt.of_engine(given, but=("revision", "lora"))
+    flags = {one.name: given[one.name] for one in fields(Settings)}
     chosen = opt.the_model(named, model)
-    opt.check_engine(**engine)
-    local_folder(chosen, revision)  # refuses what is neither here nor a name on the hub, before it listens
-    from tokenwright.serve.settings import read_settings
-
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
-    adapters = adapters_of(adapter or (), settings.served_model_name or (chosen,))
-    if adapters:
-        engine["adapters"] = adapters
-    serve_app(chosen, opt.loader(chosen, trace=explorer, **engine), settings, tuple(adapters))
+    adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
+    engine |= {"revision": settings.revision or None}
+    engine |= {"lora": [Path(one) for one in settings.lora]} if settings.lora else {}
+    opt.check_engine(**engine)
+    local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
+    engine |= {"adapters": adapters} if adapters else {}
+    serve_app(chosen, opt.loader(chosen, trace=settings.explorer, **engine), settings, tuple(adapters))
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -153,12 +167,6 @@ def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
             raise RequestError(f"--adapter {name}: this name is taken; give each adapter a name of its own")
         found[name] = folder
     return found
-
-
-_SETTINGS = (
-    *("host", "port", "api_key", "api_key_file", "no_key", "allowed_host", "cors_origin", "served_model_name"),
-    *("max_queue", "max_body", "request_timeout", "drain_timeout", "timings", "access_log"),
-)
 
 
 def serve_app(
@@ -192,20 +200,29 @@ def serve_app(
         page = page_folder()
     except RequestError:
         page = None  # the APIs need none
-    limits = Limits(queue=settings.max_queue, deadline_s=settings.request_timeout or None)
+    limits = Limits(
+        queue=settings.max_queue,
+        deadline_s=settings.request_timeout or None,
+        reader_s=settings.reader_timeout or None,
+    )
     served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True, adapters=adapters)
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)
-    where = f"[{settings.host}]" if ":" in settings.host else settings.host
-    at = f"http://{where}:{port}"
+    at = f"http://{_in_url(settings.host)}:{port}"
     remark(f"serving {model} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
     Server(app, settings.drain_timeout, remark).keep(listener)
 
 
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _hosts(settings: Settings, port: int) -> list[str] | None:
-    """The names that the Host header may have; None: any, as a key is demanded, or the user wants none."""
-    if not settings.local and not settings.allowed_host:
+    """The names that the Host header may have; None: any, as a key is demanded."""
+    if not (settings.local or settings.no_key or settings.allowed_host):
         return None
     names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
+    if not settings.local and not settings.everywhere:
+        names.append(_in_url(settings.host))
     return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]

@@ -130,8 +130,8 @@ class RequestHandle:
             self._loop.post(lambda engine: [event for identity in list(live) for event in engine.abort(identity)])
 
     def pause(self) -> None:
-        """Pause after the step under way. A paused request keeps its pages until others need them."""
-        self.let_write(0)
+        """Pause all of its sequences after the step under way. They keep their pages until others need them."""
+        self._loop.post(lambda engine: self._each(engine.pause))
 
     def let_write(self, tokens: int) -> None:
         """Let it write so many tokens more and pause then."""
@@ -142,8 +142,13 @@ class RequestHandle:
         self._loop.post(lambda engine: engine.pause(self.sequence.id, length))
 
     def resume(self) -> None:
-        """Let it go on to its end."""
-        self._loop.post(lambda engine: engine.resume(self.sequence.id))
+        """Let all of its sequences go on to their ends."""
+        self._loop.post(lambda engine: self._each(engine.resume))
+
+    def _each(self, change: Callable[[int], object]) -> None:
+        """In the engine thread: change all sequences that have not ended. Several texts are groups of their own."""
+        for identity in self.live:
+            change(identity)
 
     def use_cache(self, cache: bool) -> None:
         """Switch its KV cache on or off, from its next step on."""

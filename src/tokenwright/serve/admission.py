@@ -2,7 +2,8 @@
 
 The engine holds only what can run soon; all others wait here, as one small entry each. A key's requests are ordered by
 priority and then by arrival; between keys the one with the fewest places in use goes first, so that no key can keep
-another one waiting for longer than one request takes. Beyond `most` waiting requests the next one is refused.
+another one waiting for longer than one request takes. Beyond `most` waiting requests the next one is refused, unless
+its key has less than its share of them (shares.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tokenwright.serve.contract import Busy, Late
+from tokenwright.serve.shares import Shares
 
 _LONGEST_WAIT_S = 60  # that Retry-After says
 
@@ -57,14 +59,13 @@ class _Key:
 class Admission:
     """A bounded queue before the engine. Belongs to one event loop.
 
-    places: sequences that may be in the engine at once. most: requests that may wait.
+    places: sequences that may be in the engine at once. most: requests that may wait. keys: API keys that share them.
     """
 
-    def __init__(self, places: int, most: int) -> None:
+    def __init__(self, places: int, most: int, keys: int = 1) -> None:
         self.places = places
-        self.most = most
         self.used = 0
-        self.waiting = 0
+        self._queue = Shares(most, keys)
         self.refused = 0
         self._keys: dict[str, _Key] = {}
         self._admissions = 0
@@ -83,12 +84,12 @@ class Admission:
         if not self.waiting and self.used + place.weight <= self.places:
             self._admit(its, place)
             return place
-        if self.waiting >= self.most and not taken:
+        if not taken and not self._queue.fits(key):
             self._forget(key)
             raise self.busy()
         place.admitted = asyncio.get_running_loop().create_future()
         its.waiting.setdefault(priority, OrderedDict())[place] = None  # a dict's first entry is slow to find
-        self.waiting += 1
+        self._queue.add(key)
         try:
             async with asyncio.timeout(deadline_s):
                 await place.admitted
@@ -100,15 +101,20 @@ class Admission:
         return place
 
     @property
-    def full(self) -> bool:
-        """Whether `enter` would refuse a request of any weight."""
-        return self.waiting >= self.most and (self.waiting > 0 or self.used >= self.places)
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return self._queue.used
+
+    def full(self, key: str) -> bool:
+        """Whether `enter` would refuse a request of this key, whatever its weight."""
+        return not self._queue.fits(key) and (self.waiting > 0 or self.used >= self.places)
 
     def busy(self, more: int = 0) -> Busy:
         """The error of a request that is refused now; counts it. more: requests that wait, but not in this queue."""
         self.refused += 1
-        wait = self.retry_after_s
-        return Busy(f"{self.waiting + more:,} requests wait already; try again in {wait} s", wait)
+        wait, waiting = self.retry_after_s, self.waiting + more
+        what = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
+        return Busy(f"{what} already; try again in {wait} s", wait)
 
     @property
     def retry_after_s(self) -> int:
@@ -139,7 +145,7 @@ class Admission:
             if self.used + place.weight > self.places:
                 return
             its.remove(place)
-            self.waiting -= 1
+            self._queue.remove(place.key)
             self._admit(its, place)
             assert place.admitted is not None, "a place that waits has a future"
             if not place.admitted.done():
@@ -158,7 +164,7 @@ class Admission:
             place.leave()
             return
         its.remove(place)
-        self.waiting -= 1
+        self._queue.remove(place.key)
         self._forget(place.key)
         self._admit_waiting()  # it may have been too large for the free places, and the next one is not
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ def make_app(
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
     names = (*(served.names or (explorer.name,)), *served.adapters)
-    service = Service(explorer.host, names, served.limits, metrics)
+    limits = replace(served.limits or Limits(), keys=max(1, len(policy.keys)))
+    service = Service(explorer.host, names, limits, metrics)
     metrics.watch(service)
 
     @asynccontextmanager

@@ -1,8 +1,8 @@
 """A connection of a client: uvicorn's, with limits on what it costs beside the bodies, which the guard bounds.
 
 Headers must arrive in time, nothing but a body may be long, and a client must read what it has asked for. Without these
-limits a client could hold connections, and memory for each, as long as it likes. A client that goes away is seen to go,
-also while nothing is read from it.
+limits a client could hold connections, and memory for each, as long as it likes. The server notices that a client has
+closed its connection, also while it reads nothing from it.
 """
 
 from __future__ import annotations

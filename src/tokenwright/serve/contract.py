@@ -33,7 +33,7 @@ Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavai
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. key: the name of the API key that was given, "" without keys; requests share the engine fairly by it.
+    """The caller of a request. key: the name of its API key, "" without keys; requests share the engine fairly by it.
 
     salt: derived from the key by the server, so that the cached pages of different keys are never shared.
     """
@@ -239,6 +239,13 @@ class Late(ServerError):
     """The request's deadline passed before anything was computed for it."""
 
 
+class Unread(ServerError):
+    """The client has read its stream so slowly that the request was paused for longer than the settings allow."""
+
+    def __init__(self) -> None:
+        super().__init__("this stream was read too slowly, and so its text was ended")
+
+
 class Missing(ServerError):
     """The model, or another thing that the request names, does not exist here."""
 
@@ -297,6 +304,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(503, "unavailable", str(error), retry_after_s=1)
         case Late():
             return Problem(503, "unavailable", str(error), retry_after_s=1)
+        case Unread():
+            return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
         case EngineError():

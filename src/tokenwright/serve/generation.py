@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenwright.completion import Completion, Piece
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
-from tokenwright.serve.contract import ENDING, Answer, Counts, Delta, Finish, NotReady, Timings
+from tokenwright.serve.contract import ENDING, Answer, Counts, Delta, Finish, NotReady, Timings, Unread
 from tokenwright.serve.prepare import Prepared
 from tokenwright.serve.reading import Reader
 from tokenwright.transcript import Transcript
@@ -35,10 +35,18 @@ class Generation:
     """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
 
     prompt_ids, prompt_text: the prompt as the model reads it; params: with the defaults filled in and the seed drawn.
-    asked: the time of the server's clock at which the request came.
+    asked: the time of the server's clock at which the request came. reader_s: seconds that the request may be paused in
+    all for a reader that does not keep up; None: no limit.
     """
 
-    def __init__(self, handle: RequestHandle, transcript: Transcript, prepared: Prepared, asked: float) -> None:
+    def __init__(
+        self,
+        handle: RequestHandle,
+        transcript: Transcript,
+        prepared: Prepared,
+        asked: float,
+        reader_s: float | None = None,
+    ) -> None:
         self.prompt_ids = prepared.request.prompt
         self.prompt_text = prepared.text
         self.params: SamplingParams = prepared.request.params
@@ -54,6 +62,9 @@ class Generation:
         self._times: list[float] = []  # of the first and the last token
         self._ended: float | None = None
         self._paused = False
+        self._reader_s = reader_s
+        self._reader_timer: asyncio.TimerHandle | None = None  # while it is paused
+        self._given_up = False  # the reader was too slow
         self._left = False
         self._whole = False  # nobody reads before the end
 
@@ -72,12 +83,37 @@ class Generation:
             if not self._whole or delivery.ended or len(self._deliveries) >= AT_ONCE:
                 self._waiter.set_result(None)
         elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
-            self._paused = True
-            self._handle.pause()
+            self._pause()
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._handle.pause()
+        if self._reader_s is not None:
+            self._reader_timer = asyncio.get_running_loop().call_later(self._reader_s, self._give_up)
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._handle.resume()
+        if self._reader_s is not None:
+            self._reader_s = self._stop_timer()
+
+    def _stop_timer(self) -> float:
+        """Returns the seconds that were left."""
+        timer, self._reader_timer = self._reader_timer, None
+        if timer is None:
+            return 0.0
+        timer.cancel()
+        return max(0.0, timer.when() - asyncio.get_running_loop().time())
+
+    def _give_up(self) -> None:
+        """The request was paused for too long: free its place in the engine."""
+        self._given_up = True
+        self._handle.cancel()
 
     def cancel(self) -> None:
         """End the request, in whatever state it is; its pages are free after the step under way."""
         self._left = True
+        self._stop_timer()
         self._handle.cancel()
 
     @property
@@ -90,13 +126,16 @@ class Generation:
     async def __anext__(self) -> list[Delta]:
         """The deltas of the next step or steps, never empty.
 
-        Raises EngineError if the request failed, NotReady if the server ended it. After `cancel` it just ends.
+        Raises EngineError if the request failed, NotReady if the server ended it, Unread if it ended it because it was
+        paused for too long. After `cancel` it just ends.
         """
         while True:
             while not self._deliveries:
                 if self._transcript.ended:
                     self._transcript.check()
                     if self._aborted and not self._left:
+                        if self._given_up:
+                            raise Unread
                         raise NotReady(ENDING)
                     raise StopAsyncIteration
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -180,8 +219,7 @@ class Generation:
             if delivery.ended or any(type(event) is Finished for event in delivery.events):
                 self._end_texts(deltas, delivery.ended)
         if self._paused:
-            self._paused = False
-            self._handle.resume()
+            self._resume()
         return [delta for its in deltas.values() for delta in its if _says_something(delta)]
 
     def _push(self, piece: Piece, deltas: Deltas) -> None:

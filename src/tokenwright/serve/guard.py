@@ -20,6 +20,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.api import About, close_reason
 from tokenwright.serve.contract import Caller, Problem
 from tokenwright.serve.door import Door
+from tokenwright.serve.shares import Shares
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,6 +35,7 @@ MOST_HEADER_BYTES = 32 * 2**10  # of all headers
 MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
 BODY_S = 30.0  # seconds to send a body
 OPEN = frozenset(("/health", "/ready"))
+EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id"  # headers that pages of other origins may read
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -49,8 +51,8 @@ class Keys:
             salt = hashlib.sha256(b"tokenwright prefix salt " + digest).hexdigest()
             self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt)))
 
-    def __bool__(self) -> bool:
-        return bool(self._callers)
+    def __len__(self) -> int:
+        return len(self._callers)
 
     def caller(self, key: str | None) -> Caller | None:
         """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
@@ -100,7 +102,7 @@ class Policy:
 class Guard:
     """Passes the requests that the policy allows, with their whole bodies, and answers all others.
 
-    queued: the paths whose requests wait for the engine. full(): why these are refused for now, unread.
+    queued: the paths whose requests wait for the engine. full(key): why these are refused for now, unread.
     """
 
     def __init__(
@@ -109,14 +111,15 @@ class Guard:
         policy: Policy,
         answer: Answer,
         queued: frozenset[str] = frozenset(),
-        full: Callable[[], Problem | None] = lambda: None,
+        full: Callable[[str], Problem | None] = lambda _: None,
     ) -> None:
         self.app = app
         self.policy = policy
         self.answer = answer
         self.full = full
         self.queued = queued
-        self.held = 0  # bytes of the bodies of all requests that are being answered
+        # Bytes of the bodies of all requests that are being answered.
+        self.bodies = Shares(MOST_HELD * policy.body, len(policy.keys))
         self._door = Door()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,10 +129,13 @@ class Guard:
         problem = self._problem(scope)
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send, problem)
-        elif problem is not None:
+            return
+        if (origin := _header(scope, b"origin")) in self.policy.origins:
+            send = _shared(send, origin or "")
+        if problem is not None:
             await self._refuse(scope, receive, send, problem)
-        elif (origin := _header(scope, b"origin")) is not None and origin in self.policy.origins:
-            await self._cross(scope, receive, send, origin)
+        elif self._preflight(scope):
+            await _allow(scope, send)
         else:
             await self._bounded(scope, receive, send)
 
@@ -176,29 +182,11 @@ class Guard:
         asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
         return asks and _header(scope, b"origin") in self.policy.origins
 
-    async def _cross(self, scope: Scope, receive: Receive, send: Send, origin: str) -> None:
-        """A request of a page of another origin, which the settings allow."""
-        allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-        if self._preflight(scope):
-            methods = (b"access-control-allow-methods", b"GET, POST, DELETE")
-            wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
-            headers = (b"access-control-allow-headers", wanted.encode("latin-1"))  # clients send several of their own
-            await send({"type": "http.response.start", "status": 204, "headers": [*allowed, methods, headers]})
-            await send({"type": "http.response.body", "body": b""})
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *allowed]
-            await send(message)
-
-        await self._bounded(scope, receive, with_headers)
-
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, up to the policy's limits, and pass it to the app."""
         if scope["method"] == "POST" and scope["path"] in self.queued:
             await self._door.enter()
-            if (busy := self.full()) is not None:
+            if (busy := self.full(_about(scope).caller.key)) is not None:
                 await self._refuse(scope, receive, send, busy)
                 return
         body = _Body(self, scope, receive)
@@ -209,15 +197,43 @@ class Guard:
             else:
                 await self._refuse(scope, receive, send, problem)
         finally:
-            self.held -= body.size
+            self.bodies.remove(body.key, body.size)
+
+
+def _shared(send: Send, origin: str) -> Send:
+    """`send` to a page of another origin, which the settings allow: it may read replies, and errors too."""
+    allowed = [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *allowed]
+        await send(message)
+
+    return with_headers
+
+
+async def _allow(scope: Scope, send: Send) -> None:
+    """Answer a browser that asks whether a page may call."""
+    wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", wanted.encode("latin-1")),  # clients send several of their own
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class _Body:
-    """The body of a request: read here, and kept until the app has taken it. size: its bytes so far."""
+    """The body of a request: read here, and kept until the app has taken it. key: of the caller. size: bytes so far."""
 
-    __slots__ = ("_guard", "_parts", "_receive", "_said", "size")
+    __slots__ = ("_guard", "_parts", "_receive", "_said", "key", "size")
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
+        self.key = _about(scope).caller.key
         self.size = 0
         self._guard = guard
         self._receive = receive
@@ -238,13 +254,13 @@ class _Body:
         while more:
             if max(self._said, self.size) > most:
                 return self._too_large()
-            if guard.held + max(0, self._said - self.size) > MOST_HELD * most:
-                why = f"requests of {guard.held:,} bytes in all are being answered; try again in a second"
+            if not guard.bodies.fits(self.key, max(0, self._said - self.size)):
+                why = f"requests of {guard.bodies.used:,} bytes in all are being answered; try again in a second"
                 return Problem(429, "busy", why, retry_after_s=1)
             message = await self._receive()
             parts.append(message.get("body", b""))
             self.size += len(parts[-1])
-            guard.held += len(parts[-1])
+            guard.bodies.add(self.key, len(parts[-1]))
             more = message.get("more_body", False)
         self._parts = parts
         return None if self.size <= most else self._too_large()

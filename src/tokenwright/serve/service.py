@@ -24,6 +24,7 @@ from tokenwright.serve.generation import Generation
 from tokenwright.serve.host import Host
 from tokenwright.serve.metrics import Metrics
 from tokenwright.serve.prepare import Prepared, Preparer, check
+from tokenwright.serve.shares import Shares
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm import LLM
@@ -39,14 +40,17 @@ SOON_S = 0.2  # so long does a proof that is that old wait for a new one
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the service allows. queue: requests that may wait. threads: that render, tokenise and compile.
+    """What the service allows. queue: requests that may wait. keys: the API keys that share the queue.
 
-    deadline_s: of a request that names none; None: it may take as long as it takes.
+    threads: that render, tokenise and compile. deadline_s: of a request that names none; None: it may take as long as
+    it takes. reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
     """
 
     queue: int = 1024
+    keys: int = 1
     threads: int = 2
     deadline_s: float | None = None
+    reader_s: float | None = 300.0
 
 
 @dataclass(slots=True)
@@ -67,9 +71,9 @@ class Service:
         self.limits = limits or Limits()
         self.created = int(time.time())
         self.draining = False
-        self.admission = Admission(1, self.limits.queue)
+        self.admission = Admission(1, self.limits.queue, self.limits.keys)
         # Texts that are only read. One thread stays free for the prompts of those that generate.
-        self.reading = Admission(max(1, self.limits.threads - 1), self.limits.queue)
+        self.reading = Admission(max(1, self.limits.threads - 1), self.limits.queue, self.limits.keys)
         self._running: dict[RequestHandle, _Running] = {}
         self._preparer: Preparer | None = None
         self._listener: AsyncListener | None = None
@@ -78,7 +82,8 @@ class Service:
         self._probing: asyncio.Task[None] | None = None
         self._probe_failed = False
         self._opening: asyncio.Task[None] | None = None
-        self.arriving = 0  # requests that wait for the model; the queue's bound holds for them too
+        # Requests that wait for the model: as many as may be in the queue and, before it is loaded, the engine.
+        self.arriving = Shares(1 + self.limits.queue, self.limits.keys)
         self._stopped = False
 
     @property
@@ -86,33 +91,28 @@ class Service:
         """Whether the model is loaded, and new requests are taken."""
         return self.host.loading.phase == "ready" and not self.draining
 
-    async def opened(self, *, taken: bool = False) -> LLM:
-        """The model; waits while it is being read. taken: as in `Admission.enter`.
+    async def opened(self, key: str = "", *, taken: bool = False) -> LLM:
+        """The model; waits while it is being read. key, taken: as in `Admission.enter`.
 
         Raises NotReady if that takes long or fails, and while draining; Busy where too many wait for it.
         """
         if self.draining and not taken:
             raise NotReady(ENDING)
         if self._preparer is None:
-            if self._crowded and not taken:
-                raise self.admission.busy(self.arriving)
+            if not taken and not self.arriving.fits(key):
+                raise self.admission.busy(self.arriving.used)
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._open())
                 self._opening.add_done_callback(_heard)
-            self.arriving += 1
+            self.arriving.add(key)
             try:
                 async with asyncio.timeout(READY_S):
                     await asyncio.shield(self._opening)
             except TimeoutError:
                 raise NotReady from None
             finally:
-                self.arriving -= 1
+                self.arriving.remove(key)
         return self.host.llm
-
-    @property
-    def _crowded(self) -> bool:
-        """Whether as many wait for the model as may be in the queue and the engine."""
-        return self.arriving >= self.admission.places + self.limits.queue
 
     async def _open(self) -> None:
         """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
@@ -125,9 +125,9 @@ class Service:
         self.admission.places = llm.options.max_sequences + AHEAD
         self._preparer = await self.in_thread(lambda: Preparer(llm))
 
-    async def preparer(self, *, taken: bool = False) -> Preparer:
+    async def preparer(self, key: str = "", *, taken: bool = False) -> Preparer:
         """What renders and tokenises. Raises as `opened` does."""
-        await self.opened(taken=taken)
+        await self.opened(key, taken=taken)
         assert self._preparer is not None, "an opened model has one"
         return self._preparer
 
@@ -157,7 +157,7 @@ class Service:
         deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
         try:
             async with asyncio.timeout(None if deadline is None else deadline - (time.perf_counter() - asked)):
-                preparer = await self.preparer(taken=taken)
+                preparer = await self.preparer(wanted.caller.key, taken=taken)
                 preparer.check_prompt(wanted)
                 key, weight = wanted.caller.key, _weight(wanted)
                 place = await self.admission.enter(key, weight, wanted.priority, None, taken=taken)
@@ -180,16 +180,16 @@ class Service:
             place.leave()
             raise
 
-    def full(self) -> Problem | None:
-        """Why no request can be taken now, whatever it asks for: the queue is full; None: it is not."""
-        if self.admission.full or self._crowded:
-            return problem_of(self.admission.busy(self.arriving))
+    def full(self, key: str) -> Problem | None:
+        """Why no request of this key can be taken now, whatever it asks for: the queue is full; None: it is not."""
+        if self.admission.full(key) or not self.arriving.fits(key):
+            return problem_of(self.admission.busy(self.arriving.used))
         return None
 
     async def count(self, wanted: Wanted) -> int:
         """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady, and as `read` does."""
         check(wanted)
-        preparer = await self.preparer()
+        preparer = await self.preparer(wanted.caller.key)
         ids, _ = await self.read(wanted.caller.key, lambda: preparer.prompt(wanted))
         return len(ids)
 
@@ -197,7 +197,7 @@ class Service:
         assert self._listener is not None, "an opened model has one"
         llm = self.host.llm
         [handle] = llm.submit([prepared.request], self._listener)
-        generation = Generation(handle, llm.transcript(handle), prepared, asked)
+        generation = Generation(handle, llm.transcript(handle), prepared, asked, self.limits.reader_s)
         self._running[handle] = _Running(generation, place)
         return generation
 

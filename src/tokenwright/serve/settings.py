@@ -32,11 +32,13 @@ class Settings:
     TOKENWRIGHT_ and capitals.
     """
 
-    host: str = _setting("127.0.0.1", "The address to listen on; others than this machine's demand a key.")
+    host: str = _setting("127.0.0.1", "The address to listen on; any but this machine's own needs a key.")
     port: int = _setting(8000, "The port to listen on; 0 takes a free one.")
     api_key: tuple[str, ...] = _setting((), "A key that clients must send; may be given several times.")
     api_key_file: str = _setting("", "A file of such keys, one a line.")
-    no_key: bool = _setting(False, "Listen on another address without a key.")
+    no_key: bool = _setting(
+        False, "Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host."
+    )
     allowed_host: tuple[str, ...] = _setting(
         (), "A name under which clients call the server; may be given several times."
     )
@@ -44,18 +46,27 @@ class Settings:
         (), "The origin of a web page that may call it, such as https://chat.example."
     )
     served_model_name: tuple[str, ...] = _setting((), "What clients may call the model; several are possible.")
+    revision: str = _setting("", "A branch, tag or commit of a Hugging Face model.")
+    lora: tuple[str, ...] = _setting((), "A folder with a LoRA adapter, merged into the weights; several are possible.")
+    adapter: tuple[str, ...] = _setting(
+        (), "NAME=FOLDER: a LoRA adapter beside the model, served as a model of this name; several are possible."
+    )
     max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
     max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
     request_timeout: float = _setting(0.0, "Seconds that a request may take, waiting included; 0: no limit.")
+    reader_timeout: float = _setting(
+        300.0, "Seconds in all that a request may be paused because its client reads too slowly; 0: no limit."
+    )
     drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
     timings: bool = _setting(False, "Say in every reply where the time went.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
+    explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:
         check_whole("port", self.port, 0, 65_535)
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
         check_whole("max_body", self.max_body, 1024, 1 << 30)
-        for name in ("request_timeout", "drain_timeout"):
+        for name in ("request_timeout", "reader_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) <= 86_400:
                 raise RequestError(f"{name} must be from 0 to 86,400 seconds, not {getattr(self, name)!r}")
         if self.no_key and (self.api_key or self.api_key_file):
@@ -65,10 +76,21 @@ class Settings:
                 f"on {self.host} others can reach this server: give --api-key-file (or --api-key), or say --no-key"
             )
 
+        if self.no_key and self.everywhere and not self.allowed_host:
+            raise RequestError(
+                f"on {self.host} without a key, any web page could call this server by a name of its own (DNS "
+                "rebinding): give --allowed-host the names by which clients call it, or --host one address"
+            )
+
     @property
     def local(self) -> bool:
         """Whether only this machine can reach the server."""
         return self.host in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the server listens on all addresses of this machine."""
+        return self.host in ("0.0.0.0", "::", "")
 
 
 def read_settings(
