@@ -21,7 +21,7 @@ from tokenwright.trace.recorder import Recorder, Watch
 from tokenwright.trace.replay import AttentionReplay, Text
 from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
-from tokenwright.trace.summary import summarise
+from tokenwright.trace.summary import StepSums, summarise
 from tokenwright.transcript import Transcript
 from tokenwright.web_page import alone, framed
 
@@ -31,7 +31,7 @@ class Start:
     """What a run begins with. prompt: its ids. watched: the layer and head of the attention row in each frame.
 
     params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
-    first_step: the number of the first frame.
+    first_step: the number of the first frame. earlier: the steps before it, of a lost run that this one continues.
     """
 
     prompt: tuple[int, ...]
@@ -39,6 +39,7 @@ class Start:
     salt: str
     watched: tuple[int, int]
     first_step: int = 0
+    earlier: tuple[StepSums, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,16 @@ class Run:
         self.frames: list[StepFrame] = []
         self._read = self._let = len(handle.sequence.tokens)  # of the text: as far as it was read, and may be written
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
-        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step)
+        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step, self._seen())
         self.watch(*start.watched)
         recorder.watch(self._watch)
+
+    def _seen(self) -> int:
+        """Tokens of the text that earlier steps computed. Raises RequestError for steps that are not of this text."""
+        seen = max((step.start + step.length for step in self.start.earlier), default=0)
+        if len(self.start.earlier) > self.first_step or seen > len(self.tokens):
+            raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
+        return seen
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -308,9 +316,14 @@ class Run:
         return self._loop.call(between_steps)
 
     @property
+    def steps(self) -> list[StepSums]:
+        """The steps so far, those of the lost run that this one continues included."""
+        return [*self.start.earlier, *self.frames]
+
+    @property
     def summary(self) -> Summary | None:
         """The steps so far in figures; None before the first token."""
-        return summarise(self.frames, self._replay.config.layers)
+        return summarise(self.steps, self._replay.config.layers)
 
     @property
     def completion(self) -> Completion:

@@ -49,6 +49,8 @@ def test_a_killed_server_is_told_and_costs_no_step(browser):
         [whole] = back.llm.generate(PROMPT, back.llm.sampling(temperature=0.7, seed=1, max_tokens=TOKENS))
     finally:
         back.stop()
+    page.settle()
+    assert f"Stopped at {TOKENS} tokens" in page.tab.locator(".result").inner_text(), "the card is about the whole run"
     prompt = len(state["ids"]) - state["steps"]
     assert state["ids"][: len(before)] == before
     assert state["ids"][prompt:] == list(whole.token_ids), "no token twice, none missing"

@@ -1,5 +1,6 @@
 """The page through a run's life: pause, step, scrub; and what it says when something is missing, wrong or gone."""
 
+import json
 import re
 import threading
 import time
@@ -138,6 +139,15 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
         explored.until(f"window.__explorer.state.step === {step}")
         numbers.append(int(explored.stats()["seq_len"][0]))
     assert numbers == list(range(prompt + 1, prompt + 1 + state["steps"]))
+    assert "Stopped at 20 tokens" in explored.tab.locator(".result").inner_text(), "the card is about the whole run"
+    assert int(explored.stats()["summary_layer_tokens"][0]) == int(explored.stats()["total_layer_tokens"][0])
+    explored.tab.get_by_role("button", name="Export", exact=True).click()
+    assert "the engine has this run from step" in explored.tab.get_by_role("menuitem", name="Perfetto").inner_text()
+    with explored.tab.expect_download() as download:
+        explored.tab.get_by_role("menuitem", name="Trace").click()
+    trace = json.loads(download.value.path().read_text(encoding="utf-8"))
+    assert [step["step"] for step in trace["steps"]] == list(range(20)), "with the steps before the server went"
+    assert trace["state"]["summary"]["written"] == 20
 
 
 def test_while_the_model_loads_the_recording_plays_and_a_failure_is_told(browser):

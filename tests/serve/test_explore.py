@@ -27,6 +27,7 @@ from tokenwright.serve.player import Player
 from tokenwright.serve.viewer import SAMPLE, WINDOW
 from tokenwright.trace.codec import as_json, decode_weights, from_json
 
+SUMMED = ("start", "length", "layer_tokens", "step_us", "token")  # of a step, for the sums of a rebuilt run
 AS_JSON = {"content-type": "application/json"}
 RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.json"
 
@@ -308,19 +309,34 @@ def test_a_page_that_comes_back_goes_on_where_it_was(server):
 
 
 def test_a_run_that_was_lost_is_rebuilt_and_goes_on_alike(server):
-    client, _ = server
+    client, explorer = server
+    layers = explorer.llm.config.layers
     card = begin(client, prompt="abc", max_tokens=12, temperature=1.0, seed=9)
     with watching(client, card["run"]) as page:
         whole = played(page)
+    summary = client.get(f"/runs/{card['run']}").json()["summary"]
     assert client.delete(f"/runs/{card['run']}").status_code == 204
     written = [frame.token for frame in whole[:5]]
-    again = begin(client, prompt="abc", max_tokens=12, temperature=1.0, seed=9, written=written, first_step=5)
+    earlier = [{name: getattr(frame, name) for name in SUMMED} for frame in whole[:5]]
+    wanted = {"prompt": "abc", "max_tokens": 12, "temperature": 1.0, "seed": 9, "written": written, "first_step": 5}
+    again = begin(client, **wanted, earlier=earlier)
     assert again["written_text"] == "".join(frame.text for frame in whole[:5])
     with watching(client, again["run"], since=5) as page:
         rest = played(page)
     assert [(frame.step, frame.token, frame.text, frame.seq_len) for frame in rest] == [
         (frame.step, frame.token, frame.text, frame.seq_len) for frame in whole[5:]
     ]
+    assert rest[0].recomputed == rest[0].length - 1, "all but the newest token had been computed by the lost run"
+    told = client.get(f"/runs/{again['run']}").json()["summary"]
+    for name in ("written", "cached", "naive", "times", "prefix"):
+        assert told[name] == summary[name], "the sums are those of the whole text"
+    assert told["layer_tokens"] == summary["layer_tokens"] + layers * rest[0].recomputed
+    assert told["ttft_us"] == whole[0].step_us
+    assert told["engine_us"] == sum(frame.step_us for frame in (*whole[:5], *rest))
+    assert client.get(f"/runs/{again['run']}/times").json()["measured"] == 7, "from the whole text's first length on"
+    foreign = [earlier[0] | {"start": 99}]
+    answer = client.post("/runs", json=wanted | {"earlier": foreign})
+    assert answer.status_code == 400 and "earlier" in answer.json()["error"]["message"]
 
 
 def test_the_text_of_a_rebuilt_run_begins_where_the_lost_one_stood(server):

@@ -17,6 +17,15 @@ export class ApiError extends Error {
   }
 }
 
+/** What the engine needs of a step that a lost run made, for the figures of the whole run. */
+export interface EarlierStep {
+  start: number;
+  length: number;
+  layer_tokens: number;
+  step_us: number;
+  token: number | null;
+}
+
 export interface RunRequest {
   prompt: string;
   ids?: number[]; // of the prompt, where its text alone does not tell them
@@ -34,6 +43,7 @@ export interface RunRequest {
   layer: number;
   head: number;
   first_step?: number;
+  earlier?: EarlierStep[];
 }
 
 export interface RaceRequest extends Partial<Settings> {

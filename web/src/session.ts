@@ -10,7 +10,7 @@ import * as player from "./player";
 import type { Link } from "./hash";
 import { free, kin } from "./kin";
 import { Run } from "./run";
-import type { ModelCard } from "./schema";
+import type { ModelCard, RunCard } from "./schema";
 import {
   alone,
   asking,
@@ -182,28 +182,34 @@ async function rebuild(): Promise<void> {
   if (current?.origin !== "live" || current.ended) return;
   await ready();
   if (run.value !== current) return;
-  const { prompt, temperature, top_k, top_p, min_p, repetition_penalty } = current.card;
-  const { seed, max_tokens, stop, ignore_eos } = current.card;
-  const ids = current.card.tokens.map(({ id }) => id);
-  const dials = { temperature, top_k, top_p, min_p, repetition_penalty };
-  const wanted = { prompt, ids, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
   try {
     const card = await api.createRun({
-      ...wanted,
+      ...asked(current.card),
       written: current.written(),
       first_step: current.next,
+      earlier: current.earlier(),
       cache: cache.value,
       layer: layer.value,
       head: head.value,
     });
-    if (run.value !== current) return api.deleteRun(card.run);
-    current.id.value = card.run;
+    if (run.value !== current) return void api.endRun(card.run);
+    current.continueAs(card);
+    kin.add(current); // it is freed with the others, also where they were freed before
     watch(current);
   } catch (error) {
     if (error instanceof api.ApiError && error.kind === "unreachable") return rebuild();
     player.pause();
     report(error);
   }
+}
+
+/** What a run was asked for, as its card says. */
+function asked(card: RunCard) {
+  const { prompt, tokens, temperature, top_k, top_p, min_p, repetition_penalty } = card;
+  const { seed, max_tokens, stop, ignore_eos } = card;
+  const ids = tokens.map(({ id }) => id);
+  const dials = { temperature, top_k, top_p, min_p, repetition_penalty };
+  return { prompt, ids, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
 }
 
 /** Whether the live run is one that must be built again before the engine can go on with it. */

@@ -4,6 +4,7 @@
 import { computed } from "@preact/signals";
 import { bytes, count, joined, ordinal, plural } from "./format";
 import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
+import type { Run } from "./run";
 import type { RunState, StepFrame } from "./schema";
 
 type Tone = "good" | "wait" | "bad" | "off";
@@ -40,10 +41,11 @@ export function ending(state: RunState): { text: string; cut: boolean } | null {
   return { text: REASONS[state.reason] ?? state.reason, cut: state.reason === "length" || state.reason === "context" };
 }
 
-/** The end of a run as a title: a text that was cut is not finished. */
-export function title(state: RunState, written: number): string {
-  const whole = state.reason === "eos" || state.reason === "stop";
-  return whole ? "The text is finished" : `Stopped at ${plural(written, "token")}`;
+/** The end of a run as a title: a text that was cut is not finished, and a branch counts from its fork. */
+export function title({ card, state }: Run, written: number): string {
+  const whole = state.value.reason === "eos" || state.value.reason === "stop";
+  if (card.parent === null) return whole ? "The text is finished" : `Stopped at ${plural(written, "token")}`;
+  return `${whole ? "The text is finished" : "Stopped"}: ${plural(written, "token")} since the fork`;
 }
 
 /** The state of the run in a few words, for the transport. */

@@ -38,7 +38,7 @@ export function Result() {
   return (
     <section class="result" aria-labelledby="result-name">
       <header>
-        <h2 id="result-name">{title(current.state.value, sum.written)}</h2>
+        <h2 id="result-name">{title(current, sum.written)}</h2>
         <span class={end?.cut ? "result-end cut" : "result-end"}>{end?.text}</span>
         <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
           <Icon name="close" />
