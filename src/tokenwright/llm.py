@@ -354,10 +354,10 @@ class LLM(ScoringModel):
         written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
         params = self._requests.params(start.params, sampling)
         if len(written) >= params.max_tokens:
-            raise RequestError(f"max_tokens is {params.max_tokens}, and step {step} writes the last of them; raise it")
+            raise RequestError(f"max_tokens is {params.max_tokens}, which step {step + 1} reaches; raise it")
         request = self._requests.build(start.prompt, params, cache=run.cache, written=written, salt=start.salt)
         if request.stop_checker.stopped is not None or (last in self.eos_ids and not params.ignore_eos):
-            raise RequestError(f"the text ends with the token {last} at step {step}; take another token or step")
+            raise RequestError(f"the text ends with the token {last} at step {step + 1}; take another token or step")
         request = replace(request, parent=run.sequence, shared=context)
         params = replace(params, seed=request.params.seed)
         return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))

@@ -204,9 +204,9 @@ class Run:
     def frame(self, step: int) -> StepFrame:
         """The frame of a step. Raises RequestError if the run has none of that number."""
         if not 0 <= step - self.first_step < len(self.frames):
-            last = self.first_step + len(self.frames) - 1
-            there = f"steps {self.first_step} to {last}" if self.frames else "none yet"
-            raise RequestError(f"there is no step {step}: this run has {there}")
+            first, last = self.first_step + 1, self.first_step + len(self.frames)
+            there = f"steps {first} to {last}" if self.frames else "none yet"
+            raise RequestError(f"there is no step {step + 1}, counted from 1: this run has {there}")
         return self.frames[step - self.first_step]
 
     @property
@@ -221,7 +221,7 @@ class Run:
         """
         frame = self.frame(step)
         if frame.token is None:
-            raise RequestError(f"step {step} read a part of the prompt and chose no token; take a later step")
+            raise RequestError(f"step {step + 1} read a part of the prompt and chose no token; take a later one")
         return frame.start + frame.length
 
     def logits(self, step: int) -> torch.Tensor:
@@ -232,9 +232,9 @@ class Run:
         self.context(step)
         row = self._watch.held.get(step)
         if row is None:
-            raise RequestError(
-                f"the logits of step {step} are not held any more; from step {self._watch.held.first} on they are"
-            )
+            first = self._watch.held.first
+            assert first is not None, "the newest row is always held"
+            raise RequestError(f"the logits of step {step + 1} are no longer held; from step {first + 1} on they are")
         return row
 
     def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> torch.Tensor:

@@ -289,7 +289,7 @@ def test_the_heads_masses_are_those_of_their_rows(server):
         assert found["sink"][place] == pytest.approx(row[0], abs=1e-4)
         assert found["local"][place] == pytest.approx(sum(row[-8:]), abs=1e-4)
         assert found["entropy"][place] == pytest.approx(entropy, abs=1e-3)
-    assert "there is no step 99" in client.get(f"{run}/heads?step=99").json()["error"]["message"]
+    assert "there is no step 100" in client.get(f"{run}/heads?step=99").json()["error"]["message"]
 
 
 def test_a_page_that_comes_back_goes_on_where_it_was(server):
@@ -600,7 +600,7 @@ def test_what_is_not_there_is_gone(server):
     for path in ("/runs/x", "/runs/x/steps/0", "/runs/x/attention?step=0&layer=0&head=0", "/runs/x/heads?step=0"):
         assert client.get(path).json()["error"]["kind"] == "gone"
     assert client.delete("/runs/x").status_code == 404
-    assert "there is no step 5" in client.get(f"/runs/{card['run']}/steps/5").json()["error"]["message"]
+    assert "there is no step 6" in client.get(f"/runs/{card['run']}/steps/5").json()["error"]["message"]
     with client.websocket_connect(f"ws://{HOST}/runs/x/stream") as socket:
         with pytest.raises(WebSocketDisconnect) as closed:
             socket.receive_text()

@@ -309,7 +309,7 @@ def test_a_run_that_is_not_there_is_refused(llm):
         run.watch(0, 99)
     with pytest.raises(RequestError, match="layer must be from 0 to"):
         run.attention(0, -1, 0)
-    with pytest.raises(RequestError, match="there is no step 7"):
+    with pytest.raises(RequestError, match="there is no step 8"):
         run.attention(7, 0, 0)
     with pytest.raises(RequestError, match="layer must be from"):
         llm.run(PROMPT, GREEDY, layer=50)
