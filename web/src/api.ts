@@ -145,14 +145,9 @@ export async function race(
 
 export const heads = (id: string, step: number): Promise<HeadMasses> => call(`runs/${id}/heads?step=${step}`);
 
-/** As `deleteRun`, for somebody who waits for it. */
+/** Frees what a run holds. It never fails: a run that is left alone ends by itself. */
 export const endRun = (id: string): Promise<unknown> =>
-  fetch(address(`runs/${id}`), { method: "DELETE" }).catch(() => undefined);
-
-/** Frees what a run holds. Nobody waits for it: a run that is left alone ends by itself. */
-export function deleteRun(id: string): void {
   fetch(address(`runs/${id}`), { method: "DELETE", keepalive: true }).catch(() => undefined);
-}
 
 export async function attention(id: string, step: number, layer: number, head: number): Promise<AttentionRow> {
   const row = await call<Omit<AttentionRow, "codes"> & { codes: string }>(

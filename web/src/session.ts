@@ -68,7 +68,7 @@ async function join(id: string): Promise<void> {
   try {
     const answer = await fetch(api.address(`runs/${id}/trace.json`));
     if (!answer.ok) throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
-    free();
+    void free();
     const found = readTrace(await answer.text(), "live", id);
     cache.value = found.state.value.cache;
     joined.value = id;
@@ -246,7 +246,7 @@ export function retryNow(): void {
 }
 
 function release(): void {
-  free();
+  void free();
   live.detach();
 }
 
