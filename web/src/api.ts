@@ -59,6 +59,7 @@ export interface ForkRequest extends Partial<Settings> {
   step: number;
   token: number | null;
   max_tokens?: number;
+  seed?: number | null;
 }
 
 /** The dials of the sampler. */

@@ -135,15 +135,35 @@ async function playRecording(): Promise<void> {
 
 /** Runs what the form asks for, from its first step. */
 export async function start(stopAt: number | null = null): Promise<void> {
-  if (asking.value || model.value === null || form.prompt.value === "") return;
+  if (form.prompt.value !== "") await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
+}
+
+/** Writes the shown run's text once more, by its card: the same ids, settings and seed, whatever the form says now. */
+export async function again(): Promise<void> {
+  const card = run.value?.card;
+  if (card === undefined) return;
+  const { prompt, ids, stop, ignore_eos, ...settings } = asked(card);
+  const watched = { cache: cache.value, layer: layer.value, head: head.value };
+  if (card.parent === null) return begin(() => api.createRun({ prompt, ids, stop, ignore_eos, ...settings, ...watched }));
+  const fork = { step: card.first_step - 1, token: card.written.at(-1)?.id ?? null, ...settings };
+  return begin(() => api.forkRun(card.parent ?? "", fork), null, false);
+}
+
+/** Shows the run that `make` asks the server for. `frees`: what was shown before ends on the server. */
+async function begin(make: () => Promise<RunCard>, stopAt: number | null = null, frees = true): Promise<void> {
+  if (asking.value || model.value === null) return;
   player.pause();
   batch(() => {
     asking.value = true;
     problem.value = null;
   });
   try {
-    const card = await api.createRun(form.request(cache.value, layer.value, head.value));
-    free();
+    const card = await make().catch(async (error: unknown) => {
+      if (!frees || !(error instanceof api.ApiError) || error.kind !== "capacity") throw error;
+      await free(); // the runs of this page may be what takes the room
+      return make();
+    });
+    if (frees) void free();
     adopt(new Run(model.value, card, "live"));
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);

@@ -70,7 +70,7 @@ export function Result() {
       </dl>
       {live.value && (
         <div class="card-actions">
-          <button type="button" class="bright" onClick={() => again(uncached)}>
+          <button type="button" class="bright" onClick={() => compare(uncached)}>
             {uncached ? "Run it with the cache" : "Run it without the cache"}
           </button>
           <button type="button" onClick={() => void session.start()}>
@@ -82,9 +82,10 @@ export function Result() {
   );
 }
 
-function again(cache: boolean): void {
+/** The same text the other way. */
+function compare(cache: boolean): void {
   actions.setCache(cache);
-  void session.start();
+  void session.again();
 }
 
 interface BarsProps {
