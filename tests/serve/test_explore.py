@@ -249,6 +249,39 @@ def test_both_ways_of_a_run_are_timed_alike(tiny, without):
     assert times["measured"] == 7, "the first pass is of both ways; one fills the cache, three steps, two passes"
 
 
+def test_two_measurements_follow_each_other(tiny, monkeypatch):
+    """A run whose times are asked for while another is measured waits for its turn."""
+    from tokenwright.bench import times as module
+
+    began, going, real = threading.Event(), threading.Event(), module._Passes.whole
+
+    def held(passes, context):
+        began.set()
+        going.wait()
+        return real(passes, context)
+
+    monkeypatch.setattr(module._Passes, "whole", held)
+    with served(tiny, pages=64) as (client, explorer):
+        runs = [begin(client, prompt="ab", max_tokens=3)["run"] for _ in range(2)]
+        for run in runs:
+            explorer.player(run).play(None)
+            explorer.player(run).join()
+        answers = {}
+
+        def ask(run):
+            answers[run] = client.get(f"/runs/{run}/times").status_code
+
+        asking = [threading.Thread(target=ask, args=[run]) for run in runs]
+        asking[0].start()
+        began.wait()
+        asking[1].start()
+        time.sleep(0.3)  # in which it was refused
+        going.set()
+        for thread in asking:
+            thread.join()
+    assert answers == dict.fromkeys(runs, 200)
+
+
 def test_simpsons_rule_sums_the_passes(tiny, monkeypatch):
     """A pass over t tokens that takes 7 + 3 t + t² has a sum by formula."""
     from tokenwright.bench import times as module

@@ -108,8 +108,9 @@ export const model = (): Promise<ModelCard> => call("model");
 export const createRun = (request: RunRequest): Promise<RunCard> => call("runs", post(request));
 export const forkRun = (id: string, request: ForkRequest): Promise<RunCard> => call(`runs/${id}/fork`, post(request));
 export const branches = (id: string): Promise<Branches> => call(`runs/${id}/branches`);
-/** The time of an ended run the other way: some steps are measured for it. */
-export const times = (id: string): Promise<RunTimes> => call(`runs/${id}/times`, { timeout: 300_000 });
+/** The times of an ended run's text, both ways: steps are measured for it, one run after the other. */
+export const times = (id: string, signal: AbortSignal): Promise<RunTimes> =>
+  call(`runs/${id}/times`, { timeout: 300_000, signal });
 export const runState = (id: string): Promise<RunState> => call(`runs/${id}`, { timeout: 4000 });
 
 export async function tokenize(text: string): Promise<TokenCard[]> {
