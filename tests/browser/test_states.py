@@ -17,7 +17,7 @@ def snapshot(explored):
     explored.until("document.querySelectorAll('.grid [data-mass*=\".\"]').length > 0")  # asked for when a step rests
     explored.settle()
     html = explored.tab.locator("body").evaluate("e => e.innerHTML")
-    return re.sub(r"held for [^<]*|\d+ frames", "", html)
+    return re.sub(r"pages kept for [^<]*|\d+ frames", "", html)
 
 
 def slow_down(explored):

@@ -93,7 +93,8 @@ function passed(step: StepFrame, all: number): string {
   const { recomputed } = step;
   if (step.length === all) {
     const tokens = all === 1 ? "The one token" : `All ${count(all)} tokens`;
-    if (recomputed === 0) return `${tokens} of the prompt went through the layers`;
+    const prompt = all <= (run.value?.promptTokens ?? all);
+    if (recomputed === 0) return `${tokens} of the ${prompt ? "prompt" : "text"} went through the layers`;
     if (!step.cache) return `${tokens} went through, ${count(recomputed)} of them again`;
     return `${tokens} to fill the cache, ${count(recomputed)} of them again`;
   }
@@ -118,7 +119,7 @@ export const announcement = computed(() => {
     case "throttled": // it comes and goes too fast to be said
       return "Running.";
     case "paused":
-      return `Held at ${tokens()}.`;
+      return `Paused at ${tokens()}.`;
     case "done":
       return `Done, ${tokens()}: ${activity.peek().text}.`;
     case "error":

@@ -1,4 +1,4 @@
-// The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and every other number of it in a table.
+// The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and all further numbers of it in a table.
 
 import type { ComponentChildren } from "preact";
 import { count, plural } from "../format";
@@ -244,7 +244,7 @@ export function Details() {
     <details class="instrument details" open>
       <summary>
         <h2>This step</h2>
-        <span class="hint">every other number</span>
+        <span class="hint">all further numbers</span>
       </summary>
       <dl class="pairs single">
         {names.map((name) => (
