@@ -367,6 +367,16 @@ class Twice(Wrong):
         return output, replace(second, layer_flop=first.layer_flop + second.layer_flop)
 
 
+class Repeats(Wrong):
+    """Tells the candidates of its first step at every later one."""
+
+    def observe(self, step, watched):
+        output, observed = self.runner.observe(step, watched)
+        for row in watched:
+            self.fault = row.highest = self.fault or row.highest
+        return output, observed
+
+
 @pytest.mark.parametrize("fault", [shifted, stale])
 def test_a_planted_fault_shows_in_the_rows(tmp_path, fault):
     folder, _ = make_checkpoint(tmp_path / "m", "qwen2")
