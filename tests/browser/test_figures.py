@@ -95,6 +95,16 @@ def test_the_numbers_are_right_while_it_runs(animated):
         check_against_the_api(animated)
 
 
+def test_the_formula_of_a_token_names_the_format_of_the_cache(browser):
+    with serving(lambda report: LLM("stories", trace=True, report=report, pages=64, kv="int8")) as server:
+        context = browser.new_context(reduced_motion="reduce")
+        explored = Explored(context.new_page(), server.address).run(PROMPT, 2, stop=0)
+        per_token = explored.tab.locator("[data-stat=kv_per_token]")
+        assert int(per_token.get_attribute("data-value")) == server.llm.costs.bytes_per_token
+        assert "the KV format (int8), scales included" in per_token.get_attribute("title")
+        context.close()
+
+
 def test_the_recorded_run_shows_the_golden_numbers(explored, server):
     """With no engine behind it: the golden trace file, opened as anybody may open one."""
     explored.empty()

@@ -56,6 +56,14 @@ def test_the_card_has_the_bytes_of_packed_weights(tiny):
         assert client.get("/model").json()["weight_bytes"] == llm.weight_bytes < 2 * llm.graph.parameters
 
 
+def test_the_card_names_the_format_of_k_and_v(tiny):
+    with served(tiny, kv="int8", window=32) as (client, explorer):
+        card = client.get("/model").json()
+        assert card["kv_format"] == "int8, window 32"
+        assert card["kv_bytes_per_token"] == explorer.llm.costs.bytes_per_token
+        assert card["kv_bytes_per_token"] < 2 * card["layers"] * card["kv_heads"] * card["head_size"] * 2
+
+
 def test_a_text_goes_to_tokens_and_back(server):
     client, _ = server
     text = "ab 😀 日本 é\n"
